@@ -1,0 +1,42 @@
+# Every target sets up what it needs. The environment is rebuilt only when the dependency files change.
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test check bench soak clean
+help:
+	@echo "make demo    see attention computed, and a small Transformer learn to look in the right place"
+	@echo "make test    all tests"
+	@echo "make check   style, types, import direction"
+	@echo "make bench   speed against PyTorch and Hugging Face, side by side"
+	@echo "make soak    what is too long for every run"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(RUN) examples/first_look.py
+
+# Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive.
+test: $(STAMP)
+	$(RUN) -m pytest -m "not unchecked"
+	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest -m unchecked tests
+
+check: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest tests/test_layout.py
+
+bench: $(STAMP)
+	$(RUN) benchmarks/attention_speed.py
+	$(RUN) benchmarks/model_speed.py
+
+soak: $(STAMP)
+	$(RUN) -m pytest -m "not unchecked" tests/attention --hypothesis-profile=soak
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,92 @@
+"""attend: what each query gathers, by whichever backend can do it fastest."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention import reference
+from clearhead.attention.backends import flex, sdpa, tiled
+from clearhead.attention.biases import Bias
+from clearhead.attention.inputs import Call, checked
+from clearhead.attention.masks import Mask
+from clearhead.errors import BackendError
+
+FAST: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled}
+BACKENDS = ("auto", "reference", *FAST)
+
+
+def attend(
+    q: Float[Tensor, "batch heads queries d"],
+    k: Float[Tensor, "batch kv_heads keys d"],
+    v: Float[Tensor, "batch kv_heads keys d_v"],
+    mask: Mask | None = None,
+    *,
+    scale: float | Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, "batch heads queries d_v"]:
+    """The values that each query gathers: `attention_weights(q, k, …) @ v`, without building the weights.
+
+    A query that sees nothing gets zeros, and gives zero gradients. `dropout` is applied whenever it is not 0.
+    A named backend does the work or refuses; `"auto"` picks one that can, and `explain` says which.
+
+    >>> import torch
+    >>> x = torch.eye(3)[None, None]
+    >>> attend(x, x, x, Mask.causal(), scale=9.0)[0, 0].round(decimals=2)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]])
+    """
+    call = checked(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
+    name = chosen(call, backend)
+    out: Tensor = reference.attend(call) if name == "reference" else FAST[name].run(call)
+    return out
+
+
+def attention_weights(
+    q: Float[Tensor, "batch heads queries d"],
+    k: Float[Tensor, "batch kv_heads keys d"],
+    mask: Mask | None = None,
+    *,
+    scale: float | Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """What every query gives to every key: `softmax(cap(q·kᵀ·scale) + bias)` over the visible keys.
+
+    This is the definition that all faster paths are judged by, and it builds the whole square. A row sums to
+    one; to less with `sinks`, and to zero if the query sees nothing.
+
+    >>> import torch
+    >>> q = k = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+    >>> attention_weights(q, k, Mask.causal(), scale=1.0)[0, 0]
+    tensor([[1.0000, 0.0000],
+            [0.2689, 0.7311]])
+    """
+    return reference.weights(checked(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks))
+
+
+def chosen(call: Call, backend: str) -> str:
+    """The backend that was named, if it can do this; for "auto" the fastest that builds nothing large."""
+    if backend == "reference":
+        return backend
+    if backend in FAST:
+        if reason := FAST[backend].refusal(call):
+            raise BackendError(
+                f"backend {backend!r} cannot do this: {reason}; 'auto' would take {chosen(call, 'auto')!r}"
+            )
+        return backend
+    if backend != "auto":
+        raise BackendError(f"unknown attention backend {backend!r}; choose from {', '.join(BACKENDS)}")
+    if sdpa.refusal(call) is None and sdpa.quadratic(call) <= sdpa.AFFORDABLE:
+        return "sdpa"
+    if call.q.is_cuda and flex.refusal(call) is None:
+        return "flex"
+    return "tiled"

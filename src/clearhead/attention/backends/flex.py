@@ -1,0 +1,112 @@
+"""FlexAttention: masks and score changes compiled into one kernel, hidden blocks skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from clearhead.attention.inputs import Call
+from clearhead.attention.masks import Mask
+
+BLOCK = 128
+MOST_KINDS = 1024
+
+
+def refusal(call: Call) -> str | None:
+    """Why this backend cannot do it, or None."""
+    if call.dropout:
+        return "FlexAttention has no dropout"
+    if call.q.device.type == "cpu" and call.needs_grad:
+        return "FlexAttention has no backward pass on the CPU"
+    if call.q.dtype == torch.float64:
+        return "FlexAttention has no float64"
+    if 0 in call.sizes:
+        return "FlexAttention takes no empty tensors"
+    return None
+
+
+def run(call: Call) -> Tensor:
+    _, heads, queries, keys = call.sizes
+    q, scale = call.q, call.scale
+    if isinstance(scale, Tensor):
+        q, scale = q * scale.to(q.dtype), 1.0
+    masked = None if call.mask is None else block_mask(call.mask, queries, keys, q.device)
+    out: Tensor
+    out, aux = kernel(
+        q,
+        call.k,
+        call.v,
+        score_mod=score_change(call),
+        block_mask=masked,
+        scale=scale,
+        enable_gqa=heads != call.k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    if call.sinks is not None:
+        # exp(lse) / (exp(lse) + exp(sink)): the share that the sink leaves to the keys
+        share = torch.sigmoid(aux.lse - call.sinks.view(1, -1, 1))
+        out = out * share[..., None].to(out.dtype)
+    return out
+
+
+compiled = torch.compile(flex_attention, fullgraph=True)
+
+
+def kernel(*arguments: Any, **options: Any) -> Any:
+    """FlexAttention, compiled for each new kind of mask, bias and size; PyTorch would stop at eight."""
+    if torch.compiler.is_compiling():
+        return flex_attention(*arguments, **options)
+    with torch._dynamo.config.patch(recompile_limit=MOST_KINDS, accumulated_recompile_limit=MOST_KINDS):
+        return compiled(*arguments, **options)
+
+
+def score_change(call: Call) -> Callable[..., Tensor] | None:
+    """cap, then bias, as a function of one score."""
+    _, _, queries, keys = call.sizes
+    softcap, bias = call.softcap, call.bias
+    if softcap is None and bias is None:
+        return None
+
+    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if bias is not None:
+            score = score + bias.at(b, h, i, j, queries, keys)
+        return score
+
+    return change
+
+
+def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """The mask's blocks, remembered with it: all layers of a model share one mask."""
+    if torch.compiler.is_compiling():
+        return _block_mask(mask, queries, keys, device)
+    key = (queries, keys, device, *(tensor._version for tensor in mask.tensors()))
+    if key not in mask.remembered:
+        mask.remembered.clear()  # the sizes of the last call are those of the next, or never come back
+        mask.remembered[key] = _block_mask(mask, queries, keys, device)
+    blocks: BlockMask = mask.remembered[key]
+    return blocks
+
+
+def _block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """Hidden blocks are skipped, wholly visible ones not looked into; nothing queries × keys is built."""
+    some, every = mask.blocks(queries, keys, BLOCK, BLOCK, device)
+    shape = (max(len(some), len(every)), some.shape[1], -(-queries // BLOCK), -(-keys // BLOCK))
+    some, every = some.expand(shape), every.expand(shape)
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return mask.at(b, h, i, j, queries, keys)
+
+    partial, whole = _listed(some & ~every), _listed(every)
+    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(queries, keys))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row how many blocks there are, and which, these first."""
+    which = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), which.to(torch.int32)

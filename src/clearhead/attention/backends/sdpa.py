@@ -1,0 +1,215 @@
+"""PyTorch's fused kernels (flash, memory-efficient, cuDNN, the CPU's flash): `scaled_dot_product_attention`.
+
+They know one causal mask and one dense one. What goes beyond is put so that nothing quadratic is built:
+- Right-padded self-attention under a causal mask is the causal kernel, with the pad rows zeroed afterwards.
+- Pad keys under a causal mask, and attention sinks, become a further feature of q and k: a column in which only
+  the keys concerned differ, so that their scores come out hugely negative, or equal to the sink.
+- Values narrower or wider than keys are filled up with zeros: the kernels want equal widths.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.attention.inputs import Call
+from clearhead.attention.masks import Band, Dense, Mask, Padding, Prefix
+
+# How many numbers a dense mask or the weights may have before `auto` looks for another way (64 MiB of float32).
+AFFORDABLE = 2**24
+# Further columns of q and k are divided by the scale or hide by their size: below this it is applied to q instead.
+SMALLEST_SCALE = 2.0**-10
+
+
+Simple = Padding | Prefix | Dense
+
+
+class Arguments(NamedTuple):
+    """What `scaled_dot_product_attention` is called with, and how its output becomes ours."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attn_mask: Tensor | None
+    dropout: float
+    causal: bool
+    scale: float
+    shared_heads: bool
+    rows: Tensor | None  # (batch, heads, queries, 1), with 1 where equal: False sees nothing
+    first_row: int
+    value_width: int
+
+
+class Structure(NamedTuple):
+    """A mask taken apart: the causal kernel's share, what hides whole keys or rows, and what needs a square."""
+
+    causal: bool
+    simple: tuple[Simple, ...]
+    rest: tuple[Mask, ...]
+
+
+def refusal(call: Call) -> str | None:
+    """Why this backend cannot do it, or None."""
+    if call.softcap is not None:
+        return "no kernel behind scaled_dot_product_attention caps scores"
+    return None
+
+
+def run(call: Call) -> Tensor:
+    a = arguments(call)
+    out = F.scaled_dot_product_attention(
+        a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads
+    )
+    if a.first_row:
+        out = out[:, :, a.first_row :]
+    if a.value_width != out.shape[3]:
+        out = out[..., : a.value_width]
+    if a.rows is None:
+        return out
+    return torch.where(a.rows, out, 0.0) if out.requires_grad else out.masked_fill_(~a.rows, 0.0)
+
+
+def quadratic(call: Call) -> int:
+    """How many numbers would be built that grow with queries × keys."""
+    batch, heads, queries, keys = call.sizes
+    learned_bias = call.bias is not None and call.needs_grad and call.bias.parameter.requires_grad
+    on_cpu = call.q.device.type == "cpu"
+    # Here only PyTorch's unfused path is left, which builds the weights.
+    if (on_cpu and (call.dropout or learned_bias)) or (not on_cpu and call.q.dtype == torch.float64):
+        return batch * heads * queries * keys
+    structure = taken_apart(call.mask, queries, keys)
+    if not structure.rest and call.bias is None:
+        return 0
+    batches, spread = [part.batch or 1 for part in structure.rest], [part.heads or 1 for part in structure.rest]
+    if call.bias is not None:
+        batches.append(call.bias.batch)
+        spread.append(call.bias.heads)
+    return max(batches) * max(spread) * queries * keys
+
+
+def taken_apart(mask: Mask | None, queries: int, keys: int) -> Structure:
+    causal = False
+    simple: list[Simple] = []
+    rest: list[Mask] = []
+    for part in () if mask is None else mask.parts():
+        if isinstance(part, Band):
+            first = part.start(queries, keys)
+            sees_back = part.left is None or part.left >= first + queries - 1
+            if sees_back and (part.right is None or part.right >= keys - 1 - first):
+                continue  # it hides nothing: one query of a growing cache, say
+            if sees_back and part.right == 0 and first == 0:
+                causal = True
+            else:
+                rest.append(part)
+        elif isinstance(part, (Padding, Prefix)) or (isinstance(part, Dense) and part.keys_only):
+            simple.append(part)
+        else:
+            rest.append(part)
+    return Structure(causal, tuple(simple), tuple(rest))
+
+
+def arguments(call: Call) -> Arguments:
+    _, heads, queries, keys = call.sizes
+    q, k, v, causal, scale = call.q, call.k, call.v, False, call.scale
+    if isinstance(scale, Tensor):
+        q, scale = q * scale.to(q.dtype), 1.0
+    elif scale < SMALLEST_SCALE:
+        q, scale = q * scale, 1.0
+    structure = taken_apart(call.mask, queries, keys)
+    seen: Tensor | None = None
+    rows: Tensor | None = None
+    if structure.rest or call.bias is not None:
+        seen, rows = _square(call)
+    else:
+        causal = structure.causal
+        seen, rows = _keys_and_rows(structure, queries, keys, q.device)
+        if causal and seen is not None:
+            q, k = _hide_by_a_column(q, k, seen)
+            seen = None
+    first_row = 0
+    if call.sinks is not None:
+        q, k, v, seen, first_row = _add_sinks(call.sinks, scale, q, k, v, seen, causal)
+    shared_heads = heads != k.shape[1]
+    if shared_heads and q.is_cuda and (seen is not None or q.dtype == torch.float32):
+        # Of the CUDA kernels only flash and cuDNN share heads, and neither takes these.
+        k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
+        shared_heads = False
+    width = max(q.shape[3], v.shape[3])
+    if width > call.q.shape[3]:
+        width += -width % 8  # what the CUDA kernels want; left to PyTorch it costs more
+    q, k, v = (t if t.shape[3] == width else F.pad(t, (0, width - t.shape[3])) for t in (q, k, v))
+    return Arguments(q, k, v, seen, call.dropout, causal, scale, shared_heads, rows, first_row, call.v.shape[3])
+
+
+def _keys_and_rows(
+    structure: Structure, queries: int, keys: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """What may be seen of the keys, (batch, 1, 1, keys), and which rows see anything, (batch, 1, queries, 1)."""
+    seen: list[Tensor] = []
+    rows: list[Tensor] = []
+    for part in structure.simple:
+        if isinstance(part, Padding) and part.hide_queries:
+            rows.append(part.real_queries(queries, keys))
+            if structure.causal and part.side == "right" and queries == keys:
+                continue  # a real query looks back, and before a real token there are only real ones
+        seen.append(part.visible_keys(keys))
+    if not seen:
+        return None, functools.reduce(operator.and_, rows) if rows else None
+    key_seen = functools.reduce(operator.and_, seen)
+    if structure.causal:
+        last = torch.arange(queries, device=device).clamp(max=keys - 1)  # the last key that each query reaches
+        alive = (key_seen.cumsum(-1) > 0)[..., last].transpose(2, 3)
+    else:
+        alive = key_seen.any(-1, keepdim=True)
+        key_seen = key_seen | ~alive  # kernels differ on rows that see nothing: cuDNN's come out wrong
+    return key_seen, functools.reduce(operator.and_, rows, alive)
+
+
+def _square(call: Call) -> tuple[Tensor, Tensor]:
+    """Mask and bias as one dense tensor in which every row sees something, and which rows really do."""
+    _, _, queries, keys = call.sizes
+    bias = None if call.bias is None else call.bias.dense(queries, keys).to(call.q.dtype)
+    seen = None if bias is None else bias > -torch.inf
+    if call.mask is not None:
+        of_mask = call.mask.dense(queries, keys, call.q.device)
+        seen = of_mask if seen is None else seen & of_mask
+    assert seen is not None
+    alive = seen.any(-1, keepdim=True)
+    seen = seen | ~alive
+    if bias is None:
+        return seen, alive
+    # A row that sees nothing is shown everything, with a bias of 0, and zeroed afterwards.
+    bias = torch.where(alive, bias, 0.0).expand(*torch.broadcast_shapes(bias.shape, seen.shape))
+    return bias.masked_fill(~seen, -torch.inf), alive
+
+
+def _hide_by_a_column(q: Tensor, k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """One more feature, in which the product with a hidden key is hugely negative and with others zero."""
+    huge = 2.0**15  # the square of it times any sensible scale drowns every score, and float16 holds it
+    column = torch.where(seen, 0.0, -huge).to(k.dtype).transpose(2, 3)
+    k = torch.cat([k, column.expand(*k.shape[:3], 1)], dim=-1)
+    return F.pad(q, (0, 1), value=huge), k
+
+
+def _add_sinks(
+    sinks: Tensor, scale: float, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+    """One more key in front, which every query scores with its head's sink, and whose value is zero."""
+    wanted = sinks.view(1, -1, 1, 1) / scale
+    high = wanted.to(q.dtype)
+    low = (wanted - high).to(q.dtype)  # two columns: half precision would round the sink too coarsely
+    q = torch.cat([q, high.expand(*q.shape[:3], 1), low.expand(*q.shape[:3], 1)], dim=-1)
+    sink = F.pad(k.new_zeros(k.shape[0], k.shape[1], 1, k.shape[3]), (0, 2), value=1.0)
+    k = torch.cat([sink, F.pad(k, (0, 2))], dim=2)
+    v = F.pad(v, (0, 0, 1, 0))
+    if seen is not None:
+        seen = seen.expand(*seen.shape[:3], k.shape[2] - 1)
+        seen = F.pad(seen, (1, 0), value=True if seen.dtype == torch.bool else 0.0)
+    if causal:  # a query for the sink itself keeps the others on the diagonal
+        q = F.pad(q, (0, 0, 1, 0))
+    return q, k, v, seen, int(causal)

@@ -1,0 +1,235 @@
+"""Bias: numbers added to the scores, evaluated tile by tile and never dense unless asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import DtypeError, ShapeError
+
+
+class Bias:
+    """Something added to every score; each kind holds one tensor, `parameter`, which may need a gradient."""
+
+    parameter: Tensor
+    offset: int | None = None
+    batch: int = 1
+
+    @staticmethod
+    def alibi(slopes: int | Tensor, offset: int | None = None) -> Bias:
+        """Attention with linear biases (Press 2021): `−slope · |query's position − key's position|`.
+
+        `slopes` is one number a head, or the number of heads for the paper's own slopes. Positions are those
+        of `Mask.causal`: None aligns the last query with the last key.
+
+        >>> Bias.alibi(torch.tensor([0.5])).dense(2, 3)
+        tensor([[[[-0.5000, -0.0000, -0.5000],
+                  [-1.0000, -0.5000, -0.0000]]]])
+        """
+        if isinstance(slopes, int):
+            slopes = alibi_slopes(slopes)
+        return Alibi(_floats(slopes, 1, "slopes", "(heads,)"), offset)
+
+    @staticmethod
+    def relative(table: Tensor, buckets: int | Callable[[Tensor], Tensor], offset: int | None = None) -> Bias:
+        """A learned number for each bucket of distance and each head; `table` is `(buckets, heads)`.
+
+        `buckets` turns distances (key's position − query's position) into rows of the table: a function of a
+        tensor of distances, such as `t5_buckets(...)`, or a number `m`, which stands for one row a distance
+        from −m to m with everything further away in the outermost rows.
+
+        >>> table = torch.tensor([[-1.0], [0.0], [1.0]])
+        >>> Bias.relative(table, 1).dense(2, 3)
+        tensor([[[[-1.,  0.,  1.],
+                  [-1., -1.,  0.]]]])
+        """
+        table = _floats(table, 2, "table", "(buckets, heads)")
+        if isinstance(buckets, int):
+            if len(table) != 2 * buckets + 1:
+                raise ShapeError(
+                    f"distances from {-buckets} to {buckets} need {2 * buckets + 1} rows, "
+                    f"the table is {tuple(table.shape)} (buckets, heads)"
+                )
+            buckets = clipped_distance(buckets)
+        return Relative(table, buckets, offset)
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        """What is added for query `i` and key `j` in sample `b`, head `h`: the definition, for any indices."""
+        raise NotImplementedError
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
+        """The numbers of some rows and columns, `(1, heads, rows, columns)`."""
+        device = self.parameter.device
+        return self.at(
+            torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
+            torch.arange(self.heads, device=device).view(1, -1, 1, 1),
+            torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1),
+            torch.arange(columns.start, columns.stop, device=device).view(1, 1, 1, -1),
+            queries,
+            keys,
+        )
+
+    def dense(self, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
+        return self.tile(slice(0, queries), slice(0, keys), queries, keys)
+
+    def replace(self, parameter: Tensor) -> Bias:
+        """The same bias with another tensor in it."""
+        raise NotImplementedError
+
+    def to(self, device: Any) -> Bias:
+        return self.replace(self.parameter.to(device))
+
+    @property
+    def heads(self) -> int:
+        raise NotImplementedError
+
+    def add_gradient(
+        self, total: Tensor, of_tile: Tensor, rows: slice, columns: slice, queries: int, keys: int
+    ) -> None:
+        """Adds to `total` what a tile's gradient says about `parameter`."""
+        with torch.enable_grad():
+            leaf = self.parameter.detach().requires_grad_()
+            tile = self.replace(leaf).tile(rows, columns, queries, keys)
+        of_tile = of_tile.sum_to_size(tile.shape).to(tile.dtype)
+        total += torch.autograd.grad(tile, leaf, of_tile)[0]
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        if self.heads not in (1, heads):
+            raise ShapeError(f"{self!r} has numbers for {self.heads} heads, the attention has {heads}")
+
+    def distance(self, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        """Key's position minus query's."""
+        return j - i - (keys - queries if self.offset is None else self.offset)
+
+
+class Alibi(Bias):
+    def __init__(self, slopes: Tensor, offset: int | None) -> None:
+        self.parameter, self.offset = slopes, offset
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        return -self.parameter[h if self.heads > 1 else h * 0] * self.distance(i, j, queries, keys).abs()
+
+    def replace(self, parameter: Tensor) -> Bias:
+        return Alibi(parameter, self.offset)
+
+    @property
+    def heads(self) -> int:
+        return self.parameter.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Bias.alibi(<{self.heads}>)"
+
+
+class Relative(Bias):
+    def __init__(self, table: Tensor, buckets: Callable[[Tensor], Tensor], offset: int | None) -> None:
+        self.parameter, self.buckets, self.offset = table, buckets, offset
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        return self.parameter[self.buckets(self.distance(i, j, queries, keys)), h if self.heads > 1 else h * 0]
+
+    def replace(self, parameter: Tensor) -> Bias:
+        return Relative(parameter, self.buckets, self.offset)
+
+    @property
+    def heads(self) -> int:
+        return self.parameter.shape[1]
+
+    def __repr__(self) -> str:
+        return f"Bias.relative(<{'×'.join(map(str, self.parameter.shape))}>)"
+
+
+class Dense(Bias):
+    """A tensor somebody built, with four axes of which any may be 1."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        if tensor.ndim > 4:
+            raise ShapeError(f"a bias has at most 4 axes (batch, heads, queries, keys), got {tuple(tensor.shape)}")
+        self.parameter = tensor[(None,) * (4 - tensor.ndim)]
+        self.batch = self.parameter.shape[0]
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        sizes = self.parameter.shape
+        return self.parameter[tuple(x if n > 1 else x * 0 for x, n in zip((b, h, i, j), sizes, strict=True))]
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
+        return self.parameter[self._cut(rows, columns)]
+
+    def replace(self, parameter: Tensor) -> Bias:
+        return Dense(parameter)
+
+    @property
+    def heads(self) -> int:
+        return self.parameter.shape[1]
+
+    def add_gradient(
+        self, total: Tensor, of_tile: Tensor, rows: slice, columns: slice, queries: int, keys: int
+    ) -> None:
+        part = total[self._cut(rows, columns)]
+        part += of_tile.sum_to_size(part.shape)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        wanted = (batch, heads, queries, keys)
+        if any(n not in (1, size) for n, size in zip(self.parameter.shape, wanted, strict=True)):
+            raise ShapeError(
+                f"a bias of shape {tuple(self.parameter.shape)} does not broadcast to "
+                f"(batch, heads, queries, keys) = {wanted}"
+            )
+
+    def _cut(self, rows: slice, columns: slice) -> tuple[slice, ...]:
+        whole = slice(None)
+        _, _, tall, wide = self.parameter.shape
+        return (whole, whole, rows if tall > 1 else whole, columns if wide > 1 else whole)
+
+    def __repr__(self) -> str:
+        return f"a bias of {'×'.join(map(str, self.parameter.shape))}"
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The paper's slopes: a geometric sequence from 2^(−8/heads) down to 2^−8.
+
+    Where the number of heads is no power of two, every second slope of the next power fills the gap.
+
+    >>> alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    slopes += [2 ** (-4 * (2 * n + 1) / power) for n in range(heads - power)]
+    return torch.tensor(slopes)
+
+
+def clipped_distance(furthest: int) -> Callable[[Tensor], Tensor]:
+    """One bucket a distance, everything beyond `furthest` in the last one (Shaw 2018)."""
+    return lambda distance: distance.clamp(-furthest, furthest) + furthest
+
+
+def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) -> Callable[[Tensor], Tensor]:
+    """T5's buckets: one each for short distances, then ever wider ones up to `furthest` (Raffel 2019).
+
+    >>> t5_buckets(8, 20)(torch.tensor([-30, -2, -1, 0, 1, 2, 30]))
+    tensor([3, 2, 1, 0, 5, 6, 7])
+    """
+    per_side = count // 2 if both_ways else count
+    exact = per_side // 2
+
+    def buckets(distance: Tensor) -> Tensor:
+        ahead = (distance > 0).long() * per_side if both_ways else 0
+        back = distance.abs() if both_ways else (-distance).clamp(min=0)
+        growth = torch.log(back.clamp(min=1).float() / exact) / math.log(furthest / exact)
+        wide = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
+        return ahead + torch.where(back < exact, back, wide)
+
+    return buckets
+
+
+def _floats(tensor: Tensor, axes: int, name: str, shape: str) -> Tensor:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise DtypeError(f"{name} must be a floating-point tensor {shape}, got {tensor!r}")
+    if tensor.ndim != axes:
+        raise ShapeError(f"{name} must be shaped {shape}, got {tuple(tensor.shape)}")
+    return tensor

@@ -1,0 +1,259 @@
+"""MultiHeadAttention: project, attend, merge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.attention.backends import attend
+from clearhead.attention.biases import Bias
+from clearhead.attention.cache import KeyValueCache
+from clearhead.attention.masks import Mask
+from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
+from clearhead.errors import ConfigError, ShapeError
+
+
+class Seen(NamedTuple):
+    """What an observer gets to see of one attention: enough to compute anything about it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None
+    scale: float | Tensor
+    bias: Bias | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    logsumexp: Tensor | None = None
+
+
+class MultiHeadAttention(nn.Module):
+    """Several heads, each with its own projection of the features, looking at all positions side by side.
+
+    Fewer `kv_heads` than `heads` share keys and values (grouped heads; one is multi-query). Values may be
+    narrower or wider than keys (`value_head_dim`). `positions` is a Rotary, Alibi or Relative.
+    `temperature="learned"` gives each head a strength of its own. With `context_width` keys and values come
+    from a context of that width, and only from there.
+
+    >>> attention = MultiHeadAttention(width=12, heads=3)
+    >>> x = torch.randn(2, 5, 12)
+    >>> attention(x, mask=Mask.causal()).shape
+    torch.Size([2, 5, 12])
+    >>> attention(x, context=torch.randn(2, 7, 12)).shape
+    torch.Size([2, 5, 12])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        context_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        positions: Rotary | Alibi | Relative | None = None,
+        temperature: str = "fixed",
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        _check_sizes(width, heads, kv_heads, head_dim, temperature)
+        self.width, self.heads, self.kv_heads, self.dropout = width, heads, kv_heads, dropout
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
+        self.context_width = context_width
+        self.positions = positions
+        if isinstance(positions, Rotary) and positions.head_dim != self.head_dim:
+            raise ConfigError(f"rotary positions for heads of {positions.head_dim} features, not {self.head_dim}")
+        q, kv = heads * self.head_dim, kv_heads * (self.head_dim + self.value_head_dim)
+        if context_width is None:
+            self.to_qkv = nn.Linear(width, q + kv, bias=bias)
+        else:
+            self.to_q = nn.Linear(width, q, bias=bias)
+            self.to_kv = nn.Linear(context_width, kv, bias=bias)
+        self.to_out = nn.Linear(heads * self.value_head_dim, width, bias=bias)
+        self.strength = nn.Parameter(torch.ones(heads)) if temperature == "learned" else None
+        self.observer: Callable[[Seen], None] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform for each of q, k, v and out by its own sizes; biases zero; strengths one."""
+        for part in self.projections():
+            nn.init.xavier_uniform_(part)
+        for name, parameter in self.named_parameters(recurse=True):
+            if name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+        if self.strength is not None:
+            nn.init.ones_(self.strength)
+
+    def projections(self) -> tuple[Tensor, ...]:
+        """The weights of q, k, v and out, as views of what is stored."""
+        keys = self.kv_heads * self.head_dim
+        sizes = [self.heads * self.head_dim, keys, self.kv_heads * self.value_head_dim]
+        if self.context_width is None:
+            return (*self.to_qkv.weight.split(sizes), self.to_out.weight)
+        return (self.to_q.weight, *self.to_kv.weight.split(sizes[1:]), self.to_out.weight)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        context: Float[Tensor, "batch context_tokens context_width"] | None = None,
+        mask: Mask | None = None,
+        cache: KeyValueCache | None = None,
+        *,
+        turns: Turns | None = None,
+    ) -> Float[Tensor, "batch tokens width"]:
+        """Self-attention over `x`, or attention of `x` over `context`.
+
+        With a `cache`, keys and values of earlier steps are seen too; those of a context are projected once.
+        `turns` are a Rotary's angles, for a model that computes them once for all layers.
+        """
+        if self.context_width is not None and context is None:
+            raise ShapeError(f"this attention looks at a context of width {self.context_width}; pass it as context=")
+        if context is None:
+            q, k, v = self._project_self(x, cache, turns)
+        else:
+            q, k, v = self._project_cross(x, context, cache)
+        scale: float | Tensor = 1 / math.sqrt(self.head_dim)
+        if self.strength is not None:
+            scale = self.strength * scale
+        bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
+        if self.observer is not None:
+            self.observer(Seen(q, k, v, mask, scale, bias))
+        dropout = self.dropout if self.training else 0.0
+        merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
+        return out
+
+    def _project_self(
+        self, x: Tensor, cache: KeyValueCache | None, turns: Turns | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._split(self.to_qkv(x), self.heads)
+        if isinstance(self.positions, Rotary):
+            if turns is None:
+                start = 0 if cache is None else cache.length_of(self)
+                turns = self.positions(torch.arange(start, start + x.shape[1], device=x.device))
+            q, k = self.positions.turn(q, turns), self.positions.turn(k, turns)
+        if cache is not None:
+            k, v = cache.grow(self, k, v)
+        return q, k, v
+
+    def _project_cross(self, x: Tensor, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(self.positions, Rotary):
+            raise ConfigError("rotary positions compare places in one sequence; a context has places of its own")
+        rows, stored = self.heads * self.head_dim, self.context_width is None
+        q = _rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
+
+        def keys_and_values() -> tuple[Tensor, Tensor]:
+            kv = _rows(self.to_qkv, context, slice(rows, None)) if stored else self.to_kv(context)
+            return self._split(kv, 0)[1:]
+
+        k, v = keys_and_values() if cache is None else cache.once(self, keys_and_values)
+        return rearrange(q, "b t (h d) -> b h t d", h=self.heads), k, v
+
+    def _split(self, projected: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Features into heads. Not rearrange: this is the hot path of every step."""
+        batch, tokens, _ = projected.shape
+        sizes = [heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_head_dim]
+        q, k, v = projected.split(sizes, dim=-1)
+        return (
+            q.view(batch, tokens, heads, self.head_dim).transpose(1, 2),
+            k.view(batch, tokens, self.kv_heads, self.head_dim).transpose(1, 2),
+            v.view(batch, tokens, self.kv_heads, self.value_head_dim).transpose(1, 2),
+        )
+
+    @classmethod
+    def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
+        """The same attention with the same weights; what has no counterpart here is refused by name."""
+        if other.bias_k is not None or other.add_zero_attn:
+            raise ConfigError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+        if other.kdim != other.vdim:
+            raise ConfigError(f"keys of width {other.kdim} and values of {other.vdim}: one context has one width")
+        context = None if other._qkv_same_embed_dim else other.kdim
+        biased = other.in_proj_bias is not None
+        new = cls(other.embed_dim, other.num_heads, context_width=context, bias=biased, dropout=other.dropout)
+        new.to(device=other.out_proj.weight.device, dtype=other.out_proj.weight.dtype).train(other.training)
+        with torch.no_grad():
+            _copy_torch(new, other, back=False)
+        return new
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """An nn.MultiheadAttention (batch first) with the same weights, where it can say the same."""
+        lacks = {
+            "grouped heads": self.kv_heads != self.heads,
+            "heads whose widths do not add up to the model's": self.heads * self.head_dim != self.width,
+            "values of another width than keys": self.value_head_dim != self.head_dim,
+            "positions": self.positions is not None,
+            "a learned temperature": self.strength is not None,
+        }
+        if reasons := [name for name, true in lacks.items() if true]:
+            raise ConfigError(f"nn.MultiheadAttention has no {', no '.join(reasons)}")
+        new = nn.MultiheadAttention(
+            self.width,
+            self.heads,
+            dropout=self.dropout,
+            bias=self.to_out.bias is not None,
+            kdim=self.context_width,
+            vdim=self.context_width,
+            batch_first=True,
+            device=self.to_out.weight.device,
+            dtype=self.to_out.weight.dtype,
+        ).train(self.training)
+        with torch.no_grad():
+            _copy_torch(self, new, back=True)
+        return new
+
+    def extra_repr(self) -> str:
+        shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
+        return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
+
+
+def _rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+    """Some rows of a projection, as a projection."""
+    bias: Tensor | None = linear.bias
+    return F.linear(x, linear.weight[rows], None if bias is None else bias[rows])
+
+
+def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:
+    """Copies weights from theirs to ours, or back."""
+    width = theirs.embed_dim
+    pairs: list[tuple[Tensor | None, Tensor | None]]
+    if ours.context_width is None:
+        pairs = [(ours.to_qkv.weight, theirs.in_proj_weight), (ours.to_qkv.bias, theirs.in_proj_bias)]
+    elif theirs._qkv_same_embed_dim:
+        weight, bias = theirs.in_proj_weight, theirs.in_proj_bias
+        pairs = [(ours.to_q.weight, weight[:width]), (ours.to_kv.weight, weight[width:])]
+        if bias is not None:
+            pairs += [(ours.to_q.bias, bias[:width]), (ours.to_kv.bias, bias[width:])]
+    else:
+        k, v = ours.to_kv.weight.chunk(2)
+        pairs = [(ours.to_q.weight, theirs.q_proj_weight), (k, theirs.k_proj_weight), (v, theirs.v_proj_weight)]
+        if theirs.in_proj_bias is not None:
+            bias = theirs.in_proj_bias
+            pairs += [(ours.to_q.bias, bias[:width]), (ours.to_kv.bias, bias[width:])]
+    pairs += [(ours.to_out.weight, theirs.out_proj.weight), (ours.to_out.bias, theirs.out_proj.bias)]
+    for mine, other in pairs:
+        if mine is not None and other is not None:
+            (other if back else mine).copy_(mine if back else other)
+
+
+def _check_sizes(width: int, heads: int, kv_heads: int, head_dim: int | None, temperature: str) -> None:
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ConfigError(
+            f"{heads} query heads cannot share {kv_heads} key heads evenly; make heads a multiple of kv_heads"
+        )
+    if head_dim is None and width % heads:
+        raise ConfigError(
+            f"a width of {width} does not split into {heads} heads; choose heads that divide it, or give head_dim"
+        )
+    if temperature not in ("fixed", "learned"):
+        raise ConfigError(f"temperature is 'fixed' or 'learned', not {temperature!r}")

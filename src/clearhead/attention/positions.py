@@ -1,0 +1,155 @@
+"""Where a token stands: added to the vectors (sinusoidal, learned), turned into q and k (rotary), or into the scores.
+
+Each takes positions as whole numbers, `(tokens,)` or `(batch, tokens)`, so that padding, caches and packed
+documents need no special case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.attention.biases import Bias, alibi_slopes, t5_buckets
+from clearhead.errors import ConfigError, ShapeError
+
+Turns = tuple[Tensor, Tensor]
+
+
+class Sinusoidal(nn.Module):
+    """The 2017 Transformer's encoding, sines and cosines interleaved; any position, no table, nothing learned.
+
+    PE(p, 2i) = sin(p / 10000^(2i/width)), PE(p, 2i+1) = cos(of the same).
+
+    >>> Sinusoidal(4)(torch.tensor([0, 1])).round(decimals=4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 1.0000]])
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if width % 2:
+            raise ConfigError(f"sines and cosines come in pairs: width must be even, got {width}")
+        self.width, self.base = width, base
+
+    def forward(self, positions: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+        angles = _angles(positions, _speeds(self.width, self.base, positions.device))
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(torch.get_default_dtype())
+
+
+class Learned(nn.Embedding):
+    """One learned vector a position, up to a longest length.
+
+    >>> Learned(5, 4)(torch.tensor([0, 4])).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(length, width)
+        self.length = length
+
+    def check(self, last: int) -> None:
+        """Refuse what the table does not hold, before the lookup fails with an index."""
+        if last >= self.length:
+            raise ShapeError(
+                f"position {last} lies beyond the {self.length} learned positions; shorten the input, or build "
+                "the model with a larger max_length"
+            )
+
+
+class Rotary(nn.Module):
+    """Rotary positions (Su 2021): q and k turned by angles that grow with their position.
+
+    The first half of each head's features turns with the second (as in Llama). `scaling` stretches the range:
+    `{"type": "linear", "factor": 4}` divides positions (Chen 2023), `{"type": "ntk", "factor": 4}` raises the
+    base instead, `{"type": "llama3", …}` is Llama 3.1's rule, with the same keys as in its checkpoints.
+
+    >>> rotary = Rotary(2)
+    >>> rotary.turn(torch.tensor([[[[1.0, 0.0]]]]), rotary(torch.tensor([1]))).round(decimals=4)
+    tensor([[[[0.5403, 0.8415]]]])
+    """
+
+    def __init__(self, head_dim: int, base: float = 10000.0, scaling: dict[str, float | str] | None = None) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ConfigError(f"features turn in pairs: head_dim must be even, got {head_dim}")
+        self.head_dim, self.base = head_dim, base
+        self.scaling: dict[str, float | str] = {"type": "none", **(scaling or {})}
+        if self.scaling["type"] not in ("none", "linear", "ntk", "llama3"):
+            kind = self.scaling["type"]
+            raise ConfigError(f"unknown rotary scaling {kind!r}; choose from none, linear, ntk, llama3")
+
+    def speeds(self, device: torch.device) -> Tensor:
+        """How far each pair of features turns from one position to the next."""
+        kind, factor, base = self.scaling["type"], float(self.scaling.get("factor", 1.0)), self.base
+        if kind == "ntk":
+            base *= factor ** (self.head_dim / (self.head_dim - 2))
+        speeds = _speeds(self.head_dim, base, device)
+        if kind == "linear":
+            return speeds / factor
+        return _llama3(speeds, factor, self.scaling) if kind == "llama3" else speeds
+
+    def forward(self, positions: Int[Tensor, "*batch tokens"]) -> Turns:
+        """Cosines and sines for these positions: computed once, used by every layer."""
+        angles = _angles(positions, self.speeds(positions.device))
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        dtype = torch.get_default_dtype()
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    @staticmethod
+    def turn(x: Float[Tensor, "batch heads tokens d"], turns: Turns) -> Float[Tensor, "batch heads tokens d"]:
+        cos, sin = turns[0].to(x.dtype), turns[1].to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Alibi(nn.Module):
+    """Attention with linear biases, as a part of a model; the slopes are the paper's, fixed or learned.
+
+    >>> Alibi(2).bias()
+    Bias.alibi(<2>)
+    """
+
+    def __init__(self, heads: int, *, learned: bool = False) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(alibi_slopes(heads), requires_grad=learned)
+
+    def bias(self) -> Bias:
+        return Bias.alibi(self.slopes)
+
+
+class Relative(nn.Module):
+    """A learned number for each head and bucket of distance, as in T5.
+
+    >>> Relative(heads=2).bias()
+    Bias.relative(<32×2>)
+    """
+
+    def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, *, both_ways: bool = True) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(buckets, heads))
+        self.bucket: Callable[[Tensor], Tensor] = t5_buckets(buckets, furthest, both_ways=both_ways)
+
+    def bias(self) -> Bias:
+        return Bias.relative(self.table, self.bucket)
+
+
+def _speeds(width: int, base: float, device: torch.device) -> Tensor:
+    # float64, where there is such a thing: at position 100,000 a float32 angle is off by 0.004
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    return base ** -(torch.arange(0, width, 2, device=device, dtype=exact) / width)
+
+
+def _angles(positions: Tensor, speeds: Tensor) -> Tensor:
+    return positions[..., None].to(speeds.dtype) * speeds
+
+
+def _llama3(speed: Tensor, factor: float, given: dict[str, float | str]) -> Tensor:
+    """Slow turns are slowed further, fast ones left alone, those in between blended (Llama 3.1)."""
+    low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+    turns = float(given["original_max_position_embeddings"]) * speed / (2 * math.pi)
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return speed * (blend + (1 - blend) / factor)

@@ -1,0 +1,39 @@
+"""The definition: plain, slow, right at any precision. Everything faster is judged by it, and imports none of it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.attention.inputs import Call
+
+
+def weights(call: Call) -> Tensor:
+    """softmax(cap(q·kᵀ·scale) + bias) over the visible keys; zeros for a query that sees nothing."""
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
+    scale = call.scale.to(call.q.dtype) if isinstance(call.scale, Tensor) else call.scale
+    scores = call.q @ k.mT * scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    visible = torch.ones((), dtype=torch.bool, device=scores.device)
+    if call.mask is not None:
+        visible = call.mask.dense(queries, keys, scores.device)
+    if call.bias is not None:
+        bias = call.bias.dense(queries, keys).to(scores.dtype)
+        visible = visible & (bias > -math.inf)
+        scores = scores + bias.masked_fill(bias == -math.inf, 0.0)
+    # finfo.min, not -inf: the softmax of a fully hidden row would be 0/0, and its gradient NaN
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    if call.sinks is not None:
+        sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    return scores.softmax(-1)[..., :keys].masked_fill(~visible, 0.0)
+
+
+def attend(call: Call) -> Tensor:
+    kept = F.dropout(weights(call), call.dropout) if call.dropout else weights(call)
+    return kept @ call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], dim=1)

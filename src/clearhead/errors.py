@@ -1,0 +1,43 @@
+"""What can go wrong, by name.
+
+ClearheadError
+├── ShapeError         sizes that do not fit together
+├── DtypeError         dtypes that do not fit together
+├── DeviceError        tensors on different devices
+├── MaskError          something that is not a mask where one is needed
+├── BackendError       an unknown backend, or one that cannot do what was asked
+├── ConfigError        a model description that makes no sense
+└── CheckpointError    a checkpoint that cannot be read, or not be expressed
+"""
+
+
+class ClearheadError(Exception):
+    """Anything clearhead refuses; each child is also the built-in error one would expect."""
+
+
+class ShapeError(ClearheadError, ValueError):
+    pass
+
+
+class DtypeError(ClearheadError, TypeError):
+    pass
+
+
+class DeviceError(ClearheadError, ValueError):
+    pass
+
+
+class MaskError(ClearheadError, TypeError):
+    pass
+
+
+class BackendError(ClearheadError, ValueError):
+    pass
+
+
+class ConfigError(ClearheadError, ValueError):
+    pass
+
+
+class CheckpointError(ClearheadError, ValueError):
+    pass

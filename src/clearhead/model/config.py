@@ -1,0 +1,125 @@
+"""ModelConfig: what a model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+from clearhead.errors import ConfigError
+
+CHOICES = {
+    "norm": ("layer", "rms"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"),
+    "positions": ("none", "sinusoidal", "learned", "rotary", "alibi", "relative"),
+    "temperature": ("fixed", "learned"),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """An encoder, a decoder or both, over one vocabulary. The defaults are the 2017 Transformer.
+
+    >>> ModelConfig.named("classic", vocabulary=1000).width
+    512
+    >>> ModelConfig.named("tiny", vocabulary=1000, layers=3).layers
+    3
+    """
+
+    vocabulary: int
+    width: int = 512
+    heads: int = 8
+    kv_heads: int | None = None  # fewer than heads: keys and values are shared; None: as many
+    head_dim: int | None = None  # None: width / heads
+    value_head_dim: int | None = None  # None: head_dim
+    layers: int = 6
+    decoder_layers: int | None = None  # of an EncoderDecoder; None: layers
+    feedforward: int = 2048
+    activation: str = "relu"
+    norm: str = "layer"
+    norm_first: bool = False
+    norm_epsilon: float = 1e-5
+    final_norm: bool | None = None  # None: only if norms come first
+    bias: bool = True
+    attention_bias: bool | None = None  # None: as bias
+    positions: str = "sinusoidal"
+    max_length: int = 512  # of learned positions; the others know no limit
+    rotary_base: float = 10000.0
+    rotary_scaling: dict[str, float | str] | None = None
+    window: int | None = None  # keys seen on each side, the query's own place included; None: all
+    temperature: str = "fixed"
+    cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
+    context_width: int | None = None  # of what a Decoder looks at; None: width
+    segments: int = 0  # kinds of segments (BERT's token types)
+    embedding_norm: bool = False
+    scale_embeddings: bool = True
+    tie_embeddings: bool = True
+    logits_bias: bool = False
+    logits_transform: bool = False  # BERT's layer before the vocabulary
+    dropout: float = 0.1
+    attention_dropout: float | None = None  # None: dropout
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("vocabulary", "width", "heads", "layers", "feedforward", "max_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ConfigError(f"{name} must be at least 0 and less than 1, got {value}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"a window holds at least the token itself: it must be 1 or more, got {self.window}")
+        if self.head_dim is None and self.width % self.heads:
+            raise ConfigError(
+                f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
+                "or give head_dim"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "
+                "make heads a multiple of kv_heads"
+            )
+
+    @classmethod
+    def named(cls, name: str, *, vocabulary: int, **changes: Any) -> ModelConfig:
+        """A known shape, with changes: classic (2017), modern (as in Llama), tiny (trains on a laptop)."""
+        if name not in NAMED:
+            raise ConfigError(f"no shape is called {name!r}; choose from {', '.join(NAMED)}")
+        return cls.from_dict({**NAMED[name], "vocabulary": vocabulary, **changes})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """From plain values, such as a JSON file's; an unknown name is refused, and the nearest one suggested."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+                raise ConfigError(f"ModelConfig has no {name!r}{hint}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def change(self, **changes: Any) -> ModelConfig:
+        return replace(self, **changes)
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "classic": {},
+    "modern": {
+        "kv_heads": 2,
+        "feedforward": 1408,  # 8/3 of the width, rounded up: three matrices cost what two of 4 × width do
+        "activation": "swiglu",
+        "norm": "rms",
+        "norm_first": True,
+        "norm_epsilon": 1e-6,
+        "bias": False,
+        "positions": "rotary",
+        "scale_embeddings": False,
+    },
+    "tiny": {"width": 128, "heads": 4, "layers": 2, "feedforward": 512, "norm_first": True},
+}

@@ -1,0 +1,97 @@
+"""Marian: the 2017 Transformer, with its sinusoids in another order.
+
+Theirs are all sines, then all cosines; ours alternate, as in the paper. Sums over the width do not care in
+which order they run, so a model is carried over by writing the features of every weight in the other order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import CheckpointError
+from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface.places import Place, head_rows, inward, norm, outward, words
+from clearhead.model.huggingface.plan import Plan, trunk_of
+from clearhead.model.huggingface.settings import Settings
+from clearhead.model.transformer import EncoderDecoder
+
+HARMLESS = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, computed anew
+NORM_EPSILON = 1e-5  # Marian's only one
+
+
+def plan(settings: Settings, names: frozenset[str]) -> Plan:
+    trunk = trunk_of(names, "model.")
+    settings.only(
+        share_encoder_decoder_embeddings=True,
+        tie_word_embeddings=True,
+        is_encoder_decoder=True,
+        is_decoder=False,
+        normalize_before=False,
+        normalize_embedding=False,
+        add_final_layer_norm=False,
+        static_position_embeddings=True,
+    )
+    for same in ("attention_heads", "ffn_dim"):
+        if settings.whole(f"decoder_{same}") != settings.whole(f"encoder_{same}"):
+            raise settings.refusal(f"decoder_{same}", f"it must be the same as encoder_{same}")
+    width, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
+    settings.only(decoder_vocab_size=vocabulary)
+    if width % 2:
+        raise CheckpointError(f"{settings.source}: d_model={width} is odd; sines and cosines come in pairs here")
+    config = settings.model(
+        vocabulary=vocabulary,
+        width=width,
+        heads=settings.whole("encoder_attention_heads"),
+        layers=settings.whole("encoder_layers"),
+        decoder_layers=settings.whole("decoder_layers"),
+        feedforward=settings.whole("encoder_ffn_dim"),
+        activation=settings.activation("activation_function", "gelu"),
+        norm_epsilon=NORM_EPSILON,
+        positions="sinusoidal",
+        scale_embeddings=settings.truth("scale_embedding", False),
+        logits_bias="final_logits_bias" in names,
+        dropout=settings.number("dropout", 0.1),
+        attention_dropout=settings.number("attention_dropout", 0.0),
+    )
+    return Plan(EncoderDecoder, config, places(config, trunk), trunk, HARMLESS, feature_order)
+
+
+def feature_order(width: int) -> Tensor:
+    """Which of their features is ours: the first sine, the first cosine, the second sine, …
+
+    >>> feature_order(6)
+    tensor([0, 3, 1, 4, 2, 5])
+    """
+    return torch.arange(width, device="cpu").view(2, width // 2).T.flatten()
+
+
+def places(config: ModelConfig, trunk: str) -> Iterator[Place]:
+    tied = [f"{trunk}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    yield words(f"{trunk}shared.weight", *tied, "lm_head.weight")
+    if config.logits_bias:
+        yield Place("vocabulary.bias", ("final_logits_bias",), layout="row")
+    layers = config.layers if config.decoder_layers is None else config.decoder_layers
+    for side, count in (("encoder", config.layers), ("decoder", layers)):
+        for number in range(count):
+            ours, theirs = f"{side}.layers.{number}", f"{trunk}{side}.layers.{number}"
+            yield from _layer(config, ours, theirs, cross=side == "decoder")
+
+
+def _layer(config: ModelConfig, ours: str, theirs: str, *, cross: bool) -> Iterator[Place]:
+    rows = head_rows(config)
+    heads = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
+    yield from inward(f"{ours}.self_attention.to_qkv", *heads, rows=rows)
+    yield from outward(f"{ours}.self_attention.to_out", f"{theirs}.self_attn.out_proj")
+    yield from norm(f"{ours}.self_norm", f"{theirs}.self_attn_layer_norm")
+    if cross:
+        q, k, v = [f"{theirs}.encoder_attn.{part}_proj" for part in "qkv"]
+        yield from inward(f"{ours}.cross_attention.to_q", q)
+        yield from inward(f"{ours}.cross_attention.to_kv", k, v, rows=rows[1:])
+        yield from outward(f"{ours}.cross_attention.to_out", f"{theirs}.encoder_attn.out_proj")
+        yield from norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
+    yield from inward(f"{ours}.feedforward.up", f"{theirs}.fc1")
+    yield from outward(f"{ours}.feedforward.down", f"{theirs}.fc2")
+    yield from norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")

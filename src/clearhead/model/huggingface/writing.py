@@ -1,0 +1,185 @@
+"""to_huggingface: our models as Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import CheckpointError
+from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface import bert, marian
+from clearhead.model.huggingface.files import write
+from clearhead.model.huggingface.places import Place
+from clearhead.model.huggingface.plan import Model
+from clearhead.model.transformer import Encoder, EncoderDecoder
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+
+# What both formats take for granted.
+COMMON = {
+    "norm": "layer",
+    "norm_first": False,
+    "final_norm": False,
+    "bias": True,
+    "attention_bias": True,
+    "window": None,
+    "temperature": "fixed",
+}
+BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
+MARIAN = {
+    **COMMON,
+    "positions": "sinusoidal",
+    "embedding_norm": False,
+    "segments": 0,
+    "tie_embeddings": True,
+    "logits_transform": False,
+    "norm_epsilon": marian.NORM_EPSILON,
+}
+
+
+def to_huggingface(
+    model: Model,
+    folder: str | Path,
+    *,
+    pad: int | None = None,
+    eos: int | None = None,
+    start: int | None = None,
+    max_length: int = 1024,
+) -> None:
+    """Writes config.json and model.safetensors such that transformers loads the same model.
+
+    An Encoder of BERT's shape becomes a BertForMaskedLM if it has the masked-word head (`logits_transform`),
+    else a BertModel; that one has a pooler, which ours has not, so one is written that hands on the first
+    token, but for its tanh. An EncoderDecoder of the 2017 shape becomes a MarianMTModel. Both files appear
+    whole or not at all; others in the folder stay. What these formats cannot express is refused by name.
+
+    `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
+    padding, as Marian does, unless told). Without them the model computes the same, but `generate` needs
+    them. `max_length` is how many positions Marian makes sinusoids for; ours know no limit.
+    """
+    if isinstance(model, Encoder):
+        settings, tensors = _bert(model)
+    elif isinstance(model, EncoderDecoder):
+        settings, tensors = _marian(model, max_length)
+        settings["forced_eos_token_id"] = eos
+        # Marian insists on a number: one outside the vocabulary fails, where any other would mislead
+        settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
+    else:
+        raise CheckpointError(
+            f"a {type(model).__name__} cannot be written; what can is an Encoder, as BERT, and an "
+            "EncoderDecoder, as Marian"
+        )
+    for name, token in (("pad", pad), ("eos", eos), ("start", start)):
+        if token is not None and not 0 <= token < model.config.vocabulary:
+            last = model.config.vocabulary - 1
+            raise CheckpointError(f"{name}={token} is no token of this model; its vocabulary goes from 0 to {last}")
+    settings |= {"pad_token_id": pad, "eos_token_id": eos}
+    settings["dtype"] = str(model.vocabulary.words.weight.dtype).removeprefix("torch.")
+    write(Path(folder), settings, tensors)
+
+
+def _bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config, width = model.config, model.config.width
+    masked = config.logits_transform
+    _require(config, "BERT", BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True})
+    trunk = "bert." if masked else ""
+    tensors = _tensors(model, list(bert.places(config, frozenset(), trunk, "cls.predictions")), None)
+    like = model.vocabulary.words.weight.detach()
+    if not config.segments:
+        tensors[f"{trunk}embeddings.token_type_embeddings.weight"] = like.new_zeros(1, width).cpu()
+    if not masked:
+        tensors["pooler.dense.weight"] = torch.eye(width, dtype=like.dtype)
+        tensors["pooler.dense.bias"] = torch.zeros(width, dtype=like.dtype)
+    else:
+        bias = tensors.setdefault("cls.predictions.bias", torch.zeros(config.vocabulary, dtype=like.dtype))
+        if not config.tie_embeddings:
+            tensors["cls.predictions.decoder.bias"] = bias.clone()
+    return {
+        "architectures": ["BertForMaskedLM" if masked else "BertModel"],
+        "model_type": "bert",
+        "vocab_size": config.vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.feedforward,
+        "hidden_act": ACTIVATIONS[config.activation],
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": _attention_dropout(config),
+        "max_position_embeddings": config.max_length,
+        "type_vocab_size": config.segments or 1,
+        "layer_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": config.tie_embeddings,
+    }, tensors
+
+
+def _marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = model.config
+    _require(config, "Marian", MARIAN)
+    order = marian.feature_order(config.width).to(model.vocabulary.words.weight.device)
+    tensors = _tensors(model, list(marian.places(config, "model.")), order)
+    if not config.logits_bias:
+        zeros = model.vocabulary.words.weight.detach().new_zeros(1, config.vocabulary)
+        tensors["final_logits_bias"] = zeros.cpu()
+    settings: dict[str, Any] = {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocabulary,
+        "decoder_vocab_size": config.vocabulary,
+        "d_model": config.width,
+        "encoder_layers": config.layers,
+        "decoder_layers": config.layers if config.decoder_layers is None else config.decoder_layers,
+        "activation_function": ACTIVATIONS[config.activation],
+        "dropout": config.dropout,
+        "activation_dropout": config.dropout,
+        "attention_dropout": _attention_dropout(config),
+        "max_position_embeddings": max_length,
+        "scale_embedding": config.scale_embeddings,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+    }
+    for side in ("encoder", "decoder"):
+        settings |= {f"{side}_attention_heads": config.heads, f"{side}_ffn_dim": config.feedforward}
+    return settings, tensors
+
+
+def _require(config: ModelConfig, name: str, required: dict[str, Any]) -> None:
+    """Refuses, in the config's own words, what the other format cannot say."""
+    filled = {
+        **config.to_dict(),
+        "final_norm": config.norm_first if config.final_norm is None else config.final_norm,
+        "attention_bias": config.bias if config.attention_bias is None else config.attention_bias,
+        "context_width": config.context_width or config.width,
+        "kv_heads": config.kv_heads or config.heads,
+        "head_dim": config.head_dim or config.width // config.heads,
+    }
+    filled["value_head_dim"] = config.value_head_dim or filled["head_dim"]
+    plain = config.width / config.heads
+    sizes = {
+        "kv_heads": config.heads,
+        "head_dim": plain,
+        "value_head_dim": plain,
+        "context_width": config.width,
+    }
+    lacks = [f"{key}={filled[key]!r}" for key, value in {**required, **sizes}.items() if filled[key] != value]
+    if config.activation not in ACTIVATIONS:
+        lacks.append(f"activation={config.activation!r}")
+    if lacks:
+        raise CheckpointError(f"a {name} checkpoint cannot express {', '.join(lacks)}")
+
+
+def _tensors(model: Model, places: list[Place], order: Tensor | None) -> dict[str, Tensor]:
+    parameters = dict(model.named_parameters())
+    assert {place.ours for place in places} == set(parameters), "every parameter has its place"
+    return {
+        name: place.theirs_of(parameters[place.ours][rows], order)
+        for place in places
+        for name, rows, _ in place.pieces(parameters[place.ours].shape)
+    }
+
+
+def _attention_dropout(config: ModelConfig) -> float:
+    return config.dropout if config.attention_dropout is None else config.attention_dropout

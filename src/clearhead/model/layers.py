@@ -1,0 +1,218 @@
+"""Layers: attention and feed-forward, each with its residual and norm, stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.attention import (
+    Alibi,
+    KeyValueCache,
+    Learned,
+    Mask,
+    MultiHeadAttention,
+    Relative,
+    Rotary,
+    Sinusoidal,
+)
+from clearhead.attention.masks import as_mask
+from clearhead.attention.positions import Turns
+from clearhead.errors import ShapeError
+from clearhead.model.config import ModelConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
+
+
+class FeedForward(nn.Module):
+    """The same small network at every position; swiglu and geglu multiply with a gate (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gated = config.activation in ("swiglu", "geglu")
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(config.width, config.feedforward * (2 if self.gated else 1), bias=config.bias)
+        self.down = nn.Linear(config.feedforward, config.width, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            x = self.activation(gate) * x
+        else:
+            x = self.activation(x)
+        out: Tensor = self.down(self.dropout(x))
+        return out
+
+
+class Layer(nn.Module):
+    """Self-attention, attention over a context if there is one, feed-forward."""
+
+    def __init__(self, config: ModelConfig, *, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.self_attention = _attention(config, None, _positions_of_scores(config, causal))
+        self.self_norm = norm(config)
+        if cross:
+            self.cross_attention = _attention(config, config.context_width or config.width, None)
+            self.cross_norm = norm(config)
+        self.feedforward = FeedForward(config)
+        self.feedforward_norm = norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        context: Tensor | None,
+        context_mask: Mask | None,
+        cache: KeyValueCache | None,
+        turns: Turns | None,
+    ) -> Tensor:
+        x = self._around(self.self_norm, x, lambda y: self.self_attention(y, mask=mask, cache=cache, turns=turns))
+        if context is not None:
+            x = self._around(
+                self.cross_norm,
+                x,
+                lambda y: self.cross_attention(y, context=context, mask=context_mask, cache=cache),
+            )
+        return self._around(self.feedforward_norm, x, self.feedforward)
+
+    def _around(self, norm: nn.Module, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """The residual around a part, with the norm before it (2018 and later) or after the sum (2017)."""
+        out: Tensor = x + self.dropout(part(norm(x))) if self.norm_first else norm(x + self.dropout(part(x)))
+        return out
+
+
+class Stack(nn.Module):
+    """Vectors in, hidden states out: positions, layers, final norm.
+
+    Set `checkpointing = True` to recompute each layer in the backward pass instead of keeping its inside.
+    """
+
+    def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.config, self.causal, self.cross, self.checkpointing = config, causal, cross, False
+        self.positions: Sinusoidal | Learned | Rotary | None = None
+        if config.positions == "sinusoidal":
+            self.positions = Sinusoidal(config.width)
+        elif config.positions == "learned":
+            self.positions = Learned(config.max_length, config.width)
+        elif config.positions == "rotary":
+            self.positions = _rotary(config)
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        self.embedding_norm = norm(config) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(layers))
+        final = config.norm_first if config.final_norm is None else config.final_norm
+        self.final_norm = norm(config) if final else None
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+        context: Tensor | None = None,
+        context_mask: Mask | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        self._check_context(context)
+        x, turns = self._placed(x, segments, positions, 0 if cache is None else cache.length)
+        mask = self._self_mask(mask)
+        for layer in self.layers:
+            if self.checkpointing and torch.is_grad_enabled() and cache is None:
+                x = checkpoint(layer, x, mask, context, context_mask, None, turns, use_reentrant=False)
+            else:
+                x = layer(x, mask, context, context_mask, cache, turns)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def _placed(
+        self, x: Tensor, segments: Tensor | None, positions: Tensor | None, start: int
+    ) -> tuple[Tensor, Turns | None]:
+        """The vectors with their places and segments, and the turns that rotary positions make of places."""
+        end = start + x.shape[1]
+        if isinstance(self.positions, Learned) and positions is None:
+            self.positions.check(end - 1)
+        if positions is None:
+            positions = torch.arange(start, end, device=x.device)
+        turns = self.positions(positions) if isinstance(self.positions, Rotary) else None
+        if isinstance(self.positions, (Sinusoidal, Learned)):
+            x = x + self.positions(positions).to(x.dtype)
+        if self.segments is not None:
+            if segments is None:
+                segments = torch.zeros(1, 1, dtype=torch.long, device=x.device)
+            x = x + self.segments(segments)
+        elif segments is not None:
+            raise ShapeError("this model knows no segments; build it with ModelConfig(segments=2)")
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return self.dropout(x), turns
+
+    def _self_mask(self, mask: Mask | None) -> Mask | None:
+        """What this kind of stack hides by itself, and what the caller hides."""
+        reach, own = self.config.window, None
+        if self.causal:
+            own = Mask.causal() if reach is None else Mask.window(reach - 1)
+        elif reach is not None:
+            own = Mask.window(reach - 1, reach - 1)
+        if mask is None:
+            return own
+        mask = as_mask(mask).hiding_queries(True)
+        return mask if own is None else own & mask
+
+    def _check_context(self, context: Tensor | None) -> None:
+        if context is None and self.cross:
+            raise ShapeError("this decoder looks at a context; pass the encoder's output as context=")
+        if context is not None and not self.cross:
+            raise ShapeError("this model takes no context; build it with ModelConfig(cross_attention=True)")
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
+    return nn.LayerNorm(config.width, eps=config.norm_epsilon)
+
+
+def _attention(
+    config: ModelConfig, context_width: int | None, positions: Rotary | Alibi | Relative | None
+) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
+        context_width=context_width,
+        bias=config.bias if config.attention_bias is None else config.attention_bias,
+        dropout=config.dropout if config.attention_dropout is None else config.attention_dropout,
+        positions=positions,
+        temperature=config.temperature,
+    )
+
+
+def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | Relative | None:
+    if config.positions == "rotary":
+        return _rotary(config)
+    if config.positions == "alibi":
+        return Alibi(config.heads)
+    if config.positions == "relative":
+        return Relative(config.heads, both_ways=not causal)
+    return None
+
+
+def _rotary(config: ModelConfig) -> Rotary:
+    head_dim = config.head_dim or config.width // config.heads
+    return Rotary(head_dim, config.rotary_base, config.rotary_scaling)
