@@ -202,4 +202,3 @@ def cases(draw: st.DrawFn, softcap: bool = True) -> Case:
     if draw(st.booleans()):
         tensors["bias"], bias = draw(biases(batch, heads, queries, keys))
     return Case(tensors, mask, bias, options)
-

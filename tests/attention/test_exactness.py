@@ -1,10 +1,13 @@
 """Every fast backend against the float64 reference: outputs, gradients, and queries that see nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from clearhead import Mask, attend
 from clearhead.attention.backends import tiled
 from tests.attention.cases import Case, cases, random
 from tests.judging import assert_within_yardstick
@@ -48,3 +51,89 @@ def judge(case: Case, backend: str, dtype: torch.dtype, device: str, parameters:
 def test_outputs_and_gradients_stay_within_the_yardstick(backend, dtype, device, data):
     case = data.draw(cases(softcap=backend != "sdpa"))
     judge(case, backend, dtype, device, data.draw(st.sampled_from([None, torch.float32])))
+
+
+EMPTY_SECOND = {  # for two samples of 37 tokens, of which the second is all padding
+    "padding": Mask.padding([31, 0]),
+    "left padding": Mask.padding([31, 0], side="left"),
+    "causal, padding": Mask.causal() & Mask.padding([31, 0]),
+    "causal, left padding": Mask.causal() & Mask.padding([31, 0], side="left"),
+    "causal, padding, no pad queries": Mask.causal() & Mask.padding([31, 0], queries=True),
+    "visible": Mask.visible(torch.tensor([True, False])[:, None, None, None]) & Mask.causal(),
+}
+
+
+@pytest.mark.parametrize("mask", EMPTY_SECOND.values(), ids=EMPTY_SECOND)
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled", "auto"])
+def test_a_sample_of_nothing_but_padding_leaves_the_others_alone(backend, mask, device):
+    case = Case({name: random(n, 2, 3, 37, 13) for n, name in enumerate("qkv")}, mask).to(torch.float32, device)
+    alone = Case({name: tensor[:1] for name, tensor in case.tensors.items()}, Mask.visible(mask.dense(37, 37)[:1]))
+    alone, exact = alone.to(torch.float32, device), alone.to(torch.float64, device)
+    of_out = random(7, 2, 3, 37, 13).to(device, torch.float32)
+    out, plain, truth = case.attend(backend), alone.attend("reference"), exact.attend("reference")
+    of_case, of_plain, of_truth = (
+        c.gradients(o, of_out[: len(o)]) for c, o in [(case, out), (alone, plain), (exact, truth)]
+    )
+    eps = torch.finfo(torch.float32).eps
+    assert_within_yardstick(out[:1], plain, truth, eps * case.tensors["v"].abs().max().item(), "the clean sample")
+    assert not out[1].any()
+    for name in "qkv":
+        rounding = eps * exact.uncancelled(of_out[:1])[name].abs().max().item()
+        assert_within_yardstick(of_case[name][:1], of_plain[name], of_truth[name], rounding, f"its gradient of {name}")
+        assert not of_case[name][1].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled", "auto"])
+@pytest.mark.parametrize("sizes", [(0, 5, 7), (2, 0, 7), (2, 5, 0)], ids=["samples", "queries", "keys"])
+def test_nothing_to_look_at_gives_zeros_and_no_queries_give_nothing(backend, sizes, device):
+    batch, queries, keys = sizes
+    q = torch.ones(batch, 3, queries, 13, device=device, requires_grad=True)
+    k = torch.ones(batch, 3, keys, 13, device=device, requires_grad=True)
+    for mask in (None, Mask.causal(), Mask.causal(0) & Mask.padding(keys, queries=True).to(device)):
+        out = attend(q, k, k, mask, backend=backend)
+        assert out.shape == q.shape
+        assert keys or not out.any()
+        for gradient in torch.autograd.grad(out.sum(), (q, k)):
+            assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled", "auto"])
+def test_mixed_dtypes_are_legal_under_autocast_and_as_exact_as_its_dtype(backend, device):
+    case = Case(
+        {name: random(n, 2, 3, 37, 13) for n, name in enumerate("qkv")} | {"scale": random(3, 3)}, Mask.causal()
+    )
+    case = case.to(torch.float32, device)
+    rounded = case.to(torch.bfloat16, device, torch.float32)
+    exact = rounded.to(torch.float64, device)
+    of_out = random(7, 2, 3, 37, 13).to(device, torch.bfloat16)
+    mixed = replace(case, tensors=case.tensors | {"k": rounded.tensors["k"]})
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = mixed.attend(backend)
+    plain, truth = rounded.attend("reference"), exact.attend("reference")
+    eps = torch.finfo(torch.bfloat16).eps
+    assert out.dtype == torch.bfloat16
+    assert_within_yardstick(out, plain, truth, eps * case.tensors["v"].abs().max().item(), "the output")
+    of_mixed, of_plain, of_truth = (c.gradients(o, of_out) for c, o in [(mixed, out), (rounded, plain), (exact, truth)])
+    for name, size in exact.uncancelled(of_out).items():
+        rounding = eps * size.abs().max().item()
+        assert of_mixed[name].dtype == mixed.tensors[name].dtype
+        assert_within_yardstick(of_mixed[name], of_plain[name], of_truth[name], rounding, f"the gradient of {name}")
+
+
+def test_float64_goes_through_every_backend_in_float64(device):
+    case = Case({name: random(n, 2, 3, 37, 13) for n, name in enumerate("qkv")}, Mask.causal()).to(
+        torch.float64, device
+    )
+    for backend in ("sdpa", "tiled", "auto"):
+        torch.testing.assert_close(case.attend(backend), case.attend("reference"), rtol=0, atol=1e-13)
+
+
+def test_the_yardstick_can_fail():
+    truth, near, far = torch.zeros(3).double(), torch.full((3,), 1e-7), torch.full((3,), 1e-3)
+    assert_within_yardstick(near, near, truth, rounding=1e-7)
+    with pytest.raises(AssertionError, match="off by 1.00e-03, plain code by 1.00e-07"):
+        assert_within_yardstick(far, near, truth, rounding=1e-7)
+    with pytest.raises(AssertionError, match="off by nan"):
+        assert_within_yardstick(far * torch.nan, near, truth, rounding=1e-7)
+    with pytest.raises(AssertionError, match="has shape"):
+        assert_within_yardstick(near[:2], near, truth, rounding=1e-7)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Mask
-from clearhead.attention.masks import Documents
+from clearhead.attention.mask_kinds import Documents
 from tests.attention.cases import masks, simple_masks
 
 SIZES = (2, 3)  # batch, heads
@@ -68,7 +68,9 @@ def test_visible_and_hidden_are_opposites():
 
 def test_printing_a_mask_draws_it_and_its_repr_says_how_to_build_it():
     mask = Mask.causal() & Mask.padding([3, 2], side="left")
-    assert str(mask) == picture("■··", "■■·", "■■■")
+    assert str(mask) == picture("■··", "■■·", "■■■", "(the first of 2 samples)")
+    assert str(Mask.padding([2])) == picture("■■·", "■■·", "■■·")
+    assert repr(Mask.window(2)) == "Mask.window(2)"
     assert repr(mask) == "Mask.causal() & Mask.padding([3, 2], side='left')"
     assert repr((mask | Mask.prefix(2)) & Mask.window(2, 1, offset=3)) == (
         "((Mask.causal() & Mask.padding([3, 2], side='left')) | Mask.prefix([2])) & Mask.window(2, 1, offset=3)"

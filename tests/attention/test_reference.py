@@ -52,9 +52,7 @@ def test_a_sink_takes_its_share_and_gives_nothing():
 
 def test_the_cap_comes_after_the_scale_and_before_the_bias():
     capped = 2 * math.tanh(6 / 2)
-    found = attention_weights(
-        **scored(3, 0) | {"scale": 2.0}, softcap=2.0, bias=double(-capped, LN2)
-    )
+    found = attention_weights(**scored(3, 0) | {"scale": 2.0}, softcap=2.0, bias=double(-capped, LN2))
     assert found.flatten().tolist() == approximately(1 / 3, 2 / 3)
 
 
@@ -119,7 +117,9 @@ def test_first_and_second_derivatives_check_out_numerically(case):
     case = case.to(torch.float64)
 
     def run(*tensors: Tensor) -> Tensor:
-        return Case(dict(zip(case.tensors, tensors, strict=True)), case.mask, case.bias, case.options).attend("reference")
+        return Case(dict(zip(case.tensors, tensors, strict=True)), case.mask, case.bias, case.options).attend(
+            "reference"
+        )
 
     inputs = tuple(case.tensors.values())
     assert torch.autograd.gradcheck(run, inputs)

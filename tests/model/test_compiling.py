@@ -7,11 +7,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig
 
 pytestmark = pytest.mark.unchecked  # the shape-checking hook breaks graphs
-LENGTHS = (7, 11, 13, 17, 19, 23)
+LENGTHS = (7, 11, 13, 17)
 
 
 def config(name: str, **changes) -> ModelConfig:
-    small = {"width": 24, "heads": 6, "layers": 2, "feedforward": 37, "dropout": 0.0}
+    small = {"width": 24, "heads": 6, "layers": 1, "feedforward": 37, "dropout": 0.0}
     return ModelConfig.named(name, vocabulary=53, **{**small, **changes})
 
 
@@ -30,7 +30,8 @@ def test_one_graph_serves_every_length(shape):
     torch._dynamo.reset()
     name, changes = SHAPES[shape]
     model = EncoderDecoder(config(name, **changes))
-    counter = CompileCounterWithBackend("aot_eager")
+    # The graph of the backward pass takes longest, and is the same matter for every shape.
+    counter = CompileCounterWithBackend("aot_eager" if shape == "modern" else "eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     for n in LENGTHS:
         source, target = torch.randint(0, 53, (3, n)), torch.randint(0, 53, (3, n + 2))

@@ -147,6 +147,12 @@ class Dense(Bias):
     """A tensor somebody built, with four axes of which any may be 1."""
 
     def __init__(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise DtypeError(
+                f"a bias is a floating-point tensor that is added to the scores, or a Bias, got {kind}; "
+                "a boolean that shows or hides goes to mask=, as Mask.visible or Mask.hidden"
+            )
         if tensor.ndim > 4:
             raise ShapeError(f"a bias has at most 4 axes (batch, heads, queries, keys), got {tuple(tensor.shape)}")
         self.parameter = tensor[(None,) * (4 - tensor.ndim)]

@@ -84,11 +84,11 @@ def _why_this_way(call: Call, kernel: str) -> list[str]:
     _, _, queries, keys = call.sizes
     structure = sdpa.taken_apart(call.mask, queries, keys)
     if kernel == "math":
-        reason = "for float64 there" if call.q.is_cuda else "for dropout or a learned bias on a CPU"
-        return [f"PyTorch has no fused kernel {reason}."]
+        unfused = "dropout" if call.dropout else "float64" if call.q.is_cuda else "a bias that learns"
+        return [f"PyTorch has no fused kernel for {unfused} on {call.q.device.type}."]
     if structure.rest or call.bias is not None:
         dense = sdpa.quadratic(call)
-        what = " and ".join([*map(repr, structure.rest)] + ["the bias"] * (call.bias is not None))
+        what = " and ".join(["The bias"] * (call.bias is not None) + [*map(repr, structure.rest)])
         return [f"{what}: handed over as a dense tensor of {dense:,} numbers."]
     a, why = sdpa.arguments(call), []
     if structure.causal:
@@ -98,7 +98,7 @@ def _why_this_way(call: Call, kernel: str) -> list[str]:
     elif structure.simple and a.q.shape[3] > call.q.shape[3]:
         why.append("Hidden keys are a further feature of q and k: no mask is built.")
     if a.rows is not None:
-        why.append("Rows that see nothing are zeroed afterwards.")
+        why.append("Rows that may see nothing are zeroed afterwards.")
     if call.sinks is not None:
         why.append("The sinks are one more key, whose value is zero.")
     return why

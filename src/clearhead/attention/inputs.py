@@ -56,15 +56,16 @@ def checked(
     q, k, v = _common_dtype(named)
     mask = None if mask is None else as_mask(mask)
     heads, d = q.shape[1], q.shape[3]
-    if isinstance(bias, Tensor):
+    if bias is not None and not isinstance(bias, Bias):
         bias = Dense(bias)
     if softcap is not None and not softcap > 0:
         raise ShapeError(f"softcap must be a positive number, got {softcap}; None switches it off")
     if not 0 <= dropout < 1:
         raise ShapeError(f"dropout must be at least 0 and less than 1, got {dropout}")
     scale = 1 / math.sqrt(d) if scale is None else _scale(scale, heads)
-    if sinks is not None and tuple(sinks.shape) != (heads,):
-        raise ShapeError(f"sinks must hold one number a head, ({heads},), got {tuple(sinks.shape)}")
+    if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (heads,)):
+        got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise ShapeError(f"sinks must be a tensor with one number a head, shaped ({heads},), got {got}")
     call = Call(q, k, v, mask, scale, bias, softcap, sinks, dropout)
     for part in (mask, bias):
         if part is not None:
@@ -133,13 +134,15 @@ def _scale(scale: float | Tensor, heads: int) -> float | Tensor:
 
 def _check_devices(call: Call) -> None:
     others = {
-        "mask": call.mask.device if call.mask is not None else None,
-        "bias": call.bias.parameter.device if call.bias is not None else None,
-        "scale": call.scale.device if isinstance(call.scale, Tensor) else None,
-        "sinks": call.sinks.device if call.sinks is not None else None,
+        "mask": [] if call.mask is None else call.mask.tensors(),
+        "bias": [] if call.bias is None else [call.bias.parameter],
+        "scale": [call.scale] if isinstance(call.scale, Tensor) else [],
+        "sinks": [] if call.sinks is None else [call.sinks],
     }
-    for name, device in others.items():
-        if device is not None and device != call.q.device:
-            raise DeviceError(
-                f"the {name} is on {device}, q on {call.q.device}; move it with {name}.to({str(call.q.device)!r})"
-            )
+    for name, tensors in others.items():
+        for tensor in tensors:
+            if tensor.device != call.q.device:
+                raise DeviceError(
+                    f"the {name} is on {tensor.device}, q on {call.q.device}; "
+                    f"move it with {name}.to({str(call.q.device)!r})"
+                )

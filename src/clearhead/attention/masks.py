@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from clearhead.errors import MaskError, ShapeError
@@ -24,11 +24,12 @@ Blocks = tuple[Tensor, Tensor]
 class Mask:
     """Who may look at whom; compose with `&` and `|`.
 
-    >>> print(Mask.causal() & Mask.padding([2, 4]))  # the first of two samples
+    >>> print(Mask.causal() & Mask.padding([2, 4]))
     ■···
     ■■··
     ■■··
     ■■··
+    (the first of 2 samples)
     """
 
     # What `check` compares with the tensors; None where any size will do.
@@ -57,7 +58,7 @@ class Mask:
         ■····
         ■■···
         """
-        return Band(None, 0, offset)
+        return kinds.Band(None, 0, offset)
 
     @staticmethod
     def window(left: int | None, right: int | None = 0, offset: int | None = None) -> Mask:
@@ -72,7 +73,7 @@ class Mask:
         for side, value in (("left", left), ("right", right)):
             if value is not None and value < 0:
                 raise MaskError(f"a window cannot reach {value} keys to the {side}; use 0 or more, or None")
-        return Band(left, right, offset)
+        return kinds.Band(left, right, offset)
 
     @staticmethod
     def padding(lengths: Lengths, *, side: str = "right", queries: bool = False) -> Mask:
@@ -91,7 +92,7 @@ class Mask:
         """
         if side not in ("left", "right"):
             raise MaskError(f"padding is on the 'left' or on the 'right', not {side!r}")
-        return Padding(_lengths(lengths), side, queries)
+        return kinds.Padding(_lengths(lengths), side, queries)
 
     @staticmethod
     def prefix(n: Lengths) -> Mask:
@@ -103,7 +104,7 @@ class Mask:
         ■■■·
         ■■■■
         """
-        return Prefix(_lengths(n))
+        return kinds.Prefix(_lengths(n))
 
     @staticmethod
     def documents(ids: Tensor, query_ids: Tensor | None = None) -> Mask:
@@ -116,7 +117,7 @@ class Mask:
         ■■·
         ··■
         """
-        return Documents(_ids(ids), None if query_ids is None else _ids(query_ids))
+        return kinds.Documents(_ids(ids), None if query_ids is None else _ids(query_ids))
 
     @staticmethod
     def visible(tensor: Tensor) -> Mask:
@@ -126,7 +127,7 @@ class Mask:
         ■·
         ■■
         """
-        return Dense(_boolean(tensor, "visible"))
+        return kinds.Dense(_boolean(tensor, "visible"))
 
     @staticmethod
     def hidden(tensor: Tensor) -> Mask:
@@ -136,7 +137,7 @@ class Mask:
         ■·
         ■■
         """
-        return Dense(~_boolean(tensor, "hidden"))
+        return kinds.Dense(~_boolean(tensor, "hidden"))
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
         """Whether query `i` may look at key `j` in sample `b`, head `h`: the definition, for any indices."""
@@ -214,9 +215,20 @@ class Mask:
                         f"build it for (batch, heads, queries, keys) = {tuple(wanted.values())}"
                     )
 
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What a backend works out about this mask: made at the first layer, found again at the others."""
+        if torch.compiler.is_compiling():
+            return make()
+        changes = tuple(tensor._version for tensor in self.tensors() if not tensor.is_inference())
+        key = (key, changes, torch.is_inference_mode_enabled())
+        if key not in self._found:
+            if len(self._found) > 7:
+                self._found.clear()  # sizes that come and go, as in a growing cache
+            self._found[key] = make()
+        return self._found[key]
+
     @functools.cached_property
-    def remembered(self) -> dict[Any, Any]:
-        """What a backend worked out about this mask and wants to find again."""
+    def _found(self) -> dict[Any, Any]:
         return {}
 
     @property
@@ -233,14 +245,15 @@ class Mask:
         return "\n".join("".join("■" if cell else "·" for cell in row) for row in grid)
 
     def _longest(self) -> int:
-        lengths = [part.lengths for part in self.parts() if isinstance(part, Padding)]
-        return max((int(n.max()) for n in lengths if n.numel()), default=0)
+        lengths = [part.lengths for part in self.parts() if isinstance(part, kinds.Padding)]
+        longest = max((int(n.max()) for n in lengths if n.numel()), default=0)
+        return longest if self.batch else longest + 1  # of one sample, show where its padding begins
 
     def __and__(self, other: Mask) -> Mask:
-        return Both((*self.parts(), *as_mask(other).parts()))
+        return kinds.Both((*self.parts(), *as_mask(other).parts()))
 
     def __or__(self, other: Mask) -> Mask:
-        return Either((self, as_mask(other)))
+        return kinds.Either((self, as_mask(other)))
 
     __rand__ = __and__
     __ror__ = __or__
@@ -249,273 +262,8 @@ class Mask:
         raise MaskError("a mask is neither true nor false; combine masks with & and |, not with and/or")
 
     def __str__(self) -> str:
-        return self.draw()
-
-
-class Band(Mask):
-    """Causal masks and windows: keys from `left` before to `right` after the query's position."""
-
-    def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
-        self.left, self.right, self.offset = left, right, offset
-
-    def of_keys(self) -> Mask | None:
-        return None
-
-    def start(self, queries: int, keys: int) -> int:
-        """The position of the first query."""
-        return keys - queries if self.offset is None else self.offset
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        ahead = j - (i + self.start(queries, keys))
-        return self._within(ahead, ahead)
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        (r0, r1), (c0, c1) = _edges(queries, rows, device), _edges(keys, columns, device)
-        start = self.start(queries, keys)
-        nearest = c0[None, :] - (r1[:, None] - 1 + start)
-        furthest = (c1[None, :] - 1) - (r0[:, None] + start)
-        return self._within(furthest, nearest)[None, None], self._within(nearest, furthest)[None, None]
-
-    def _within(self, least: Tensor, most: Tensor) -> Tensor:
-        seen = torch.ones_like(least, dtype=torch.bool)
-        if self.left is not None:
-            seen = seen & (least >= -self.left)
-        if self.right is not None:
-            seen = seen & (most <= self.right)
-        return seen
-
-    def __repr__(self) -> str:
-        offset = "" if self.offset is None else f"offset={self.offset}"
-        if self.left is None and self.right == 0:
-            return f"Mask.causal({offset})"
-        return f"Mask.window({self.left}, {self.right}{', ' * bool(offset)}{offset})"
-
-
-class Prefix(Mask):
-    def __init__(self, lengths: Int[Tensor, " batch"]) -> None:
-        self.lengths = lengths
-        self.batch = len(lengths) if len(lengths) > 1 else None
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        return j < _of_sample(self.lengths, b)
-
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
-        return torch.arange(keys, device=self.lengths.device) < self.lengths.view(-1, 1, 1, 1)
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _edges(keys, columns, device)
-        lengths = self.lengths[:, None, None, None]
-        return c0 < lengths, c1 <= lengths
-
-    def of_keys(self) -> Mask | None:
-        return self
-
-    def tensors(self) -> list[Tensor]:
-        return [self.lengths]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        return Prefix(change(self.lengths))
-
-    def __repr__(self) -> str:
-        return f"Mask.prefix({_short(self.lengths)})"
-
-
-class Padding(Mask):
-    def __init__(self, lengths: Int[Tensor, " batch"], side: str, hide_queries: bool) -> None:
-        self.lengths, self.side, self.hide_queries = lengths, side, hide_queries
-        self.batch = len(lengths) if len(lengths) > 1 else None
-
-    def _real(self, lengths: Tensor, position: Tensor, keys: int) -> Tensor:
-        """Whether a position holds a real token."""
-        return position < lengths if self.side == "right" else position >= keys - lengths
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        lengths = _of_sample(self.lengths, b)
-        seen = self._real(lengths, j, keys)
-        return seen & self._real(lengths, i + (keys - queries), keys) if self.hide_queries else seen
-
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
-        return self._real(self.lengths.view(-1, 1, 1, 1), torch.arange(keys, device=self.lengths.device), keys)
-
-    def real_queries(self, queries: int, keys: int) -> Tensor:
-        """Which queries are real tokens: `(batch, 1, queries, 1)`."""
-        position = torch.arange(keys - queries, keys, device=self.lengths.device).view(-1, 1)
-        return self._real(self.lengths.view(-1, 1, 1, 1), position, keys)
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _edges(keys, columns, device)
-        some, every = self._real_blocks(c0, c1, keys)
-        if self.hide_queries:
-            r0, r1 = (edge + keys - queries for edge in _edges(queries, rows, device))
-            some_rows, every_row = self._real_blocks(r0, r1, keys)
-            some, every = some & some_rows.transpose(2, 3), every & every_row.transpose(2, 3)
-        return some, every
-
-    def _real_blocks(self, first: Tensor, end: Tensor, keys: int) -> Blocks:
-        lengths = self.lengths[:, None, None, None]
-        if self.side == "right":
-            return first < lengths, end <= lengths
-        return end > keys - lengths, first >= keys - lengths
-
-    def hiding_queries(self, hide: bool) -> Mask:
-        return Padding(self.lengths, self.side, hide)
-
-    def of_keys(self) -> Mask | None:
-        return self.hiding_queries(False)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.lengths]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        return Padding(change(self.lengths), self.side, self.hide_queries)
-
-    def __repr__(self) -> str:
-        side = "" if self.side == "right" else f", side={self.side!r}"
-        return f"Mask.padding({_short(self.lengths)}{side}{', queries=True' * self.hide_queries})"
-
-
-class Documents(Mask):
-    def __init__(self, ids: Int[Tensor, "#batch keys"], query_ids: Int[Tensor, "#batch queries"] | None) -> None:
-        self.ids, self.query_ids = ids, query_ids
-        self.keys = ids.shape[1]
-        self.queries = None if query_ids is None else query_ids.shape[1]
-        sizes = {len(t) for t in self.tensors()} - {1}
-        if len(sizes) > 1:
-            raise ShapeError(f"ids are for {len(ids)} samples, query_ids for {len(self.tensors()[1])}")
-        self.batch = sizes.pop() if sizes else None
-
-    def of_queries(self, queries: int) -> Tensor:
-        if self.query_ids is not None:
-            return self.query_ids
-        if queries > self.ids.shape[1]:
-            raise ShapeError(f"{queries} queries, but document ids for {self.ids.shape[1]} tokens only; pass query_ids")
-        return self.ids[:, self.ids.shape[1] - queries :]
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        return _of_sample(self.of_queries(queries), b, i) == _of_sample(self.ids, b, j)
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        low_k, high_k = (t[:, None, None, :] for t in _extremes(self.ids, columns))
-        low_q, high_q = (t[:, None, :, None] for t in _extremes(self.of_queries(queries), rows))
-        return (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.ids] if self.query_ids is None else [self.ids, self.query_ids]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        return Documents(change(self.ids), None if self.query_ids is None else change(self.query_ids))
-
-    def __repr__(self) -> str:
-        return f"Mask.documents({_short(self.ids)})"
-
-
-class Dense(Mask):
-    """A boolean that somebody built."""
-
-    def __init__(self, seen: Bool[Tensor, "b h q k"]) -> None:
-        self.seen = seen
-        self.batch, self.heads, self.queries, self.keys = (n if n > 1 else None for n in seen.shape)
-
-    @property
-    def keys_only(self) -> bool:
-        return self.seen.shape[1:3] == (1, 1) and self.seen.shape[3] > 1
-
-    def of_keys(self) -> Mask | None:
-        return self if self.keys_only else super().of_keys()
-
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
-        return self.seen
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        indices = (b, h, i, j)
-        return self.seen[tuple(x if n > 1 else x * 0 for x, n in zip(indices, self.seen.shape, strict=True))]
-
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
-        tall, wide = self.seen.shape[2] > 1, self.seen.shape[3] > 1
-        return self.seen[:, :, rows if tall else slice(None), columns if wide else slice(None)]
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        some = _reduced(_reduced(self.seen, rows, 2), columns, 3)
-        every = ~_reduced(_reduced(~self.seen, rows, 2), columns, 3)
-        return some, every
-
-    def tensors(self) -> list[Tensor]:
-        return [self.seen]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        return Dense(change(self.seen))
-
-    def __repr__(self) -> str:
-        return f"Mask.visible({'×'.join(map(str, self.seen.shape))} booleans)"
-
-
-class _Several(Mask):
-    sign = ""
-
-    def __init__(self, masks: tuple[Mask, ...]) -> None:
-        self.masks = masks
-        self.batch, self.heads = self._common("batch"), self._common("heads")
-        self.queries, self.keys = self._common("queries"), self._common("keys")
-
-    def _common(self, name: str) -> int | None:
-        found: int | None = None
-        for mask in self.masks:
-            size = getattr(mask, name)
-            if size is not None and found is not None and size != found:
-                raise ShapeError(f"masks for {found} and {size} {name} do not combine: {self!r}")
-            found = size if found is None else found
-        return found
-
-    def tensors(self) -> list[Tensor]:
-        return [tensor for mask in self.masks for tensor in mask.tensors()]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        return type(self)(tuple(mask.map(change) for mask in self.masks))
-
-    def __repr__(self) -> str:
-        return f" {self.sign} ".join(f"({m!r})" if isinstance(m, _Several) else repr(m) for m in self.masks)
-
-
-class Both(_Several):
-    sign = "&"
-
-    def parts(self) -> tuple[Mask, ...]:
-        return self.masks
-
-    def hiding_queries(self, hide: bool) -> Mask:
-        return Both(tuple(mask.hiding_queries(hide) for mask in self.masks))
-
-    def of_keys(self) -> Mask | None:
-        kept = tuple(part for mask in self.masks if (part := mask.of_keys()) is not None)
-        return Both(kept) if kept else None
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        seen = self.masks[0].at(b, h, i, j, queries, keys)
-        for mask in self.masks[1:]:
-            seen = seen & mask.at(b, h, i, j, queries, keys)
-        return seen
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        some, every = self.masks[0].blocks(queries, keys, rows, columns, device)
-        for mask in self.masks[1:]:
-            more = mask.blocks(queries, keys, rows, columns, device)
-            some, every = some & more[0], every & more[1]
-        return some, every
-
-
-class Either(_Several):
-    sign = "|"
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        first, second = (mask.at(b, h, i, j, queries, keys) for mask in self.masks)
-        return first | second
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        first, second = (mask.blocks(queries, keys, rows, columns, device) for mask in self.masks)
-        return first[0] | second[0], first[1] | second[1]
+        several = f"\n(the first of {self.batch} samples)" if self.batch else ""
+        return self.draw() + several
 
 
 def as_mask(value: object) -> Mask:
@@ -526,7 +274,10 @@ def as_mask(value: object) -> Mask:
             f"a bare {value.dtype} tensor of shape {tuple(value.shape)} does not say whether True shows or "
             "hides; wrap it as Mask.visible(tensor) (True may look) or Mask.hidden(tensor) (True may not)"
         )
-    raise MaskError(f"expected a Mask or None, got {type(value).__name__}: {value!r}")
+    raise MaskError(
+        f"a mask must be a Mask, such as Mask.causal() or Mask.padding(lengths), or None; "
+        f"got {type(value).__name__}: {value!r}"
+    )
 
 
 def _lengths(lengths: Lengths) -> Tensor:
@@ -563,37 +314,5 @@ def _boolean(tensor: Tensor, name: str) -> Tensor:
     return tensor[(None,) * (4 - tensor.ndim)]
 
 
-def _of_sample(tensor: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
-    """What belongs to sample `b`; a tensor of one sample belongs to all."""
-    return tensor[(b if len(tensor) > 1 else b * 0, *rest)]
-
-
-def _short(tensor: Tensor) -> str:
-    if tensor.device.type != "cpu" or tensor.numel() > 8:
-        return f"<{'×'.join(map(str, tensor.shape))}>"
-    return str(tensor.tolist())
-
-
-def _edges(size: int, block: int, device: Any) -> tuple[Tensor, Tensor]:
-    """First index of each block, and the one after its last."""
-    first = torch.arange(0, size, block, device=device)
-    return first, (first + block).clamp(max=size)
-
-
-def _blocked(tensor: Tensor, block: int, axis: int, fill: Any) -> Tensor:
-    """The axis cut into blocks, the last one filled up: (…, blocks, block, …)."""
-    missing = -tensor.shape[axis] % block
-    if missing:
-        shape = [missing if a == axis else n for a, n in enumerate(tensor.shape)]
-        tensor = torch.cat([tensor, tensor.new_full(shape, fill)], axis)
-    blocked: Tensor = tensor.unflatten(axis, (-1, block))
-    return blocked
-
-
-def _reduced(seen: Tensor, block: int, axis: int) -> Tensor:
-    return seen if seen.shape[axis] == 1 else _blocked(seen, block, axis, False).any(axis + 1)
-
-
-def _extremes(ids: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    limits = torch.iinfo(ids.dtype)
-    return _blocked(ids, block, 1, limits.max).amin(2), _blocked(ids, block, 1, limits.min).amax(2)
+# Last, because the kinds are masks themselves.
+import clearhead.attention.mask_kinds as kinds  # noqa: E402

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.attention.backends import attend
+from clearhead.attention.backends import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask
@@ -32,6 +32,11 @@ class Seen(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None
     logsumexp: Tensor | None = None
+
+    def weights(self) -> Float[Tensor, "batch heads queries keys"]:
+        """Every weight of it, by the definition: for short texts, since it builds the whole square."""
+        options = {"scale": self.scale, "bias": self.bias, "softcap": self.softcap, "sinks": self.sinks}
+        return attention_weights(self.q, self.k, self.mask, **options)
 
 
 class MultiHeadAttention(nn.Module):

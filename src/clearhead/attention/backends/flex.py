@@ -22,6 +22,8 @@ def refusal(call: Call) -> str | None:
         return "FlexAttention has no dropout"
     if call.q.device.type == "cpu" and call.needs_grad:
         return "FlexAttention has no backward pass on the CPU"
+    if call.q.device.type == "cpu" and call.sinks is not None:
+        return "FlexAttention gives no logsumexp on the CPU, which sinks need"
     if call.q.dtype == torch.float64:
         return "FlexAttention has no float64"
     if 0 in call.sizes:
@@ -31,26 +33,31 @@ def refusal(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     _, heads, queries, keys = call.sizes
-    q, scale = call.q, call.scale
+    q, k, v, scale = call.q, call.k, call.v, call.scale
     if isinstance(scale, Tensor):
         q, scale = q * scale.to(q.dtype), 1.0
-    masked = None if call.mask is None else block_mask(call.mask, queries, keys, q.device)
-    out: Tensor
-    out, aux = kernel(
+    if q.device.type == "cpu":  # here FlexAttention asks for requires_grad, even under no_grad
+        q, k, v = q.detach(), k.detach(), v.detach()
+    mask, masked = call.mask, None
+    if mask is not None:
+        masked = mask.once(("blocks", queries, keys, q.device), lambda: block_mask(mask, queries, keys, q.device))
+    found = kernel(
         q,
-        call.k,
-        call.v,
+        k,
+        v,
         score_mod=score_change(call),
         block_mask=masked,
         scale=scale,
-        enable_gqa=heads != call.k.shape[1],
-        return_aux=AuxRequest(lse=True),
+        enable_gqa=heads != k.shape[1],
+        return_aux=None if call.sinks is None else AuxRequest(lse=True),
     )
-    if call.sinks is not None:
-        # exp(lse) / (exp(lse) + exp(sink)): the share that the sink leaves to the keys
-        share = torch.sigmoid(aux.lse - call.sinks.view(1, -1, 1))
-        out = out * share[..., None].to(out.dtype)
-    return out
+    if call.sinks is None:
+        out: Tensor = found
+        return out
+    # exp(lse) / (exp(lse) + exp(sink)): the share that the sink leaves to the keys
+    out, aux = found
+    share = torch.sigmoid(aux.lse - call.sinks.view(1, -1, 1))
+    return out * share[..., None].to(out.dtype)
 
 
 compiled = torch.compile(flex_attention, fullgraph=True)
@@ -82,18 +89,6 @@ def score_change(call: Call) -> Callable[..., Tensor] | None:
 
 
 def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """The mask's blocks, remembered with it: all layers of a model share one mask."""
-    if torch.compiler.is_compiling():
-        return _block_mask(mask, queries, keys, device)
-    key = (queries, keys, device, *(tensor._version for tensor in mask.tensors()))
-    if key not in mask.remembered:
-        mask.remembered.clear()  # the sizes of the last call are those of the next, or never come back
-        mask.remembered[key] = _block_mask(mask, queries, keys, device)
-    blocks: BlockMask = mask.remembered[key]
-    return blocks
-
-
-def _block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
     """Hidden blocks are skipped, wholly visible ones not looked into; nothing queries × keys is built."""
     some, every = mask.blocks(queries, keys, BLOCK, BLOCK, device)
     shape = (max(len(some), len(every)), some.shape[1], -(-queries // BLOCK), -(-keys // BLOCK))

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.attention.inputs import Call
-from clearhead.attention.masks import Band, Dense, Mask, Padding, Prefix
+from clearhead.attention.mask_kinds import Band, Dense, Padding, Prefix
+from clearhead.attention.masks import Mask
 
 # How many numbers a dense mask or the weights may have before `auto` looks for another way (64 MiB of float32).
 AFFORDABLE = 2**24
@@ -127,7 +128,10 @@ def arguments(call: Call) -> Arguments:
         seen, rows = _square(call)
     else:
         causal = structure.causal
-        seen, rows = _keys_and_rows(structure, queries, keys, q.device)
+        if structure.simple:
+            assert call.mask is not None
+            kept = ("keys and rows", queries, keys)
+            seen, rows = call.mask.once(kept, lambda: _keys_and_rows(structure, queries, keys, q.device))
         if causal and seen is not None:
             q, k = _hide_by_a_column(q, k, seen)
             seen = None
@@ -176,7 +180,8 @@ def _square(call: Call) -> tuple[Tensor, Tensor]:
     bias = None if call.bias is None else call.bias.dense(queries, keys).to(call.q.dtype)
     seen = None if bias is None else bias > -torch.inf
     if call.mask is not None:
-        of_mask = call.mask.dense(queries, keys, call.q.device)
+        mask, device = call.mask, call.q.device
+        of_mask = mask.once(("dense", queries, keys, device), lambda: mask.dense(queries, keys, device))
         seen = of_mask if seen is None else seen & of_mask
     assert seen is not None
     alive = seen.any(-1, keepdim=True)
