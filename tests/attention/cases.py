@@ -54,7 +54,8 @@ class Case:
         return attention_weights(**arguments)
 
     def gradients(self, out: Tensor, of_out: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(out, list(self.tensors.values()), of_out.to(out), allow_unused=True)
+        with torch.autograd.set_detect_anomaly(True):  # a NaN on the way that a later zero hides is wrong too
+            found = torch.autograd.grad(out, list(self.tensors.values()), of_out.to(out), allow_unused=True)
         return {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(self.tensors.items(), found, strict=True)
@@ -65,7 +66,7 @@ class Case:
         tensors = {name: t.detach().abs().requires_grad_() for name, t in self.tensors.items()}
         given, of_out = replace(self, tensors=tensors).arguments(), of_out.double().abs()
         k, v = (given[name].repeat_interleave(self.sizes[1] // given[name].shape[1], dim=1) for name in "kv")
-        scale, bias = torch.as_tensor(given.get("scale", 1.0)).abs().reshape(-1, 1, 1), given.get("bias", 0.0)
+        scale, bias = torch.as_tensor(given.get("scale", 1.0)).to(k).abs().reshape(-1, 1, 1), given.get("bias", 0.0)
         scores = given["q"] @ k.mT * scale + (bias.dense(*self.sizes[2:]).abs() if isinstance(bias, Bias) else bias)
         # exp makes the absolute error of a score the relative error of a weight: the larger, the shakier
         shaky = 1 + scores.detach().masked_fill(~self.visible(), 0.0).amax(-1, keepdim=True)
@@ -83,7 +84,7 @@ class Case:
         queries, keys = self.sizes[2:]
         seen = torch.ones(self.sizes, dtype=torch.bool, device=self.tensors["q"].device)
         if self.mask is not None:
-            seen = seen & self.mask.dense(queries, keys)
+            seen = seen & self.mask.dense(queries, keys, seen.device)
         bias = self.arguments().get("bias")
         if isinstance(bias, Bias):
             bias = bias.dense(queries, keys)

@@ -55,3 +55,14 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(device, monkeypat
     shapes = [(1, 2, 17, 2), (1, 1, 17, 2), (1, 1, 17, 3), (2,)]
     inputs = [random(n, *shape).to(device).requires_grad_() for n, shape in enumerate(shapes)]
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled"])
+def test_a_query_that_sees_nothing_yields_zeros_under_dropout_too(backend, dtype, device):
+    mask = (Mask.causal() & Mask.padding([5, 0], side="left")).to(device)
+    q, k, v = (random(n, 2, 3, 11, 13).to(device, dtype).requires_grad_() for n in range(3))
+    out = attend(q, k, v, mask, dropout=0.3, backend=backend)
+    assert not out[0, :, :6].any()
+    assert not out[1].any()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k, v)))

@@ -24,7 +24,7 @@ SHOWN = {
 
 
 def shown(run) -> set[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         run()
     return {event.key for event in seen.key_averages()}
 

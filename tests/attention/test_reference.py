@@ -107,11 +107,12 @@ BLIND = Mask.hidden(torch.tensor([[False] * 5, [True] * 5, [True, False] * 2 + [
     "case",
     [
         Case(PLAIN),
+        Case(PLAIN, BLIND),
         Case(PLAIN | {"scale": SCALE, "sinks": SINKS}, BLIND, None, {"softcap": 1.5}),
         Case(PLAIN | {"bias": random(6, 2, 3, 5), "scale": SCALE[0]}, Mask.causal() & Mask.padding([4], side="left")),
         Case(PLAIN | {"bias": SLOPES}, Mask.causal(), Bias.alibi(SLOPES), {"softcap": 2.0}),
     ],
-    ids=["plain", "blind, capped, sinks, scale", "causal, padding, bias", "alibi, capped"],
+    ids=["plain", "blind", "blind, capped, sinks, scale", "causal, padding, bias", "alibi, capped"],
 )
 def test_first_and_second_derivatives_check_out_numerically(case):
     case = case.to(torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -63,16 +64,20 @@ class Bias:
         raise NotImplementedError
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
-        """The numbers of some rows and columns, `(1, heads, rows, columns)`."""
-        device = self.parameter.device
-        return self.at(
-            torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
-            torch.arange(self.heads, device=device).view(1, -1, 1, 1),
-            torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1),
-            torch.arange(columns.start, columns.stop, device=device).view(1, 1, 1, -1),
-            queries,
-            keys,
-        )
+        """The numbers of some rows and columns, `(1, heads, rows, columns)`.
+
+        They depend on the distance alone, which is the same along a diagonal: so one line of numbers, for the
+        last row and as many columns more as there are rows, holds the whole tile.
+        """
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        indices = functools.partial(torch.arange, device=self.parameter.device)
+        heads = indices(self.heads).view(1, -1, 1)
+        if torch.compiler.is_compiling():  # which fuses this, but makes a new kernel for every length of `unfold`
+            across, down = indices(columns.start, columns.stop), indices(rows.start, rows.stop).view(-1, 1)
+            return self.at(heads[..., None] * 0, heads[..., None], down, across, queries, keys)
+        across, down = indices(columns.start, columns.stop + max(height, 1) - 1), indices(rows.stop - 1, rows.stop)
+        line = self.at(heads * 0, heads, down, across, queries, keys)
+        return line.unfold(-1, width, 1)[..., :height, :].flip(-2)
 
     def dense(self, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
         return self.tile(slice(0, queries), slice(0, keys), queries, keys)
@@ -93,7 +98,7 @@ class Bias:
     ) -> None:
         """Adds to `total` what a tile's gradient says about `parameter`."""
         with torch.enable_grad():
-            leaf = self.parameter.detach().requires_grad_()
+            leaf = self.parameter.detach().to(total.dtype).requires_grad_()
             tile = self.replace(leaf).tile(rows, columns, queries, keys)
         of_tile = of_tile.sum_to_size(tile.shape).to(tile.dtype)
         total += torch.autograd.grad(tile, leaf, of_tile)[0]

@@ -35,8 +35,9 @@ class Seen(NamedTuple):
 
     def weights(self) -> Float[Tensor, "batch heads queries keys"]:
         """Every weight of it, by the definition: for short texts, since it builds the whole square."""
-        options = {"scale": self.scale, "bias": self.bias, "softcap": self.softcap, "sinks": self.sinks}
-        return attention_weights(self.q, self.k, self.mask, **options)
+        return attention_weights(
+            self.q, self.k, self.mask, scale=self.scale, bias=self.bias, softcap=self.softcap, sinks=self.sinks
+        )
 
 
 class MultiHeadAttention(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 from jaxtyping import Float
@@ -85,8 +86,7 @@ def chosen(call: Call, backend: str) -> str:
         return backend
     if backend != "auto":
         raise BackendError(f"unknown attention backend {backend!r}; choose from {', '.join(BACKENDS)}")
-    if sdpa.refusal(call) is None and sdpa.quadratic(call) <= sdpa.AFFORDABLE:
-        return "sdpa"
-    if call.q.is_cuda and flex.refusal(call) is None:
+    dense = math.inf if sdpa.refusal(call) else sdpa.quadratic(call)
+    if call.q.is_cuda and dense > sdpa.CHEAP and flex.refusal(call) is None:
         return "flex"
-    return "tiled"
+    return "sdpa" if dense <= sdpa.AFFORDABLE else "tiled"

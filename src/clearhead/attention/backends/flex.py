@@ -26,6 +26,8 @@ def refusal(call: Call) -> str | None:
         return "FlexAttention gives no logsumexp on the CPU, which sinks need"
     if call.q.dtype == torch.float64:
         return "FlexAttention has no float64"
+    if call.q.is_cuda and min(call.q.shape[3], call.v.shape[3]) < 16:
+        return f"FlexAttention wants heads of at least 16 features, got {call.q.shape[3]} and {call.v.shape[3]}"
     if 0 in call.sizes:
         return "FlexAttention takes no empty tensors"
     return None
@@ -60,7 +62,8 @@ def run(call: Call) -> Tensor:
     return out * share[..., None].to(out.dtype)
 
 
-compiled = torch.compile(flex_attention, fullgraph=True)
+# Not dynamic: sizes then enter a mask's function as symbols, on which PyTorch 2.11 fails.
+compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
 def kernel(*arguments: Any, **options: Any) -> Any:
