@@ -6,6 +6,7 @@ from torch import Tensor
 
 from clearhead import Mask, attend
 from clearhead.attention.backends import tiled
+from clearhead.attention.dropout import Dropout, keepers
 from tests.attention.cases import random
 
 
@@ -66,3 +67,35 @@ def test_a_query_that_sees_nothing_yields_zeros_under_dropout_too(backend, dtype
     assert not out[0, :, :6].any()
     assert not out[1].any()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("dropped", [0.1, 0.5, 0.9])
+def test_the_layer_keeps_its_share_and_the_average(dropped, device):
+    torch.manual_seed(0)
+    ones, layer = torch.ones(997, 1009, device=device), Dropout(dropped)
+    out = layer(ones)
+    spread = (dropped * (1 - dropped) / ones.numel()) ** 0.5
+    assert ((out > 0).float().mean() - (1 - dropped)).abs() < 5 * spread + 2**-17
+    assert (out.mean() - 1).abs() < 5 * spread / (1 - dropped) + 1e-4
+    assert torch.equal(layer.eval()(ones), ones)
+
+
+def test_neighbours_are_dropped_independently():
+    """Four share a random number: still, each pair of places agrees as often as chance has it."""
+    torch.manual_seed(0)
+    kept = keepers(torch.empty(400_000), 0.5)[0].view(-1, 8).float() - 0.5
+    correlation = (kept.T @ kept) / len(kept) * 4
+    assert (correlation - torch.eye(8)).abs().max() < 5 / len(kept) ** 0.5
+
+
+def test_what_the_layer_drops_has_no_gradient_and_what_it_keeps_has_the_factor():
+    torch.manual_seed(0)
+    x = torch.ones(101, requires_grad=True)
+    out = Dropout(0.25)(x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, out.detach(), rtol=0, atol=0)
+    assert set(x.grad.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+
+
+def test_almost_everything_may_be_dropped_but_never_all():
+    assert keepers(torch.empty(3), 0.9999999)[1] == 2**16

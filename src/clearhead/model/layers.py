@@ -19,6 +19,7 @@ from clearhead.attention import (
     Rotary,
     Sinusoidal,
 )
+from clearhead.attention.dropout import Dropout
 from clearhead.attention.masks import as_mask
 from clearhead.attention.positions import Turns
 from clearhead.errors import ShapeError
@@ -43,7 +44,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.up = nn.Linear(config.width, config.feedforward * (2 if self.gated else 1), bias=config.bias)
         self.down = nn.Linear(config.feedforward, config.width, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
@@ -69,7 +70,7 @@ class Layer(nn.Module):
             self.cross_norm = norm(config)
         self.feedforward = FeedForward(config)
         self.feedforward_norm = norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
@@ -113,7 +114,7 @@ class Stack(nn.Module):
             self.positions = _rotary(config)
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
         self.embedding_norm = norm(config) if config.embedding_norm else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(layers))
         final = config.norm_first if config.final_norm is None else config.final_norm
         self.final_norm = norm(config) if final else None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
+from clearhead.attention.dropout import keepers
 from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
 
@@ -197,8 +198,8 @@ class _Work:
     def kept(self, tile: Tile, like: Tensor) -> Tensor:
         """Dropout's factors for a tile, the same in both passes."""
         generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
-        chance = 1 - self.options.dropout
-        return torch.empty_like(like).bernoulli_(chance, generator=generator).div_(chance)
+        kept, factor = keepers(like, self.options.dropout, generator)
+        return kept * factor
 
     def times_values(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, d) · (kv_heads, columns, d) → (heads, rows, columns)"""
