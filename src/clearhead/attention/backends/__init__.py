@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -37,7 +38,6 @@ def attend(
     A query that sees nothing gets zeros, and gives zero gradients. `dropout` is applied whenever it is not 0.
     A named backend does the work or refuses; `"auto"` picks one that can, and `explain` says which.
 
-    >>> import torch
     >>> x = torch.eye(3)[None, None]
     >>> attend(x, x, x, Mask.causal(), scale=9.0)[0, 0].round(decimals=2)
     tensor([[1., 0., 0.],
@@ -65,7 +65,6 @@ def attention_weights(
     This is the definition that all faster paths are judged by, and it builds the whole square. A row sums to
     one; to less with `sinks`, and to zero if the query sees nothing.
 
-    >>> import torch
     >>> q = k = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
     >>> attention_weights(q, k, Mask.causal(), scale=1.0)[0, 0]
     tensor([[1.0000, 0.0000],
@@ -87,6 +86,11 @@ def chosen(call: Call, backend: str) -> str:
     if backend != "auto":
         raise BackendError(f"unknown attention backend {backend!r}; choose from {', '.join(BACKENDS)}")
     dense = math.inf if sdpa.refusal(call) else sdpa.quadratic(call)
-    if call.q.is_cuda and dense > sdpa.CHEAP and flex.refusal(call) is None:
-        return "flex"
-    return "sdpa" if dense <= sdpa.AFFORDABLE else "tiled"
+    quick, limit = "tiled", sdpa.AFFORDABLE
+    if call.q.is_cuda and flex.refusal(call) is None:
+        quick, limit = "flex", sdpa.CHEAP_ON_GPU
+    elif call.q.device.type == "cpu":
+        limit = sdpa.CHEAP_ON_CPU
+    if torch.compiler.is_compiling():
+        limit = sdpa.AFFORDABLE  # the others are compiled anew for every length
+    return "sdpa" if dense <= limit else quick
