@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 
 # No deadline: the first call of an operator is slow, and machines are shared.
 hypothesis.settings.register_profile("default", max_examples=30, deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("soak", max_examples=2000, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("soak", max_examples=500, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
 
