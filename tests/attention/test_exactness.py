@@ -17,9 +17,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture(autouse=True, scope="module")
 def small_tiles():
-    """Blocks of 16 queries, so that small inputs have several and the seams are tested."""
+    """Blocks of 16 queries and 5 keys, so that small inputs have several and the seams are tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled, "TILE", 1)
+        patch.setattr(tiled, "BLOCK", 5)
         yield
 
 
@@ -61,6 +62,10 @@ ONCE_WRONG = {
     "one length for all meets one for each": Case(TINY, Mask.prefix(4) & Mask.padding([3, 2])),
     "one document for all meets queries of many": Case(
         TINY, Mask.documents(torch.arange(5), torch.arange(10).view(2, 5) % 5)
+    ),
+    "a block of hidden keys lies between visible ones": Case(
+        {"q": random(0, 2, 3, 5, 13), "k": random(1, 2, 3, 193, 13), "v": random(2, 2, 3, 193, 13)},
+        Mask.prefix(3) | Mask.hidden(torch.arange(193) < 131),
     ),
     "one slope for all heads": Case(TINY | {"bias": ONE_SLOPE}, None, Bias.alibi(ONE_SLOPE)),
     "a float32 scale for half precision": Case(TINY | {"scale": random(5, 3)}),

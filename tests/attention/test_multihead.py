@@ -221,6 +221,8 @@ def test_cropping_to_more_than_there_is_is_refused():
         ({"width": 12, "heads": 3, "kv_heads": 2}, "3 query heads cannot share 2 key heads"),
         ({"width": 12, "heads": 3, "temperature": "warm"}, "'fixed' or 'learned', not 'warm'"),
         ({"width": 12, "heads": 3, "positions": Rotary(6)}, "heads of 6 features, not 4"),
+        ({"width": 12, "heads": 3, "positions": Alibi(2)}, "positions for 2 heads, not 3"),
+        ({"width": 12, "heads": 3, "dropout": 1.5}, "less than 1, got 1.5"),
     ],
 )
 def test_impossible_sizes_are_refused(arguments, words):
@@ -231,3 +233,31 @@ def test_impossible_sizes_are_refused(arguments, words):
 def test_a_missing_context_is_asked_for():
     with pytest.raises(ShapeError, match="context of width 7; pass it as context="):
         MultiHeadAttention(12, 3, context_width=7)(torch.randn(1, 5, 12))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: MultiHeadAttention(12, 3)(torch.randn(2, 5, 11)),
+            ShapeError,
+            r"\(batch, tokens, 12\), got \(2, 5, 11\)",
+        ),
+        (lambda: MultiHeadAttention(12, 3)(torch.randn(5, 12)), ShapeError, r"got \(5, 12\)"),
+        (
+            lambda: MultiHeadAttention(12, 3, context_width=7)(torch.randn(2, 5, 12), context=torch.randn(2, 5, 12)),
+            ShapeError,
+            r"context must be \(batch, tokens, 7\)",
+        ),
+        (
+            lambda: MultiHeadAttention(12, 3, positions="rotary"),
+            ConfigError,
+            "a Rotary, Alibi or Relative, got 'rotary'",
+        ),
+        (lambda: MultiHeadAttention.from_torch(nn.Linear(3, 3)), ConfigError, "got Linear"),
+    ],
+)
+def test_wrong_input_is_named_with_what_was_wanted(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -91,3 +91,22 @@ def test_odd_widths_are_refused(make):
 def test_an_unknown_scaling_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="'yarn'; choose from none, linear, ntk, llama3"):
         Rotary(8, scaling={"type": "yarn"})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"type": "linear", "factr": 2.0}, "wants factor, got factr"),
+        ({"type": "llama3", "factor": 8.0}, "low_freq_factor, original_max_position_embeddings, got factor"),
+        ({"type": "linear", "factor": 0.0}, "positive numbers"),
+        ({"rope_type": "linear"}, "'none' wants nothing, got rope_type"),
+    ],
+)
+def test_a_scaling_with_wrong_values_is_refused(scaling, words):
+    with pytest.raises(ConfigError, match=words):
+        Rotary(8, scaling=scaling)
+
+
+def test_ntk_scaling_of_one_pair_of_features_is_refused():
+    with pytest.raises(ConfigError, match="at least 4 features, got 2"):
+        Rotary(2, scaling={"type": "ntk", "factor": 2.0})

@@ -125,12 +125,12 @@ def test_document_ids_that_are_no_numbers_of_documents():
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (Mask.padding([3, 4, 5]), ["made for 3 batch", "has 2", "(2, 6, 5, 11)"]),
+        (Mask.padding([3, 4, 5]), ["made for 3 samples", "has 2", "(2, 6, 5, 11)"]),
         (Mask.visible(torch.ones(4, 11, dtype=torch.bool)), ["made for 4 queries", "has 5"]),
         (Mask.visible(torch.ones(5, 3, dtype=torch.bool)), ["made for 3 keys", "has 11"]),
         (Mask.hidden(torch.ones(3, 1, 1, dtype=torch.bool)), ["made for 3 heads", "has 6"]),
         (Mask.causal() & Mask.documents(torch.zeros(7, dtype=torch.long)), ["made for 7 keys", "Mask.documents("]),
-        (Mask.causal() | Mask.prefix([1, 2, 3]), ["made for 3 batch", "Mask.causal() | Mask.prefix([1, 2, 3])"]),
+        (Mask.causal() | Mask.prefix([1, 2, 3]), ["made for 3 samples", "Mask.causal() | Mask.prefix([1, 2, 3])"]),
     ],
     ids=repr,
 )

@@ -188,10 +188,12 @@ def test_a_source_mask_that_says_nothing_of_the_context_asks_for_one():
         (lambda m: m(vectors=torch.randn(1, 3, 23)), ShapeError, r"\(batch, tokens, 24\), got \(1, 3, 23\)"),
         (lambda m: m(torch.randn(1, 3)), DtypeError, "tokens must be whole numbers"),
         (lambda m: m(tokens(3)), DtypeError, r"shape \(3,\)"),
+        (lambda m: m([[1, 2]]), DtypeError, r"got \[\[1, 2\]\]"),
+        (lambda m: m(torch.ones(1, 2, dtype=torch.uint8)), DtypeError, "got torch.uint8"),
         (lambda m: m(torch.tensor([[53]])), ShapeError, "from 53 to 53, the vocabulary from 0 to 52"),
         (lambda m: m(tokens(1, 3), segments=tokens(1, 3)), ShapeError, r"ModelConfig\(segments=2\)"),
         (lambda m: m(tokens(1, 600)), ShapeError, "position 599 lies beyond the 512 learned positions"),
-        (lambda m: m(tokens(2, 3), mask=Mask.padding([1, 2, 3])), ShapeError, "made for 3 batch"),
+        (lambda m: m(tokens(2, 3), mask=Mask.padding([1, 2, 3])), ShapeError, "made for 3 samples"),
         (lambda m: m(tokens(1, 3), mask=torch.ones(1, 3).bool()), MaskError, "Mask.visible"),
     ],
 )
@@ -207,6 +209,7 @@ def test_a_context_where_none_belongs_and_a_missing_one_are_named():
         Decoder(config(cross_attention=True))(tokens(1, 3))
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -214,9 +217,13 @@ def test_a_context_where_none_belongs_and_a_missing_one_are_named():
         ({"kv_heads": 4}, "6 query heads cannot share 4 key heads"),
         ({"norm": "batch"}, "norm must be one of layer, rms, got 'batch'"),
         ({"positions": "rotory"}, "positions must be one of"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
-        ({"window": 0}, "1 or more, got 0"),
+        ({"window": 0}, "window must be a whole number of at least 1, got 0"),
+        ({"kv_heads": 0}, "kv_heads must be a whole number of at least 1, got 0"),
+        ({"width": 24.0}, "width must be a whole number of at least 1, got 24.0"),
+        ({"segments": -1}, "segments must be a whole number of at least 0, got -1"),
+        ({"norm_first": "no"}, "norm_first must be True or False, got 'no'"),
         ({"widht": 3}, "did you mean 'width'"),
     ],
 )
@@ -235,3 +242,74 @@ def test_a_configuration_survives_json():
 
     first = config("modern", rotary_scaling={"type": "linear", "factor": 2.0})
     assert ModelConfig.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+
+
+def test_a_window_shows_as_many_keys_as_it_says():
+    """One layer: a token is influenced from window − 1 places away, and no further; encoders look both ways."""
+    for kind, ahead in ((Decoder, 0), (Encoder, 2)):
+        model = kind(config(window=3, layers=1, positions="none")).double().eval()
+        text = tokens(1, 11)
+        changed = text.clone()
+        changed[0, 5] = (changed[0, 5] + 1) % 53
+        moved = ((model(text) - model(changed)).abs().amax(-1)[0] > 1e-9).nonzero().flatten().tolist()
+        assert moved == list(range(5 - ahead, 5 + 3))
+
+
+def test_pad_queries_attend_to_nothing():
+    """So that right padding under a causal mask needs no mask at all."""
+    seen = []
+    model = Decoder(config())
+    model.decoder.layers[0].self_attention.observer = seen.append
+    model(tokens(2, 7), mask=Mask.padding([7, 3]))
+    assert seen[0].weights()[1, :, 3:].abs().sum() == 0
+    assert seen[0].weights()[1, :, :3].sum(-1).allclose(torch.ones(1))
+
+
+def test_pad_queries_flag_of_a_context_mask_says_nothing_about_the_target():
+    model = EncoderDecoder(config()).eval()
+    source, target = tokens(2, 7), tokens(2, 5)
+    context = model.encode(source, Mask.padding([7, 2]))
+    plain = model.decode(target, context, context_mask=Mask.padding([7, 2]))
+    flagged = model.decode(target, context, context_mask=Mask.padding([7, 2], queries=True))
+    assert torch.equal(plain, flagged)
+
+
+def test_positions_where_they_mean_nothing_are_refused():
+    for kind in ("alibi", "relative", "none"):
+        with pytest.raises(ShapeError, match=f"no meaning for a model with positions='{kind}'"):
+            Encoder(config(positions=kind))(tokens(1, 3), positions=torch.arange(3))
+
+
+def test_embeddings_are_dropped_out_too():
+    model = Encoder(config(dropout=0.5, attention_dropout=0.0))
+    torch.manual_seed(0)
+    placed, _ = model.encoder._placed(torch.ones(1, 7, 24), None, None, 0)
+    assert 0.3 < (placed == 0).float().mean() < 0.7
+
+
+def test_what_is_added_to_the_residual_is_calm_in_deep_models():
+    torch.manual_seed(0)
+    deep, shallow = (Encoder(config("tiny", layers=n, width=96)) for n in (8, 2))
+    for part in ("self_attention.to_out", "feedforward.down"):
+        sizes = [m.encoder.layers[0].get_submodule(part).weight.std() for m in (deep, shallow)]
+        assert (sizes[1] / sizes[0]).item() == pytest.approx(2.0, rel=0.1)
+
+
+def test_double_models_get_positions_in_double():
+    for positions in ("sinusoidal", "rotary"):
+        single = Encoder(config(positions=positions)).eval()
+        double = Encoder(config(positions=positions)).double().eval()
+        double.load_state_dict(single.state_dict())
+        stack = double.encoder
+        found = stack.positions(torch.arange(5), torch.float64)
+        assert all(t.dtype == torch.float64 for t in (found if isinstance(found, tuple) else (found,)))
+        assert (double(tokens(1, 7)) - single(tokens(1, 7))).abs().max() < 1e-5
+
+
+def test_models_can_be_pickled_by_those_who_must():
+    import pickle
+
+    for changes in ({"positions": "relative"}, {"activation": "gelu_tanh"}):
+        model = Encoder(config(**changes)).eval()
+        again = pickle.loads(pickle.dumps(model))
+        assert torch.equal(again(tokens(1, 3)), model(tokens(1, 3)))

@@ -33,6 +33,8 @@ class Bias:
                   [-1.0000, -0.5000, -0.0000]]]])
         """
         if isinstance(slopes, int):
+            if slopes < 1:
+                raise ShapeError(f"the number of heads must be at least 1, got {slopes}")
             slopes = alibi_slopes(slopes)
         return Alibi(_floats(slopes, 1, "slopes", "(heads,)"), offset)
 
@@ -216,7 +218,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 def clipped_distance(furthest: int) -> Callable[[Tensor], Tensor]:
     """One bucket a distance, everything beyond `furthest` in the last one (Shaw 2018)."""
-    return lambda distance: distance.clamp(-furthest, furthest) + furthest
+    return functools.partial(_clipped, furthest=furthest)
 
 
 def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) -> Callable[[Tensor], Tensor]:
@@ -225,17 +227,22 @@ def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) 
     >>> t5_buckets(8, 20)(torch.tensor([-30, -2, -1, 0, 1, 2, 30]))
     tensor([3, 2, 1, 0, 5, 6, 7])
     """
+    return functools.partial(_t5, count=count, furthest=furthest, both_ways=both_ways)
+
+
+# Partial functions, not closures: these can be pickled, and so can a model that holds one.
+def _clipped(distance: Tensor, furthest: int) -> Tensor:
+    return distance.clamp(-furthest, furthest) + furthest
+
+
+def _t5(distance: Tensor, count: int, furthest: int, both_ways: bool) -> Tensor:
     per_side = count // 2 if both_ways else count
     exact = per_side // 2
-
-    def buckets(distance: Tensor) -> Tensor:
-        ahead = (distance > 0).long() * per_side if both_ways else 0
-        back = distance.abs() if both_ways else (-distance).clamp(min=0)
-        growth = torch.log(back.clamp(min=1).float() / exact) / math.log(furthest / exact)
-        wide = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
-        return ahead + torch.where(back < exact, back, wide)
-
-    return buckets
+    ahead = (distance > 0).long() * per_side if both_ways else 0
+    back = distance.abs() if both_ways else (-distance).clamp(min=0)
+    growth = torch.log(back.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    wide = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
+    return ahead + torch.where(back < exact, back, wide)
 
 
 def _floats(tensor: Tensor, axes: int, name: str, shape: str) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class _Room:
     def _written(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         if old is not None and old.shape[0] != new.shape[0]:
             raise ShapeError(f"the cache holds {old.shape[0]} samples, the step has {new.shape[0]}; reorder it first")
+        if old is not None and old.is_inference() and not torch.is_inference_mode_enabled():
+            old = old.clone()  # written under inference_mode, it could not be written to now
         if old is None or old.shape[2] < end:
             room = self.capacity or max(64, 1 << (end - 1).bit_length())
             larger = new.new_empty(new.shape[0], new.shape[1], room, new.shape[3])
@@ -85,20 +88,32 @@ class KeyValueCache:
             self._fixed[owner] = make()
         return self._fixed[owner]
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these samples, in this order; one may occur several times, as beams do."""
+        rows = torch.as_tensor(rows)
         for room in self._rooms.values():
             if room.k is not None and room.v is not None:
+                rows = rows.to(room.k.device)
                 room.k, room.v = room.k.index_select(0, rows), room.v.index_select(0, rows)
         for owner, (k, v) in self._fixed.items():
+            rows = rows.to(k.device)
             self._fixed[owner] = (k.index_select(0, rows), v.index_select(0, rows))
 
     def crop(self, n: int) -> None:
-        """Forget all but the first `n` tokens."""
+        """Forget all but the first `n` tokens; with 0 the context too, for a fresh start."""
         if not 0 <= n <= self.length:
             raise ShapeError(f"cannot crop to {n} tokens: the cache holds {self.length}")
         for room in self._rooms.values():
             room.length = min(room.length, n)
+        if n == 0:
+            self._fixed.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeyValueCache:
+        """What is held is copied; the attentions that it belongs to are not."""
+        new = KeyValueCache(self.capacity)
+        new._rooms = {owner: copy.deepcopy(room, memo) for owner, room in self._rooms.items()}
+        new._fixed = {owner: copy.deepcopy(pair, memo) for owner, pair in self._fixed.items()}
+        return new
 
     def __len__(self) -> int:
         return self.length

@@ -84,8 +84,9 @@ def _why_this_way(call: Call, kernel: str) -> list[str]:
     _, _, queries, keys = call.sizes
     structure = sdpa.taken_apart(call.mask, queries, keys)
     if kernel == "math":
-        unfused = "dropout" if call.dropout else "float64" if call.q.is_cuda else "a bias that learns"
-        return [f"PyTorch has no fused kernel for {unfused} on {call.q.device.type}."]
+        learns = call.bias is not None and call.bias.parameter.requires_grad
+        unfused = "dropout" if call.dropout else "a bias that learns" if learns else "these tensors"
+        return [f"PyTorch has no fused kernel for {unfused} on {call.q.device.type}, or it is switched off."]
     if structure.rest or call.bias is not None:
         dense = sdpa.quadratic(call)
         what = " and ".join(["The bias"] * (call.bias is not None) + [*map(repr, structure.rest)])

@@ -54,7 +54,7 @@ def checked(
     named = {"q": q, "k": k, "v": k if v is None else v}
     _check_tensors(named)
     q, k, v = _common_dtype(named)
-    mask = None if mask is None else as_mask(mask)
+    mask = None if mask is None or q.shape[0] == 0 else as_mask(mask)
     heads, d = q.shape[1], q.shape[3]
     if bias is not None and not isinstance(bias, Bias):
         bias = Dense(bias)
@@ -112,7 +112,7 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
 def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = named.values()
     device = q.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         if q.dtype != torch.float64:  # autocast leaves float64 alone, and so do we
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -125,6 +125,8 @@ def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scale(scale: float | Tensor, heads: int) -> float | Tensor:
+    if not isinstance(scale, (Tensor, int, float)):
+        raise DtypeError(f"scale must be a number or a tensor with one for each head, got {scale!r}")
     if not isinstance(scale, Tensor):
         return float(scale)
     if scale.numel() not in (1, heads) or scale.ndim > 1:

@@ -210,16 +210,19 @@ class Mask:
             for name, size in wanted.items():
                 own = getattr(part, name)
                 if own is not None and size is not None and own != size:
+                    things = "samples" if name == "batch" else name
+                    hint = "; for a mask of (batch, keys) write mask[:, None, None]" if name == "queries" else ""
                     raise ShapeError(
-                        f"the mask {part!r} was made for {own} {name}, the attention has {size}; "
-                        f"build it for (batch, heads, queries, keys) = {tuple(wanted.values())}"
+                        f"the mask {part!r} was made for {own} {things}, the attention has {size}; build it for "
+                        f"(batch, heads, queries, keys) = {tuple(wanted.values())}{hint}"
                     )
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What a backend works out about this mask: made at the first layer, found again at the others."""
-        if torch.compiler.is_compiling():
+        tensors = self.tensors()
+        if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
             return make()
-        changes = tuple(tensor._version for tensor in self.tensors() if not tensor.is_inference())
+        changes = tuple(tensor._version for tensor in tensors)
         key = (key, changes, torch.is_inference_mode_enabled())
         if key not in self._found:
             if len(self._found) > 7:
@@ -237,8 +240,9 @@ class Mask:
 
     def draw(self, queries: int | None = None, keys: int | None = None) -> str:
         """A picture of the first sample and head: ■ may look, · may not."""
-        columns = keys or self.keys or queries or self.queries or self._longest() or 6
-        rows = queries or self.queries or columns
+        own = self.keys or self.queries or self._longest() or 6
+        columns = keys if keys is not None else self.keys or (own if queries is None else queries)
+        rows = queries if queries is not None else self.queries or columns
         if rows > 64 or columns > 128:
             return f"{self!r} ({rows}×{columns}: too large to draw)"
         grid = self.dense(rows, columns)[0, 0].tolist()
@@ -247,7 +251,7 @@ class Mask:
     def _longest(self) -> int:
         lengths = [part.lengths for part in self.parts() if isinstance(part, kinds.Padding)]
         longest = max((int(n.max()) for n in lengths if n.numel()), default=0)
-        return longest if self.batch else longest + 1  # of one sample, show where its padding begins
+        return longest + 1 if longest and not self.batch else longest  # of one sample, show where padding begins
 
     def __and__(self, other: Mask) -> Mask:
         return kinds.Both((*self.parts(), *as_mask(other).parts()))
@@ -276,7 +280,7 @@ def as_mask(value: object) -> Mask:
         )
     raise MaskError(
         f"a mask must be a Mask, such as Mask.causal() or Mask.padding(lengths), or None; "
-        f"got {type(value).__name__}: {value!r}"
+        f"got {type(value).__name__}: {repr(value)[:80]}"
     )
 
 
@@ -299,6 +303,7 @@ def _ids(ids: Tensor) -> Tensor:
             f"document ids must be whole numbers shaped (batch, tokens) or (tokens,), "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
+    tensor = tensor.int() if tensor.dtype == torch.bool else tensor
     return tensor if tensor.ndim == 2 else tensor[None]
 
 

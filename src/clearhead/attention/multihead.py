@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.attention.backends import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
-from clearhead.attention.masks import Mask
+from clearhead.attention.masks import Mask, as_mask
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
 from clearhead.errors import ConfigError, ShapeError
 
@@ -78,6 +78,12 @@ class MultiHeadAttention(nn.Module):
         self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
         self.context_width = context_width
         self.positions = positions
+        if not isinstance(positions, (Rotary, Alibi, Relative, type(None))):
+            raise ConfigError(f"positions must be a Rotary, Alibi or Relative, got {positions!r}")
+        if isinstance(positions, (Alibi, Relative)) and positions.bias().heads != heads:
+            raise ConfigError(f"positions for {positions.bias().heads} heads, not {heads}")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout must be at least 0 and less than 1, got {dropout}")
         if isinstance(positions, Rotary) and positions.head_dim != self.head_dim:
             raise ConfigError(f"rotary positions for heads of {positions.head_dim} features, not {self.head_dim}")
         q, kv = heads * self.head_dim, kv_heads * (self.head_dim + self.value_head_dim)
@@ -125,7 +131,10 @@ class MultiHeadAttention(nn.Module):
         """
         if self.context_width is not None and context is None:
             raise ShapeError(f"this attention looks at a context of width {self.context_width}; pass it as context=")
+        self._check(x, context)
         if context is None:
+            if cache is not None and mask is not None:  # before the cache grows, or a second try would find it grown
+                as_mask(mask).check(len(x), self.heads, x.shape[1], cache.length_of(self) + x.shape[1])
             q, k, v = self._project_self(x, cache, turns)
         else:
             q, k, v = self._project_cross(x, context, cache)
@@ -140,6 +149,12 @@ class MultiHeadAttention(nn.Module):
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
         return out
 
+    def _check(self, x: Tensor, context: Tensor | None) -> None:
+        given = {"x": (x, self.width), "context": (context, self.context_width or self.width)}
+        for name, (tensor, width) in given.items():
+            if tensor is not None and (tensor.ndim != 3 or tensor.shape[2] != width):
+                raise ShapeError(f"{name} must be (batch, tokens, {width}), got {tuple(tensor.shape)}")
+
     def _project_self(
         self, x: Tensor, cache: KeyValueCache | None, turns: Turns | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,7 +162,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(self.positions, Rotary):
             if turns is None:
                 start = 0 if cache is None else cache.length_of(self)
-                turns = self.positions(torch.arange(start, start + x.shape[1], device=x.device))
+                turns = self.positions(torch.arange(start, start + x.shape[1], device=x.device), x.dtype)
             q, k = self.positions.turn(q, turns), self.positions.turn(k, turns)
         if cache is not None:
             k, v = cache.grow(self, k, v)
@@ -180,6 +195,8 @@ class MultiHeadAttention(nn.Module):
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
         """The same attention with the same weights; what has no counterpart here is refused by name."""
+        if not isinstance(other, nn.MultiheadAttention):
+            raise ConfigError(f"from_torch takes an nn.MultiheadAttention, got {type(other).__name__}")
         if other.bias_k is not None or other.add_zero_attn:
             raise ConfigError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
         if other.kdim != other.vdim:

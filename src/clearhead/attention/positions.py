@@ -35,9 +35,11 @@ class Sinusoidal(nn.Module):
             raise ConfigError(f"sines and cosines come in pairs: width must be even, got {width}")
         self.width, self.base = width, base
 
-    def forward(self, positions: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(
+        self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*batch tokens width"]:
         angles = _angles(positions, _speeds(self.width, self.base, positions.device))
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(torch.get_default_dtype())
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype or torch.get_default_dtype())
 
 
 class Learned(nn.Embedding):
@@ -78,9 +80,7 @@ class Rotary(nn.Module):
             raise ConfigError(f"features turn in pairs: head_dim must be even, got {head_dim}")
         self.head_dim, self.base = head_dim, base
         self.scaling: dict[str, float | str] = {"type": "none", **(scaling or {})}
-        if self.scaling["type"] not in ("none", "linear", "ntk", "llama3"):
-            kind = self.scaling["type"]
-            raise ConfigError(f"unknown rotary scaling {kind!r}; choose from none, linear, ntk, llama3")
+        _check_scaling(self.scaling, head_dim)
 
     def speeds(self, device: torch.device) -> Tensor:
         """How far each pair of features turns from one position to the next."""
@@ -92,11 +92,11 @@ class Rotary(nn.Module):
             return speeds / factor
         return _llama3(speeds, factor, self.scaling) if kind == "llama3" else speeds
 
-    def forward(self, positions: Int[Tensor, "*batch tokens"]) -> Turns:
+    def forward(self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None) -> Turns:
         """Cosines and sines for these positions: computed once, used by every layer."""
         angles = _angles(positions, self.speeds(positions.device))
         angles = angles[:, None] if angles.ndim == 3 else angles
-        dtype = torch.get_default_dtype()
+        dtype = dtype or torch.get_default_dtype()
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     @staticmethod
@@ -135,6 +135,27 @@ class Relative(nn.Module):
 
     def bias(self) -> Bias:
         return Bias.relative(self.table, self.bucket)
+
+
+SCALINGS: dict[str, set[str]] = {
+    "none": set(),
+    "linear": {"factor"},
+    "ntk": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+
+
+def _check_scaling(scaling: dict[str, float | str], head_dim: int) -> None:
+    kind, given = str(scaling["type"]), set(scaling) - {"type"}
+    if kind not in SCALINGS:
+        raise ConfigError(f"unknown rotary scaling {kind!r}; choose from {', '.join(SCALINGS)}")
+    if given != SCALINGS[kind]:
+        wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], given))
+        raise ConfigError(f"rotary scaling {kind!r} wants {wanted}, got {got}")
+    if any(not float(scaling[name]) > 0 for name in given):
+        raise ConfigError(f"rotary scaling wants positive numbers, got {scaling}")
+    if kind == "ntk" and head_dim < 4:
+        raise ConfigError(f"ntk scaling wants heads of at least 4 features, got {head_dim}")
 
 
 def _speeds(width: int, base: float, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -63,15 +63,17 @@ class ModelConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("vocabulary", "width", "heads", "layers", "feedforward", "max_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in WHOLE:
+            value, least = getattr(self, name), 0 if name == "segments" else 1
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name in YES_OR_NO:
+            if getattr(self, name) not in (True, False, None):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("dropout", "attention_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ConfigError(f"{name} must be at least 0 and less than 1, got {value}")
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"a window holds at least the token itself: it must be 1 or more, got {self.window}")
         if self.head_dim is None and self.width % self.heads:
             raise ConfigError(
                 f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
@@ -105,8 +107,12 @@ class ModelConfig:
         return asdict(self)
 
     def change(self, **changes: Any) -> ModelConfig:
-        return replace(self, **changes)
+        """The same with some values changed."""
+        return self.from_dict({**self.to_dict(), **changes})
 
+
+WHOLE = [field.name for field in fields(ModelConfig) if field.type in ("int", "int | None")]
+YES_OR_NO = [field.name for field in fields(ModelConfig) if field.type in ("bool", "bool | None")]
 
 NAMED: dict[str, dict[str, Any]] = {
     "classic": {},

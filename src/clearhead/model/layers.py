@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -28,7 +29,7 @@ from clearhead.model.config import ModelConfig
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "swiglu": F.silu,
     "geglu": F.gelu,
@@ -133,6 +134,8 @@ class Stack(nn.Module):
         self._check_context(context)
         x, turns = self._placed(x, segments, positions, 0 if cache is None else cache.length)
         mask = self._self_mask(mask)
+        if context_mask is not None:  # lengths of the context say nothing about the queries
+            context_mask = as_mask(context_mask).hiding_queries(False)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
                 x = checkpoint(layer, x, mask, context, context_mask, None, turns, use_reentrant=False)
@@ -149,9 +152,13 @@ class Stack(nn.Module):
             self.positions.check(end - 1)
         if positions is None:
             positions = torch.arange(start, end, device=x.device)
-        turns = self.positions(positions) if isinstance(self.positions, Rotary) else None
-        if isinstance(self.positions, (Sinusoidal, Learned)):
-            x = x + self.positions(positions).to(x.dtype)
+        elif self.positions is None:
+            raise ShapeError(f"positions= has no meaning for a model with positions={self.config.positions!r}")
+        turns = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
+        if isinstance(self.positions, Sinusoidal):
+            x = x + self.positions(positions, x.dtype)
+        elif isinstance(self.positions, Learned):
+            x = x + self.positions(positions)
         if self.segments is not None:
             if segments is None:
                 segments = torch.zeros(1, 1, dtype=torch.long, device=x.device)

@@ -40,10 +40,11 @@ class Vocabulary(nn.Module):
         return nn.functional.linear(hidden, weight, self.bias)
 
     def _check(self, tokens: Tensor) -> None:
-        if tokens.is_floating_point() or tokens.ndim != 2:
+        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int32, torch.int64) or tokens.ndim != 2:
+            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else repr(tokens)
             raise DtypeError(
-                f"tokens must be whole numbers shaped (batch, tokens), got {tokens.dtype} of "
-                f"shape {tuple(tokens.shape)}; vectors go in as vectors="
+                f"tokens must be whole numbers (int32 or int64) shaped (batch, tokens), got {got}; "
+                "vectors go in as vectors="
             )
         # On a GPU the look would wait for the device, and the lookup says it there by itself.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():

@@ -86,11 +86,12 @@ def chosen(call: Call, backend: str) -> str:
     if backend != "auto":
         raise BackendError(f"unknown attention backend {backend!r}; choose from {', '.join(BACKENDS)}")
     dense = math.inf if sdpa.refusal(call) else sdpa.quadratic(call)
-    quick, limit = "tiled", sdpa.AFFORDABLE
+    quick, limit = "tiled", float(sdpa.AFFORDABLE)
     if call.q.is_cuda and flex.refusal(call) is None:
         quick, limit = "flex", sdpa.CHEAP_ON_GPU
     elif call.q.device.type == "cpu":
         limit = sdpa.CHEAP_ON_CPU
     if torch.compiler.is_compiling():
-        limit = sdpa.AFFORDABLE  # the others are compiled anew for every length
+        # The others are compiled anew for every length, and the coins of tiled's dropout not at all.
+        limit = math.inf if call.dropout else sdpa.AFFORDABLE
     return "sdpa" if dense <= limit else quick

@@ -150,6 +150,7 @@ def arguments(call: Call) -> Arguments:
     if width > call.q.shape[3]:
         width += -width % 8  # what the CUDA kernels want; left to PyTorch it costs more
     q, k, v = (t if t.shape[3] == width else F.pad(t, (0, width - t.shape[3])) for t in (q, k, v))
+    q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))  # else no fused kernel takes them
     return Arguments(q, k, v, seen, call.dropout, causal, scale, shared_heads, rows, first_row, call.v.shape[3])
 
 
@@ -199,8 +200,9 @@ def _square(call: Call) -> tuple[Tensor, Tensor]:
 def _hide_by_a_column(q: Tensor, k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """One more feature, in which the product with a hidden key is hugely negative and with others zero."""
     huge = 2.0**15  # the square of it times any sensible scale drowns every score, and float16 holds it
-    column = torch.where(seen, 0.0, -huge).to(k.dtype).transpose(2, 3)
-    k = torch.cat([k, column.expand(*k.shape[:3], 1)], dim=-1)
+    seen = seen.transpose(2, 3)
+    column = torch.where(seen, 0.0, -huge).to(k.dtype).expand(*k.shape[:3], 1)
+    k = torch.cat([torch.where(seen, k, 0.0), column], dim=-1)  # without its own features nothing outweighs the column
     return F.pad(q, (0, 1), value=huge), k
 
 
@@ -208,7 +210,9 @@ def _add_sinks(
     sinks: Tensor, scale: float, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
     """One more key in front, which every query scores with its head's sink, and whose value is zero."""
-    wanted = sinks.view(1, -1, 1, 1) / scale
+    least = -(2.0**15) if q.dtype == torch.float16 else -(2.0**60)  # stands for -inf, which times zero is NaN
+    precise = torch.promote_types(q.dtype, torch.float32)
+    wanted = (sinks.to(precise).view(1, -1, 1, 1) / scale).clamp(min=least)
     high = wanted.to(q.dtype)
     low = (wanted - high).to(q.dtype)  # two columns: half precision would round the sink too coarsely
     q = torch.cat([q, high.expand(*q.shape[:3], 1), low.expand(*q.shape[:3], 1)], dim=-1)

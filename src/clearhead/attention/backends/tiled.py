@@ -18,9 +18,12 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.dropout import keepers
 from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
+from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
 TILE = 2**22
+# A mask is asked by blocks of so many keys which of them it hides, or shows, entirely.
+BLOCK = 64
 GPU_TILES = 16  # how many times as many on a GPU, which is idle between small ones
 
 
@@ -96,8 +99,12 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     @_in_full_precision
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise BackendError(
+                "backend 'tiled' can be differentiated once only, and create_graph=True asks for more; "
+                "use backend='reference', which builds the weights"
+            )
         q, k, v, sinks, parameter, largest, share = ctx.saved_tensors
         options: Options = ctx.options
         work = _Work(q, k, v, sinks, options)
@@ -157,11 +164,13 @@ class _Work:
         whole = slice(0, self.keys)
         runs, unsure = [whole] * -(-self.queries // rows), [whole] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
-            columns = max(64, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
+            columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
             blocks = self.options.mask.blocks(self.queries, self.keys, rows, columns, self.q.device)
             shape = (-1, -1, len(runs), -(-self.keys // columns))
             some, every = (t.expand(shape).flatten(0, 1) for t in blocks)
-            runs, unsure = (_runs(t, columns, self.keys) for t in (some.any(0), some.any(0) & ~every.all(0)))
+            some, every = some.any(0), every.all(0)
+            between = (some.cumsum(1) > 0) & (some.flip(1).cumsum(1).flip(1) > 0)  # holes in the run are to be hidden
+            runs, unsure = (_runs(t, columns, self.keys) for t in (some, between & ~every))
         for n, row in enumerate(range(0, self.queries, rows)):
             if runs[n].start < runs[n].stop:
                 yield Tile(slice(row, min(row + rows, self.queries)), runs[n], unsure[n])

@@ -1,0 +1,89 @@
+"""KeyValueCache under rough handling: copies, failed steps, fresh starts, other modes."""
+
+import copy
+
+import pytest
+import torch
+
+from clearhead import Decoder, EncoderDecoder, KeyValueCache, Mask, ModelConfig, MultiHeadAttention
+from clearhead.errors import ShapeError
+
+SMALL = {"width": 24, "heads": 6, "layers": 2, "feedforward": 37, "dropout": 0.0, "positions": "rotary"}
+
+
+@pytest.fixture
+def model() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(ModelConfig.named("tiny", vocabulary=53, **SMALL)).double().eval()
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 53, shape, generator=torch.Generator().manual_seed(7))
+
+
+def test_a_deep_copy_goes_its_own_way(model):
+    text, cache = tokens(2, 7), KeyValueCache()
+    with torch.no_grad():
+        model(text[:, :5], cache=cache)
+        branch = copy.deepcopy(cache)
+        other = model((text[:, 5:6] + 1) % 53, cache=branch)
+        got = model(text[:, 5:], cache=cache)
+    assert (branch.length, cache.length) == (6, 7)
+    torch.testing.assert_close(got, model(text)[:, 5:], rtol=0, atol=1e-12)
+    changed = torch.cat([text[:, :5], (text[:, 5:6] + 1) % 53], dim=1)
+    torch.testing.assert_close(other, model(changed)[:, 5:], rtol=0, atol=1e-12)
+
+
+def test_a_step_that_failed_can_be_tried_again(model):
+    text, cache = tokens(2, 6), KeyValueCache()
+    with torch.no_grad():
+        model(text[:, :5], cache=cache)
+        with pytest.raises(ShapeError, match="made for 3 samples"):
+            model(text[:, 5:], cache=cache, mask=Mask.padding([1, 2, 3]))
+        got = model(text[:, 5:], cache=cache)
+    torch.testing.assert_close(got, model(text)[:, 5:], rtol=0, atol=1e-12)
+
+
+def test_cropping_to_nothing_is_a_fresh_start_with_another_context():
+    torch.manual_seed(0)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=53, **SMALL)).double().eval()
+    first, second = model.encode(tokens(2, 7)), model.encode(tokens(2, 11))
+    cache, target = KeyValueCache(), tokens(2, 3)
+    with torch.no_grad():
+        model.decode(target, first, cache=cache)
+        cache.crop(0)
+        assert cache.length == 0
+        got = model.decode(target, second, cache=cache)
+    torch.testing.assert_close(got, model.decode(target, second), rtol=0, atol=1e-12)
+
+
+def test_a_cache_filled_under_inference_mode_serves_under_no_grad(model):
+    text, cache = tokens(2, 6), KeyValueCache()
+    with torch.inference_mode():
+        model(text[:, :5], cache=cache)
+    with torch.no_grad():
+        got = model(text[:, 5:], cache=cache)
+    torch.testing.assert_close(got, model(text)[:, 5:], rtol=0, atol=1e-12)
+
+
+def test_an_attention_that_joins_late_stands_at_its_own_position():
+    """Within a step, layers that have not run yet hold fewer tokens than the first."""
+    from clearhead import Rotary
+
+    first, late = (MultiHeadAttention(8, 2, positions=Rotary(4)).double() for _ in range(2))
+    x, cache = torch.randn(1, 5, 8).double(), KeyValueCache()
+    with torch.no_grad():
+        first(x, mask=Mask.causal(), cache=cache)
+        got = late(x, mask=Mask.causal(), cache=cache)
+    torch.testing.assert_close(got, late(x, mask=Mask.causal()), rtol=0, atol=1e-12)
+    assert cache.length_of(late) == 5
+
+
+@pytest.mark.unchecked
+def test_rows_to_keep_may_be_a_list(model):
+    text, cache = tokens(2, 5), KeyValueCache()
+    with torch.no_grad():
+        model(text[:, :4], cache=cache)
+        cache.reorder([1, 0])
+        got = model(text[[1, 0], 4:], cache=cache)
+    torch.testing.assert_close(got, model(text)[[1, 0], 4:], rtol=0, atol=1e-12)
