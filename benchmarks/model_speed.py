@@ -134,7 +134,7 @@ def marian_config(dropout: float) -> MarianConfig:
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    device, dtype, rounds = ("cuda", torch.bfloat16, 15) if cuda else ("cpu", None, 7)
+    device, dtype, rounds = ("cuda", torch.bfloat16, 15) if cuda else ("cpu", None, 5)
     report = Report("model_speed", "Training steps against PyTorch's and Hugging Face's models")
     for dropout in (0.0, 0.1):
         for padded in (False, True):
