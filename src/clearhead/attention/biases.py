@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from clearhead.errors import DtypeError, ShapeError
 
 
-class Bias:
+class Bias(ABC):
     """Something added to every score; each kind holds one tensor, `parameter`, which may need a gradient."""
 
     parameter: Tensor
@@ -61,9 +62,9 @@ class Bias:
             buckets = clipped_distance(buckets)
         return Relative(table, buckets, offset)
 
+    @abstractmethod
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
         """What is added for query `i` and key `j` in sample `b`, head `h`: the definition, for any indices."""
-        raise NotImplementedError
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
         """The numbers of some rows and columns, `(1, heads, rows, columns)`.
@@ -84,16 +85,16 @@ class Bias:
     def dense(self, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
         return self.tile(slice(0, queries), slice(0, keys), queries, keys)
 
+    @abstractmethod
     def replace(self, parameter: Tensor) -> Bias:
         """The same bias with another tensor in it."""
-        raise NotImplementedError
 
     def to(self, device: Any) -> Bias:
         return self.replace(self.parameter.to(device))
 
     @property
-    def heads(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def heads(self) -> int: ...
 
     def add_gradient(
         self, total: Tensor, of_tile: Tensor, rows: slice, columns: slice, queries: int, keys: int

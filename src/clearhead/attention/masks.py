@@ -8,6 +8,7 @@ tensors, tiles and FlexAttention's mask function all come from that one definiti
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ Lengths = int | Sequence[int] | Tensor
 Blocks = tuple[Tensor, Tensor]
 
 
-class Mask:
+class Mask(ABC):
     """Who may look at whom; compose with `&` and `|`.
 
     >>> print(Mask.causal() & Mask.padding([2, 4]))
@@ -139,17 +140,17 @@ class Mask:
         """
         return kinds.Dense(~_boolean(tensor, "hidden"))
 
+    @abstractmethod
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
         """Whether query `i` may look at key `j` in sample `b`, head `h`: the definition, for any indices."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
         """For each block of rows × columns: may anything in it be visible, and is surely all of it?
 
         Both are `(batch, heads, row blocks, column blocks)`, with 1 where nothing differs. A block said to be
         hidden is hidden, one said to be visible is visible; a block in between has to be looked at.
         """
-        raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
         return []
