@@ -112,7 +112,7 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
 def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = named.values()
     device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         if q.dtype != torch.float64:  # autocast leaves float64 alone, and so do we
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
