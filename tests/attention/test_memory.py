@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+
 
 @pytest.fixture(scope="module")
 def grown(device):
