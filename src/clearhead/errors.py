@@ -7,7 +7,9 @@ ClearheadError
 ├── MaskError          something that is not a mask where one is needed
 ├── BackendError       an unknown backend, or one that cannot do what was asked
 ├── ConfigError        a model description that makes no sense
-└── CheckpointError    a checkpoint that cannot be read, or not be expressed
+├── CheckpointError    a checkpoint that cannot be read, or not be expressed
+│   └── DiskFullError  no room for what is being written
+└── TrainingError      a training run that cannot go on
 """
 
 
@@ -40,4 +42,12 @@ class ConfigError(ClearheadError, ValueError):
 
 
 class CheckpointError(ClearheadError, ValueError):
+    pass
+
+
+class DiskFullError(CheckpointError):
+    pass
+
+
+class TrainingError(ClearheadError, RuntimeError):
     pass
