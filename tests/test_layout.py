@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "text": MODEL,
     "decode": MODEL,
     "tasks": MODEL | {"text", "decode"},
-    "train": TASKS | {"lens"},
+    "train": TASKS | {"lens", "folder", "shipped"},
     "shipped": set(),
     "folder": TASKS | {"lens", "shipped"},
     "predictor": TASKS | {"lens", "folder", "shipped"},

@@ -9,6 +9,7 @@ ClearheadError
 ├── ConfigError        a model description that makes no sense
 ├── CheckpointError    a checkpoint that cannot be read, or not be expressed
 │   └── DiskFullError  no room for what is being written
+├── DataError          a file of examples with something wrong in it
 └── TrainingError      a training run that cannot go on
 """
 
@@ -50,4 +51,8 @@ class DiskFullError(CheckpointError):
 
 
 class TrainingError(ClearheadError, RuntimeError):
+    pass
+
+
+class DataError(ClearheadError, ValueError):
     pass

@@ -18,7 +18,7 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """An encoder, a decoder or both, over one vocabulary. The defaults are the 2017 Transformer.
+    """An encoder, a decoder or both, over one vocabulary, or one for each side. The defaults are the 2017 Transformer.
 
     >>> ModelConfig.named("classic", vocabulary=1000).width
     512
@@ -27,6 +27,7 @@ class ModelConfig:
     """
 
     vocabulary: int
+    source_vocabulary: int | None = None  # of an EncoderDecoder whose encoder reads other words; None: the same
     width: int = 512
     heads: int = 8
     kv_heads: int | None = None  # fewer than heads: keys and values are shared; None: as many

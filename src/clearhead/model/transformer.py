@@ -15,29 +15,18 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.layers import ACTIVATIONS, FeedForward, Stack, norm
 
 
-class Vocabulary(nn.Module):
-    """Tokens into vectors and hidden states into scores, with one matrix for both where they are tied."""
+class Words(nn.Module):
+    """Tokens into vectors."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
-        self.words = nn.Embedding(config.vocabulary, config.width)
+        self.words = nn.Embedding(vocabulary, config.width)
         self.factor = math.sqrt(config.width) if config.scale_embeddings else 1.0
-        self.output = None if config.tie_embeddings else nn.Linear(config.width, config.vocabulary, bias=False)
-        self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.logits_bias else None
-        self.transform = nn.Linear(config.width, config.width) if config.logits_transform else None
-        self.transform_norm = norm(config) if config.logits_transform else None
-        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, tokens: Tensor) -> Tensor:
         self._check(tokens)
         vectors: Tensor = self.words(tokens)
         return vectors if self.factor == 1.0 else vectors * self.factor
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        if self.transform is not None and self.transform_norm is not None:
-            hidden = self.transform_norm(self.activation(self.transform(hidden)))
-        weight = self.words.weight if self.output is None else self.output.weight
-        return nn.functional.linear(hidden, weight, self.bias)
 
     def _check(self, tokens: Tensor) -> None:
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int32, torch.int64) or tokens.ndim != 2:
@@ -54,6 +43,23 @@ class Vocabulary(nn.Module):
                     f"tokens run from {low} to {high}, the vocabulary from 0 to {self.words.num_embeddings - 1}; "
                     "is this the tokenizer that the model was built for?"
                 )
+
+class Vocabulary(Words):
+    """Tokens into vectors and hidden states into scores, with one matrix for both where they are tied."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, config.vocabulary)
+        self.output = None if config.tie_embeddings else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.logits_bias else None
+        self.transform = nn.Linear(config.width, config.width) if config.logits_transform else None
+        self.transform_norm = norm(config) if config.logits_transform else None
+        self.activation = ACTIVATIONS[config.activation]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self.transform is not None and self.transform_norm is not None:
+            hidden = self.transform_norm(self.activation(self.transform(hidden)))
+        weight = self.words.weight if self.output is None else self.output.weight
+        return nn.functional.linear(hidden, weight, self.bias)
 
 
 class _Model(nn.Module):
@@ -79,11 +85,11 @@ class _Model(nn.Module):
             if isinstance(stack, Stack):
                 stack.checkpointing = on
 
-    def _embedded(self, tokens: Tensor | None, vectors: Tensor | None) -> Tensor:
+    def _embedded(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
         if (tokens is None) == (vectors is None):
             raise ShapeError("pass either tokens or vectors=, not both and not neither")
         if tokens is not None:
-            embedded: Tensor = self.vocabulary(tokens)
+            embedded: Tensor = (self.vocabulary if words is None else words)(tokens)
             return embedded
         assert vectors is not None
         if vectors.ndim != 3 or vectors.shape[2] != self.config.width:
@@ -176,6 +182,8 @@ class EncoderDecoder(_Model):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         layers = config.layers if config.decoder_layers is None else config.decoder_layers
+        other = config.source_vocabulary
+        self.source_vocabulary = None if other is None else Words(config, other)
         self.encoder = Stack(config, layers=config.layers, causal=False, cross=False)
         self.decoder = Stack(config, layers=layers, causal=True, cross=True)
         initialise(self)
@@ -204,7 +212,7 @@ class EncoderDecoder(_Model):
         segments: Int[Tensor, "batch source"] | None = None,
         positions: Int[Tensor, "*batch source"] | None = None,
     ) -> Float[Tensor, "batch source width"]:
-        x = self._embedded(source, vectors)
+        x = self._embedded(source, vectors, self.source_vocabulary)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 

@@ -32,6 +32,7 @@ BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddi
 MARIAN = {
     **COMMON,
     "positions": "sinusoidal",
+    "source_vocabulary": None,
     "embedding_norm": False,
     "segments": 0,
     "tie_embeddings": True,

@@ -1,0 +1,19 @@
+"""Losses that several tasks share."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.model.transformer import Vocabulary
+
+UNCOUNTED = -100  # the label of a place that is not predicted, such as a pad
+
+
+def token_loss(words: Vocabulary, hidden: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The cross-entropy of the right words, summed over all places that count.
+
+    With `smoothing` ε the target is 1 − ε on the right word and ε spread over all (Szegedy et al. 2016).
+    """
+    logits = words.logits(hidden).flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing)

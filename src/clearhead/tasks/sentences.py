@@ -1,0 +1,79 @@
+"""Sentences of any language: where to cut a long text, how to join answers, whether one runs in circles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+# Where a text may be cut, best first: after sentences, after clauses, at spaces, anywhere.
+SEAMS = [
+    re.compile(r"(?<=[。！？!?…])(?=[^。！？!?…”’」』）)\"'])|(?<=[。！？!?…][”’」』）)\"'])|(?<=[.;；])(?=\s)"),
+    re.compile(r"(?<=[，、：,:])(?=\D)"),
+    re.compile(r"(?<=\s)(?=\S)"),
+    re.compile(r""),
+]
+
+
+def parts(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
+    """The text's tokens in pieces of at most `limit`, cut at the best places there are.
+
+    >>> [bytes(part).decode() for part in parts("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 14)]
+    ['Yes. It is so.', 'Really,', 'it is.']
+    """
+    whole: list[list[int]] = []
+    gathered, tokens = "", []
+    for piece in SEAMS[seams].split(text):
+        longer = encode(gathered + piece)
+        if len(longer) <= limit:
+            gathered, tokens = gathered + piece, longer
+            continue
+        if tokens:
+            whole.append(tokens)
+        gathered, tokens = piece.lstrip(), encode(piece)
+        if len(tokens) > limit:
+            # One character may be several bytes: those are cut as numbers.
+            finer = parts(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunks(tokens, limit)
+            whole += finer[:-1]
+            gathered, tokens = "", finer[-1]
+            whole.append(tokens)
+            tokens = []
+    return [*whole, tokens] if tokens else whole
+
+
+def joined(texts: Sequence[str]) -> str:
+    """One text of several: with a space between, unless both neighbours are of a script without spaces.
+
+    >>> joined(["One.", "Two."]), joined(["一。", "二。"])
+    ('One. Two.', '一。二。')
+    """
+    out = ""
+    for text in filter(None, texts):
+        dense = out and (HAN.match(text) or text[0] in "“「『（") and re.search(r"[\u3000-\u9fff\uff00-\uffef]$", out)
+        out += text if not out or dense else f" {text}"
+    return out
+
+
+def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
+    """Whether some run of tokens stands `times` times in a row.
+
+    >>> loops([5, 1, 2, 1, 2, 1, 2, 1, 2]), loops([1, 2, 3, 4, 1, 2, 3, 4])
+    (True, False)
+    """
+    for size in range(1, min(longest, len(tokens) // times) + 1):
+        same = 0
+        for place in range(size, len(tokens)):
+            same = same + 1 if tokens[place] == tokens[place - size] else 0
+            if same >= size * (times - 1):
+                return True
+    return False
+
+
+def han_share(texts: Sequence[str]) -> float:
+    """How much of these texts is Chinese or Japanese."""
+    text = "".join(texts)
+    return len(HAN.findall(text)) / max(1, len(text))
+
+
+def _chunks(tokens: list[int], size: int) -> list[list[int]]:
+    return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]

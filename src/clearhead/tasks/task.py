@@ -1,0 +1,101 @@
+"""Task: what turns raw data into batches, batches into a loss, and a trained model's output into answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
+
+if TYPE_CHECKING:
+    from clearhead.text import Report, Row
+    from clearhead.text.batches import Batch
+
+Model = Encoder | Decoder | EncoderDecoder
+
+
+class Prediction(NamedTuple):
+    """An answer: its text, how sure the model is, what else it thought of, and what the user should know."""
+
+    text: str
+    score: float | None = None
+    alternatives: list[tuple[str, float]] = []  # noqa: RUF012
+    notes: list[str] = []  # noqa: RUF012
+
+
+class Examples(ABC):
+    """A data set, ready for batches.
+
+    `lengths` is (examples, sides), what batches are planned by; `counts` says how many predictions of an example the
+    loss is a sum over, so that every process knows a window's total without asking the others.
+    """
+
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def batch(self, batch: Batch) -> Any:
+        """The tensors of one batch, on the device that `to` named."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Examples:
+        """Moves the data to where the batches are wanted."""
+
+    @abstractmethod
+    def where(self, example: int) -> str:
+        """The file and line that an example came from."""
+
+
+class Task(ABC):
+    """One kind of work. A subclass is one file of this folder: its data, loss, metric, prediction."""
+
+    name: ClassVar[str]
+    architecture: ClassVar[type[Model]]
+    columns: ClassVar[tuple[str, ...]]  # of its data
+    metric: ClassVar[str]  # what the best model is chosen by; larger is better, unless it is the loss
+    config: ModelConfig
+    settings: dict[str, Any]  # whatever else the task must know again after loading, as JSON
+
+    def build(self) -> Model:
+        """A new model, with random weights."""
+        return self.architecture(self.config)
+
+    @classmethod
+    @abstractmethod
+    def prepared(cls, rows: Sequence[Row], text: Any, shape: dict[str, Any], settings: dict[str, Any]) -> Task:
+        """From training data: tokenizers trained, sizes of the model known."""
+
+    @abstractmethod
+    def examples(self, rows: Iterable[Row], report: Report, limits: Any = None) -> Examples:
+        """Rows as numbers; those that cannot be used are dropped, and the report says why."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, smoothing: float) -> Tensor:
+        """The sum of the losses of all predictions in a batch, as one number."""
+
+    @abstractmethod
+    def predict(self, model: Model, inputs: Sequence[str], **options: Any) -> list[Prediction]:
+        """An answer for every input, in their order."""
+
+    @abstractmethod
+    def evaluate(self, model: Model, rows: Sequence[Row], **options: Any) -> dict[str, float | str]:
+        """Scores of a model's answers, and the signatures of how they were computed."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes what turns raw input into tokens."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Task:
+        """Reads it again."""

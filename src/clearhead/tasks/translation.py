@@ -1,0 +1,249 @@
+"""Translation: pairs of sentences in two languages, and a model that turns one into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import Mask
+from clearhead.errors import ConfigError, DataError
+from clearhead.model import EncoderDecoder, ModelConfig
+from clearhead.tasks.losses import UNCOUNTED, token_loss
+from clearhead.tasks.scores import translation_scores
+from clearhead.tasks.sentences import han_share, joined, loops, parts
+from clearhead.tasks.task import Examples, Prediction, Task
+from clearhead.text.batches import Batch, Ragged
+
+if TYPE_CHECKING:
+    from clearhead.decode import Hypothesis
+    from clearhead.text import Report, Row, Tokenizer
+
+DEFAULTS: dict[str, Any] = {
+    "beam": 5,
+    "length_penalty": 1.0,
+    "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined
+}
+
+
+class Pairs(NamedTuple):
+    """A batch: the source with its end, what the target's decoder reads, and what it should write."""
+
+    source: Tensor
+    lengths: Tensor
+    target: Tensor
+    labels: Tensor
+
+
+class PairExamples(Examples):
+    def __init__(self, sources: list[list[int]], targets: list[list[int]], rows: list[Row], pad: int) -> None:
+        self.source, self.target, self.rows, self.pad = Ragged(sources), Ragged(targets), rows, pad
+        self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
+        self.lengths = np.stack([self.source.lengths.numpy(), self.counts], axis=1)
+
+    def to(self, device: torch.device) -> PairExamples:
+        self.source.to(device), self.target.to(device)
+        return self
+
+    def batch(self, batch: Batch) -> Pairs:
+        rows = torch.from_numpy(batch.examples).to(self.source.flat.device, non_blocking=True)
+        source, lengths = self.source.padded(rows, batch.sizes[0], self.pad)
+        target, _ = self.target.padded(rows, batch.sizes[1] + 1, UNCOUNTED)
+        read, written = target[:, :-1], target[:, 1:]
+        return Pairs(source, lengths, read.masked_fill(read == UNCOUNTED, self.pad), written.contiguous())
+
+    def where(self, example: int) -> str:
+        return self.rows[example].where
+
+
+class Translation(Task):
+    name = "translation"
+    architecture = EncoderDecoder
+    columns = ("source", "target")
+    metric = "bleu"
+
+    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, settings: dict[str, Any]) -> None:
+        self.source, self.target, self.config = source, target, config
+        self.settings = {**DEFAULTS, **settings, "shared": source is target}
+        self.token_loss = token_loss  # a trainer may put a compiled one here
+
+    @classmethod
+    def prepared(cls, rows: Sequence[Row], text: Any, shape: dict[str, Any], settings: dict[str, Any]) -> Translation:
+        from clearhead.text import Tokenizer
+
+        kinds = {"kind": text.tokenizer, "script": text.script, "lowercase": text.lowercase}
+        sources, targets = [row.values[0] for row in rows], [row.values[1] for row in rows]
+        if text.shared:
+            source = target = Tokenizer.train(chain(sources, targets), vocabulary=text.vocabulary, **kinds)
+            sizes = {"vocabulary": target.size}
+        else:
+            source = Tokenizer.train(sources, vocabulary=text.source_vocabulary or text.vocabulary, **kinds)
+            target = Tokenizer.train(targets, vocabulary=text.vocabulary, **kinds)
+            sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
+        name = shape.get("shape", "classic")
+        changes = {key: value for key, value in shape.items() if key != "shape"}
+        chinese = han_share(targets[:1000]) > 0.3
+        settings = {"bleu_tokenizer": "zh" if chinese else "13a", **settings}
+        return cls(source, target, ModelConfig.named(name, **sizes, **changes), settings)
+
+    def examples(self, rows: Iterable[Row], report: Report, limits: Any = None) -> PairExamples:
+        rows = list(rows)
+        sources = self.source.encode_all([row.values[0] for row in rows])
+        targets = self.target.encode_all([row.values[1] for row in rows])
+        end, kept = self.target.end, []
+        for place, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
+            if reason := _unfit(source, target, limits):
+                report.drop(row, reason)
+            else:
+                report.keep()
+                kept.append(place)
+        if not kept:
+            raise DataError(f"no pair is left to use\n{report}")
+        return PairExamples(
+            [[*sources[place], self.source.end] for place in kept],
+            [[self.target.start, *targets[place], end] for place in kept],
+            [rows[place] for place in kept],
+            self.source.pad,
+        )
+
+    def loss(self, model: nn.Module, batch: Pairs, smoothing: float) -> Tensor:
+        # The target needs no mask of its own: its pads come last, so causality hides them from every word.
+        hidden = model(batch.source, batch.target, Mask.padding(batch.lengths))
+        return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)  # type: ignore[arg-type]
+
+    def predict(
+        self,
+        model: EncoderDecoder,  # type: ignore[override]
+        inputs: Sequence[str],
+        *,
+        beams: int | None = None,
+        best: int = 1,
+        batch: int | None = None,
+        length_penalty: float | None = None,
+    ) -> list[Prediction]:
+        """Translations of all inputs: empty in, empty out; a long input is split at its sentences."""
+        beams = self.settings["beam"] if beams is None else beams
+        if not 1 <= best <= max(beams, 1):
+            raise ConfigError(f"the best {best} of {beams} beams cannot be given; ask for at most as many as beams")
+        penalty = self.settings["length_penalty"] if length_penalty is None else length_penalty
+        split = [self._parts(text) for text in inputs]
+        pieces = list(chain.from_iterable(split))
+        found = iter(self._written(model, pieces, beams, best, batch or 64, penalty))
+        return [self._prediction([next(found) for _ in pieces], best) for pieces in split]
+
+    def evaluate(
+        self,
+        model: EncoderDecoder,
+        rows: Sequence[Row],
+        *,
+        lowercase: bool = False,
+        **options: Any,  # type: ignore[override]
+    ) -> dict[str, float | str]:
+        outputs = self.predict(model, [row.values[0] for row in rows], **options)
+        return translation_scores(
+            [output.text for output in outputs],
+            [row.values[1] for row in rows],
+            tokenize=self.settings["bleu_tokenizer"],
+            lowercase=lowercase,
+        )
+
+    def _parts(self, text: str) -> list[list[int]]:
+        """The input's tokens, as one part or split where it is too long; none if it is empty."""
+        limit = self.settings["part"]
+        tokens = self.source.encode(text)
+        if len(tokens) <= limit:
+            return [tokens] if tokens else []
+        return [part for part in parts(self.source.normal(text), self.source.encode, limit) if part]
+
+    def _written(
+        self, model: EncoderDecoder, pieces: list[list[int]], beams: int, best: int, batch: int, penalty: float
+    ) -> list[list[Hypothesis]]:
+        """What the model writes for every piece; lines that run in circles are written anew, without repetition."""
+        found = self._decoded(model, pieces, beams, best, batch, penalty, 0)
+        circling = [place for place, (first, *_) in enumerate(found) if loops(first.tokens)]
+        again = self._decoded(model, [pieces[place] for place in circling], beams, best, batch, penalty, 3)
+        for place, better in zip(circling, again, strict=True):
+            found[place] = better
+        return found
+
+    def _decoded(
+        self,
+        model: EncoderDecoder,
+        pieces: list[list[int]],
+        beams: int,
+        best: int,
+        batch: int,
+        penalty: float,
+        ngram: int,
+    ) -> list[list[Hypothesis]]:
+        """Batches of similar length, longest first: what does not fit into memory fails at once."""
+        from clearhead.decode import Writer, beam, greedy
+
+        order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
+        device = model.vocabulary.words.weight.device
+        found: list[list[Hypothesis]] = [[] for _ in pieces]
+        for begin in range(0, len(order), batch):
+            rows = order[begin : begin + batch]
+            source = Ragged([[*pieces[row], self.source.end] for row in rows])
+            lengths = source.lengths
+            padded, _ = source.padded(torch.arange(len(rows)), int(lengths.max()), self.source.pad)
+            writer = Writer.translating(model, padded.to(device), lengths.to(device))
+            common: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
+            common["max_length"] = [2 * int(length) + 10 for length in lengths]
+            common["no_repeat_ngram"] = ngram
+            if beams == 1:
+                written = [[one] for one in greedy(writer, **common)]
+            else:
+                written = beam(writer, beams=beams, best=best, length_penalty=penalty, **common)
+            for row, hypotheses in zip(rows, written, strict=True):
+                found[row] = hypotheses
+        return found
+
+    def _prediction(self, found: list[list[Hypothesis]], best: int) -> Prediction:
+        if not found:
+            return Prediction("")
+        text = joined([self.target.decode(first.tokens) for first, *_ in found])
+        length = sum(len(first.tokens) + 1 for first, *_ in found)
+        score = sum(first.log_probability for first, *_ in found) / length
+        notes = [] if len(found) == 1 else [f"translated in {len(found)} parts, split at its sentences"]
+        if any(not first.finished for first, *_ in found):
+            notes.append("the translation was cut off at its longest length")
+        others = [] if len(found) > 1 else [(self.target.decode(one.tokens), one.score) for one in found[0][1:best]]
+        return Prediction(text, score, others, notes)
+
+    def save(self, folder: Path) -> None:
+        if self.source is self.target:
+            self.target.save(folder)
+        else:
+            self.source.save(folder, "source-tokenizer")
+            self.target.save(folder, "target-tokenizer")
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Translation:
+        from clearhead.text import Tokenizer
+
+        if settings.get("shared", True):
+            source = target = Tokenizer.load(folder)
+        else:
+            source = Tokenizer.load(folder, "source-tokenizer")
+            target = Tokenizer.load(folder, "target-tokenizer")
+        return cls(source, target, config, settings)
+
+
+def _unfit(source: list[int], target: list[int], limits: Any) -> str | None:
+    """Why a pair cannot be trained on, or None."""
+    if not source or not target:
+        return "with an empty side"
+    if limits is None:
+        return None
+    if max(len(source), len(target)) > limits.longest:
+        return f"longer than {limits.longest} tokens"
+    ratio = max(len(source), len(target)) / min(len(source), len(target))
+    if limits.ratio is not None and ratio > limits.ratio and max(len(source), len(target)) > 10:
+        return f"with sides that differ more than {limits.ratio:g} times in length"
+    return None

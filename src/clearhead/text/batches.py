@@ -1,0 +1,130 @@
+"""Which examples go together: batches by token budget, planned from (seed, epoch) as one list for all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.errors import DataError
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples by their numbers, and the size that each side (source, target) is filled up to."""
+
+    examples: Whole
+    sizes: tuple[int, ...]
+
+    def part(self, rank: int, processes: int) -> Batch:
+        """What one of several processes takes; it may be nothing when there are fewer examples than processes."""
+        return Batch(self.examples[rank::processes], self.sizes)
+
+
+class BatchPlan:
+    """Every epoch's batches, each of at most `tokens` tokens (pads and all sides included) of similar length.
+
+    `lengths` is (examples, sides). The plan of an epoch follows from `seed` and its number alone. Every epoch has
+    the same number of batches and the same few shapes (at most 2 · `shapes`): a position in training is one
+    integer, and nothing is compiled for ever. An example longer than the budget is a batch by itself.
+
+    >>> plan = BatchPlan(np.array([[3, 4], [9, 7], [4, 4], [8, 8]]), tokens=16, seed=0)
+    >>> [(batch.examples.tolist(), batch.sizes) for batch in plan.epoch(0)]
+    [([2, 0], (4, 4)), ([1], (9, 8)), ([3], (9, 8))]
+    """
+
+    def __init__(self, lengths: Whole, *, tokens: int, seed: int, shapes: int = 16) -> None:
+        if len(lengths) == 0:
+            raise DataError("there is not one example to train on")
+        self.seed = seed
+        self.buckets = _buckets(lengths, shapes)
+        self.rows = [max(1, tokens // sum(sizes)) for _, sizes in self.buckets]
+        self.batches = sum(-(-len(members) // rows) for (members, _), rows in zip(self.buckets, self.rows, strict=True))
+
+    def epoch(self, number: int) -> list[Batch]:
+        """All batches of one epoch, in the order in which they are trained on."""
+        chance = np.random.default_rng([self.seed, number])
+        batches = []
+        for (members, sizes), rows in zip(self.buckets, self.rows, strict=True):
+            # Evenly, not all full and one with the rest: a step on three sentences would be noise.
+            mixed, count = chance.permutation(members), -(-len(members) // rows)
+            batches += [Batch(part, sizes) for part in np.array_split(mixed, count)]
+        return [batches[place] for place in chance.permutation(len(batches))]
+
+
+class Ragged:
+    """Sequences of different lengths in one flat tensor, from which padded batches are cut where it lies.
+
+    >>> Ragged([[5, 6], [7, 8, 9]]).padded(torch.tensor([1, 0]), size=4, fill=0)
+    (tensor([[7, 8, 9, 0],
+            [5, 6, 0, 0]]), tensor([3, 2]))
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        flat = np.fromiter((token for one in sequences for token in one), np.int32, int(lengths.sum()))
+        self.flat, self.lengths = torch.from_numpy(flat), torch.from_numpy(lengths)
+        self.starts = self.lengths.cumsum(0) - self.lengths
+
+    def to(self, device: torch.device) -> Ragged:
+        self.flat, self.lengths, self.starts = (part.to(device) for part in (self.flat, self.lengths, self.starts))
+        return self
+
+    def padded(self, rows: Tensor, size: int, fill: int) -> tuple[Tensor, Tensor]:
+        """These sequences, filled up to `size`, and their lengths."""
+        lengths, places = self.lengths[rows], torch.arange(size, device=rows.device)
+        inside = places < lengths[:, None]
+        where = torch.where(inside, self.starts[rows][:, None] + places, 0)
+        return torch.where(inside, self.flat[where].long(), fill), lengths
+
+
+def _buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, ...]]]:
+    """Examples of similar lengths, and the size of each side: the `shapes` buckets that need few pads.
+
+    Lengths are rounded up first; then, while there are too many buckets, the two whose union costs the fewest
+    additional pads become one.
+    """
+    cells, inverse = np.unique(_rounded(lengths), axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    counts = np.bincount(inverse).astype(np.float64)
+    joined = np.arange(len(cells))  # the bucket that each cell went to
+    sizes = cells.astype(np.float64)
+    cost = _costs(sizes, counts, sizes, counts)
+    np.fill_diagonal(cost, np.inf)
+    for _ in range(len(cells) - shapes):
+        kept, gone = divmod(int(cost.argmin()), len(cells))
+        sizes[kept], counts[kept] = np.maximum(sizes[kept], sizes[gone]), counts[kept] + counts[gone]
+        joined[joined == gone] = kept
+        cost[gone], cost[:, gone] = np.inf, np.inf
+        fresh = _costs(sizes[kept : kept + 1], counts[kept : kept + 1], sizes, counts)[0]
+        fresh[np.isinf(cost[kept])] = np.inf
+        cost[kept], cost[:, kept] = fresh, fresh
+    bucket_of = joined[inverse]
+    buckets = []
+    for bucket in np.unique(bucket_of):
+        members = np.flatnonzero(bucket_of == bucket)
+        # As long as the longest in it, not as the rounding said: free, and no more shapes.
+        buckets.append((members, tuple(int(size) for size in lengths[members].max(axis=0))))
+    return buckets
+
+
+def _costs(
+    sizes: NDArray[np.float64], counts: NDArray[np.float64], others: NDArray[np.float64], their: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How many pads each union of two buckets would add."""
+    joint = np.maximum(sizes[:, None], others[None]).sum(-1)
+    grown: NDArray[np.float64] = (joint - sizes.sum(-1)[:, None]) * counts[:, None] + (joint - others.sum(-1)) * their
+    return grown
+
+
+def _rounded(lengths: Whole) -> Whole:
+    """Up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, and so on: at most an eighth more."""
+    powers = np.ceil(np.log2(np.maximum(lengths, 16) + 1)).astype(np.int64) - 1
+    step = 2 ** np.maximum(powers - 3, 1)
+    return -(-lengths // step) * step

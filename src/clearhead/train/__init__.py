@@ -1,0 +1,251 @@
+"""Training: one recipe, one run folder, and at its end a model folder.
+
+runs/NAME/
+  recipe.toml      the whole recipe, defaults included       report.txt    which lines were dropped, and why
+  task/            tokenizers                                checkpoints/  the newest, and the best
+  metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
+  loss.png         the same, as a curve                      tensorboard/
+  model/           the finished model: `clearhead predict runs/NAME`
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from clearhead import folder
+from clearhead.errors import ConfigError
+from clearhead.model import ModelConfig
+from clearhead.tasks import TASKS, Examples, Task
+from clearhead.text import Report, Row, read
+from clearhead.train.card import card
+from clearhead.train.checkpoints import Checkpoints, averaged, gathered
+from clearhead.train.loop import Trainer
+from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
+from clearhead.train.processes import Processes, joined
+from clearhead.train.recipe import Recipe, checked, read_recipe, sources, to_toml
+
+__all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
+
+# What may differ when a run goes on: the length of the run, and what is kept or shown of it.
+CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every"}
+
+
+def run(
+    recipe: str,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Path:
+    """Trains as the recipe says; returns the run folder, with the finished model in it."""
+    wanted, base = read_recipe(recipe, overrides, seed)
+    where = Path("runs") / Path(recipe).stem if out is None else Path(out)
+    with joined(device) as processes:
+        if processes.first:
+            _open_run(where, wanted, resume=resume, overwrite=overwrite)
+        processes.wait()
+        task, examples, dev = _data(where, wanted, base, processes)
+        checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
+        torch.manual_seed(wanted.seed)
+        trainer = Trainer(wanted.train, task, task.build(), examples, dev, checkpoints, processes, seed=wanted.seed)
+        steps = checkpoints.steps()
+        if resume and steps:
+            trainer.resume(steps[-1])
+        _say(processes, _opening(where, trainer, task))
+        with _watched(trainer, where, wanted, processes, observers), _patient(trainer):
+            trainer.run()
+        _finish(where, wanted, trainer, dev)
+    return where
+
+
+def _open_run(where: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    """A folder for the run: a new one, or one that goes on with the same recipe."""
+    saved = where / "recipe.toml"
+    if where.exists() and not where.is_dir():
+        raise ConfigError(f"{where} is a file; choose another folder with --out")
+    used = where.is_dir() and any(where.iterdir())
+    if used and not saved.is_file():
+        raise ConfigError(f"{where} holds something else than a run; choose another folder with --out")
+    if used and overwrite:
+        shutil.rmtree(where)
+    elif used and not resume:
+        raise ConfigError(
+            f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
+        )
+    elif used:
+        _same_recipe(saved, recipe)
+    where.mkdir(parents=True, exist_ok=True)
+    whole = where / ".recipe.toml"
+    whole.write_text(to_toml(recipe), encoding="utf-8")
+    whole.replace(saved)
+
+
+def _same_recipe(saved: Path, recipe: Recipe) -> None:
+    import tomllib
+
+    before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
+    now = recipe.model_dump()
+    changed = [key for key in before if key != "train" and before[key] != now[key]]
+    changed += [
+        f"train.{key}" for key, value in before["train"].items() if now["train"][key] != value and key not in CHANGEABLE
+    ]
+    if changed:
+        raise ConfigError(
+            f"{saved.parent} was begun with another {', '.join(changed)}; a run goes on exactly, or not at all: "
+            "restore them, or start anew with --overwrite"
+        )
+
+
+def _data(
+    where: Path, recipe: Recipe, base: Path, processes: Processes
+) -> tuple[Task, Examples, tuple[Examples, Sequence[Row]] | None]:
+    """The task with its tokenizers (trained once, by the first process), and the examples."""
+    kind = TASKS[recipe.task]
+    columns = tuple(recipe.data.columns or kind.columns)
+    rows = [row for source in sources(recipe.data.train, base) for row in read(source, columns)]
+    prepared = where / "task"
+    if processes.first and not prepared.is_dir():
+        task = kind.prepared(rows, recipe.text, recipe.model, recipe.decode)
+        with folder.fresh_folder(prepared) as fresh:
+            task.save(fresh)
+            values = {"model": task.config.to_dict(), "settings": task.settings}
+            (fresh / "task.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
+    processes.wait()
+    folder.verify(prepared)
+    values = json.loads((prepared / "task.json").read_text(encoding="utf-8"))
+    task = kind.load(prepared, ModelConfig.from_dict(values["model"]), values["settings"])
+    report, dev = Report(), None
+    examples = task.examples(rows, report, recipe.data)
+    said = f"train: {report}"
+    if recipe.data.dev is not None:
+        report = Report()
+        dev_rows = [row for source in sources(recipe.data.dev, base) for row in read(source, columns)]
+        dev = (task.examples(dev_rows, report), dev_rows)
+        said += f"\ndev: {report}"
+    if processes.first:
+        (where / "report.txt").write_text(said + "\n", encoding="utf-8")
+        _say(processes, said)
+    return task, examples, dev
+
+
+@contextmanager
+def _watched(
+    trainer: Trainer, where: Path, recipe: Recipe, processes: Processes, others: Sequence[Observer]
+) -> Iterator[None]:
+    """With everyone who wants to hear of it; only the first process talks and writes."""
+    metric = recipe.train.metric or trainer.task.metric
+    metric = metric if recipe.data.dev is not None else "loss"
+    begun = trainer.position.step
+    observers: list[Observer] = list(others)
+    if processes.first:
+        observers += [Journal(where, begun), Progress(metric, begun)]
+        if recipe.train.tensorboard:
+            observers.append(Board(where / "tensorboard", begun))
+        observers.append(Curve(where, metric))
+    trainer.observers = observers
+    with ExitStack() as stack:
+        for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote
+            stack.callback(observer.close)
+        yield
+
+
+@contextmanager
+def _patient(trainer: Trainer) -> Iterator[None]:
+    """An interruption waits for the step to end and for a checkpoint; a second one does not."""
+
+    def interrupt(number: int, _: Any) -> None:
+        trainer.interrupted = True
+        signal.signal(number, before[number])
+
+    try:
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only the main thread may
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, Sequence[Row]] | None) -> None:
+    """The best weights, or the average of the last, as a model folder with its scores."""
+    target, processes, position = where / "model", trainer.processes, trainer.position
+    weights = _final_weights(trainer, recipe)
+    if not processes.first:
+        return
+    model = trainer.task.build().to(processes.device)
+    model.load_state_dict(weights)
+    metrics: dict[str, Any] = {
+        "step": position.best_step or position.step,
+        "stopped": position.stopped,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "pairs": len(trainer.examples),
+        "tokens": position.tokens,
+    }
+    if dev is not None:
+        metrics["dev"] = trainer.task.evaluate(model.eval(), dev[1])
+    if target.exists():
+        shutil.rmtree(target)
+    text = card(where.name, recipe, trainer.task, metrics)
+    folder.write(
+        target,
+        task=trainer.task,
+        model=model,
+        metrics=metrics,
+        card=text,
+        recipe=to_toml(recipe),
+        weights=recipe.train.weights,
+    )
+    shown = ", ".join(f"{name} {value}" for name, value in metrics.get("dev", {}).items())
+    _say(
+        processes,
+        f"{target}: done" + (f"; on dev, beam {trainer.task.settings.get('beam', 1)}: {shown}" if shown else ""),
+    )
+    _say(processes, f'try it: clearhead predict {where} "…"')
+
+
+def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
+    newest = trainer.checkpoints.steps()
+    best = trainer.position.best_step or newest[-1]
+    steps = newest[-recipe.train.keep :] if recipe.train.average == "last" else [best]
+    kind = "average." if recipe.train.average == "ema" else "model."
+
+    def weights(step: int) -> dict[str, Tensor]:
+        tensors, _ = trainer.checkpoints.load(step, gathered(trainer.model, trainer.optimizer, trainer.average))
+        return {
+            name.removeprefix(kind): (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+            for name, tensor in tensors.items()
+            if name.startswith(kind)
+        }
+
+    return averaged(weights, steps) if len(steps) > 1 else weights(steps[0])
+
+
+def _opening(where: Path, trainer: Trainer, task: Task) -> str:
+    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    going = f"going on after step {trainer.position.step:,}" if trainer.position.step else "from the beginning"
+    return (
+        f"{where}: {task.name}, {size / 1e6:.1f} million weights, {len(trainer.examples):,} examples, "
+        f"{trainer.windows:,} steps an epoch, {trainer.precision} on {trainer.processes.device}, {going}"
+    )
+
+
+def _say(processes: Processes, text: str) -> None:
+    if processes.first:
+        print(text, file=sys.stderr)

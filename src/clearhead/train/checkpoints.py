@@ -1,0 +1,154 @@
+"""Checkpoints: everything a run needs to go on exactly where it was, as safetensors, whole or not at all.
+
+A checkpoint is a folder named after its step: `state.json` (the position), the tensors (weights, their average, the
+optimiser's moments), `checksums.json`. The plan of batches, the learning rate and the random numbers of a step follow
+from the seed and the step's number, so the position says all about them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from clearhead.errors import CheckpointError
+from clearhead.folder import fresh_folder, verify
+from clearhead.train.processes import Processes
+
+FORMAT = 1
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep`, and the best."""
+
+    def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
+        self.folder, self.keep, self.processes = folder, keep, processes
+
+    def steps(self) -> list[int]:
+        """The steps that have one, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{step:08d}"
+
+    def save(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any], best: int | None) -> None:
+        """Writes one, then removes those that are neither new nor the best."""
+        state = json.dumps({"format": FORMAT, **position}, indent=1)
+        if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+            self._save_shards(step, tensors, state)
+        elif self.processes.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with fresh_folder(self.path(step)) as fresh:
+                save_file(
+                    {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+                    fresh / "state.safetensors",
+                )
+                (fresh / "state.json").write_text(state, encoding="utf-8")
+        if self.processes.first:
+            self._tidy(best)
+        self.processes.wait()
+
+    def load(self, step: int, tensors: dict[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and the position of a checkpoint, after checking every byte of it.
+
+        Shards are read into `tensors`, which say how they are spread now.
+        """
+        path = self.path(step)
+        try:
+            verify(path)
+        except CheckpointError as error:
+            others = [other for other in self.steps() if other < step]
+            remedy = f"delete that folder to go on from step {others[-1]}" if others else "start anew with --overwrite"
+            raise CheckpointError(f"{error}; {remedy}") from None
+        position = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if position.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{path} was written by another version of clearhead; this one reads format {FORMAT}")
+        if (path / "state.safetensors").is_file():
+            return load_file(path / "state.safetensors"), position
+        return self._load_shards(path, tensors), position
+
+    def _tidy(self, best: int | None) -> None:
+        for step in self.steps()[: -self.keep]:
+            if step != best:
+                shutil.rmtree(self.path(step))
+
+    def _save_shards(self, step: int, tensors: dict[str, Tensor], state: str) -> None:
+        """Every process writes its part, through PyTorch's own safetensors storage."""
+        import torch.distributed.checkpoint as dcp
+
+        parts = self.folder / f".{self.path(step).name}.parts"
+        if self.processes.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(parts, ignore_errors=True)
+            parts.mkdir()
+        self.processes.wait()
+        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(path=str(parts), save_distributed=True))
+        self.processes.wait()
+        if self.processes.first:
+            with fresh_folder(self.path(step)) as fresh:
+                for file in parts.iterdir():
+                    file.rename(fresh / file.name)
+                (fresh / "state.json").write_text(state, encoding="utf-8")
+            parts.rmdir()
+
+    def _load_shards(self, path: Path, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        import torch.distributed.checkpoint as dcp
+
+        if tensors is None:
+            raise CheckpointError(f"{path} was written by several processes (train.shard); go on with several")
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(path=str(path)))
+        return tensors
+
+
+def gathered(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights, their average and the optimiser's moments in one flat dict."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
+    for name, parameter in model.named_parameters():
+        for moment, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{moment}"] = value
+    return tensors
+
+
+@torch.no_grad()
+def restore(
+    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
+) -> None:
+    """Puts them back where they came from."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(_found(tensors, f"model.{name}", parameter))
+        if name in average:
+            average[name].copy_(_found(tensors, f"average.{name}", parameter))
+        state = {moment: tensors.get(f"optimizer.{name}.{moment}") for moment in MOMENTS}
+        optimizer.state[parameter] = {
+            moment: value.to(parameter.device) for moment, value in state.items() if value is not None
+        }
+
+
+def averaged(tensors: Callable[[int], dict[str, Tensor]], steps: list[int]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints."""
+    total: dict[str, Tensor] = {}
+    for step in steps:
+        for name, tensor in tensors(step).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: tensor / len(steps) for name, tensor in total.items()}
+
+
+def _found(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape != like.shape:
+        got = "nothing" if tensor is None else tuple(tensor.shape)
+        raise CheckpointError(
+            f"the checkpoint's {name} is {got}, the model's {tuple(like.shape)}; was the recipe changed?"
+        )
+    return tensor

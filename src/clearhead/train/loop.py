@@ -1,0 +1,327 @@
+"""The loop: batches in their planned order, losses, updates; from time to time a look at dev, and a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from clearhead.errors import ConfigError, TrainingError
+from clearhead.tasks import Examples, Task
+from clearhead.tasks.task import Model
+from clearhead.text import Row
+from clearhead.text.batches import Batch, BatchPlan
+from clearhead.train.checkpoints import Checkpoints, gathered, restore
+from clearhead.train.observers import Moment, Observer
+from clearhead.train.processes import Processes
+from clearhead.train.recipe import Train
+from clearhead.train.schedules import learning_rate
+from clearhead.train.spreading import Step, compiled, precision_of, spread
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Position:
+    """Where a run stands: all that is not a tensor."""
+
+    step: int = 0
+    loss: float = 0.0  # summed since the last line of the log
+    counted: int = 0  # over so many predictions
+    tokens: int = 0  # real ones of all sides, since the beginning
+    best: float | None = None
+    best_step: int | None = None
+    stale: int = 0  # evaluations since the best
+    seconds: float = 0.0
+    stopped: str | None = None  # why it ended
+
+
+class Trainer:
+    """One run: a model, its data, and what has been learned so far."""
+
+    def __init__(
+        self,
+        train: Train,
+        task: Task,
+        model: Model,
+        examples: Examples,
+        dev: tuple[Examples, Sequence[Row]] | None,
+        checkpoints: Checkpoints,
+        processes: Processes,
+        observers: Sequence[Observer] = (),
+        seed: int = 1,
+    ) -> None:
+        self.train, self.task, self.processes, self.seed = train, task, processes, seed
+        self.examples, self.dev = examples.to(processes.device), dev
+        self.checkpoints, self.observers = checkpoints, observers
+        self.position, self.done, self.interrupted = Position(), 0.0, False
+        self.plan = BatchPlan(
+            examples.lengths, tokens=train.batch_tokens * processes.count, seed=seed, shapes=train.shapes
+        )
+        self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
+        self.precision = precision_of(train.precision, processes.device)
+        self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
+        self.model.checkpointing = train.checkpointing
+        if train.compile:
+            compiled(self.model, task)
+        self.step = Step(self.model, task, train.label_smoothing)
+        self.forward = spread(self.step, self.model, processes, shard=train.shard)
+        self.parameters = dict(self.model.named_parameters())
+        self.optimizer = self._optimizer()
+        scaled = self.precision == "float16"
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=scaled)
+        self.average = {
+            name: parameter.detach().clone() for name, parameter in self.parameters.items() if train.average == "ema"
+        }
+        self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss nobody has looked at
+
+    def run(self) -> Position:
+        """Trains until the steps, the time or the patience are over."""
+        started = time.monotonic() - self.position.seconds
+        epoch, batches = -1, []
+        while self.position.stopped is None:
+            step = self.position.step + 1
+            if (step - 1) // self.windows != epoch:
+                epoch = (step - 1) // self.windows
+                batches = self.plan.epoch(epoch)
+            place = (step - 1) % self.windows * self.train.accumulate
+            window = batches[place : place + self.train.accumulate]
+            self._set_rate(step)
+            loss, norm = self.update(window, step)
+            self._pending.append((window, loss, norm))
+            self.position.step = step
+            self.position.tokens += sum(int(self.examples.lengths[batch.examples].sum()) for batch in window)
+            self.position.seconds = time.monotonic() - started
+            self.done = self._done()
+            self._after(step)
+        return self.position
+
+    def update(self, window: Sequence[Batch], step: int) -> tuple[Tensor, Tensor]:
+        """One change of the weights from all batches of a window together; their loss, and the gradient's norm.
+
+        The loss is divided by the predictions of the whole window over all processes, so that cutting a batch into
+        several, or sharing it out, changes nothing but the order of additions.
+        """
+        total = sum(int(self.examples.counts[batch.examples].sum()) for batch in window)
+        self._draw_from(step)
+        self.model.train()
+        losses = []
+        for number, batch in enumerate(window):
+            last = number == len(window) - 1
+            with contextlib.nullcontext() if last else self._without_sync():
+                loss = self._loss(batch)
+                self.scaler.scale(loss * (self.processes.count / total)).backward()  # processes are averaged
+            losses.append(loss.detach())
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or float("inf"), foreach=True)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            # At the start the average forgets faster: it would otherwise drag the random weights along.
+            decay = min(self.train.decay, (1 + step) / (10 + step))
+            torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - decay)
+        return torch.stack(losses).sum(), norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def _loss(self, batch: Batch) -> Tensor:
+        mine, weight = batch.part(self.processes.rank, self.processes.count), 1.0
+        if not len(mine.examples):  # fewer sentences than processes: it joins in, and counts nothing
+            mine, weight = Batch(batch.examples[:1], batch.sizes), 0.0
+        with self._autocast():
+            loss: Tensor = self.forward(self.examples.batch(mine))
+        return loss * weight
+
+    def _after(self, step: int) -> None:
+        """What follows a step: a line in the log, a look at dev, a checkpoint, the end."""
+        train, position = self.train, self.position
+        if self.processes.device.type == "cpu" or step % train.log_every == 0:
+            self._settle()
+        if self.done >= 1:
+            position.stopped = "steps" if step == train.steps else "time"
+        ended = position.stopped is not None
+        if step % train.log_every == 0 or ended:
+            self._settle()
+            self._log(step)
+        evaluated = step % train.evaluate_every == 0 or ended
+        if evaluated:
+            self._evaluate(step)
+        if self.interrupted or evaluated or (train.save_every and step % train.save_every == 0):
+            self.save()
+        if self.interrupted:
+            raise TrainingError(f"interrupted at step {step}, which is saved; go on with --resume")
+
+    def _settle(self) -> None:
+        """Looks at the losses since the last look; a GPU is not kept waiting for that at every step."""
+        if not self._pending:
+            return
+        losses = torch.stack([loss.double() for _, loss, _ in self._pending])
+        if self.processes.count > 1:
+            torch.distributed.all_reduce(losses)
+        norms = torch.stack([norm.double() for *_, norm in self._pending]).tolist()
+        for (window, *_), loss, norm in zip(self._pending, losses.tolist(), norms, strict=True):
+            # With float16 a gradient may overflow: the scaler skips that step by itself.
+            if not np.isfinite(loss) or not (np.isfinite(norm) or self.scaler.is_enabled()):
+                raise TrainingError(self._what_broke(window, loss, norm))
+            self.position.loss += loss
+            self.position.counted += sum(int(self.examples.counts[batch.examples].sum()) for batch in window)
+            self._norm = norm
+        self._pending.clear()
+
+    def _what_broke(self, window: Sequence[Batch], loss: float, norm: float) -> str:
+        places = [self.examples.where(int(example)) for batch in window for example in batch.examples]
+        shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
+        newest = self.checkpoints.steps()
+        kept = f"the checkpoint of step {newest[-1]} is whole" if newest else "no checkpoint was written yet"
+        return (
+            f"the loss became {loss} (gradient norm {norm}) at about step {self.position.step}, on a batch of these "
+            f"lines: {shown}; {kept}; try a lower train.learning_rate, a longer train.warmup or train.clip"
+        )
+
+    def _log(self, step: int) -> None:
+        position = self.position
+        metrics: dict[str, float | str] = {
+            "epoch": round(step / self.windows, 4),
+            "loss": position.loss / max(1, position.counted),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "norm": self._norm,
+        }
+        position.loss, position.counted = 0.0, 0
+        self._tell("logged", step, metrics)
+
+    def _evaluate(self, step: int) -> None:
+        """The scores on dev, and whether they are the best so far."""
+        position, train = self.position, self.train
+        self._settle()
+        if self.dev is None:
+            position.best_step = step
+            return
+        metrics = self.evaluate()
+        name = train.metric or self.task.metric
+        if name not in metrics:
+            raise ConfigError(f"train.metric: this task measures {', '.join(metrics)}, not {name!r}")
+        score = self.processes.agree(float(metrics[name]) * (-1 if name == "loss" else 1))
+        if position.best is None or score > position.best:
+            position.best, position.best_step, position.stale = score, step, 0
+        else:
+            position.stale += 1
+            if train.patience is not None and position.stale >= train.patience:
+                position.stopped = position.stopped or "patience"
+        self._tell("evaluated", step, metrics)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float | str]:
+        """Scores of the averaged weights on dev: the loss over all of it, the rest over its first lines, quickly."""
+        assert self.dev is not None
+        examples, rows = self.dev
+        examples.to(self.processes.device)
+        plan = BatchPlan(examples.lengths, tokens=4 * self.train.batch_tokens, seed=0, shapes=self.train.shapes)
+        total = 0.0
+        self.step.smoothing, smoothing = 0.0, self.step.smoothing
+        with self.averaged(), self._autocast():
+            self.model.eval()
+            for batch in plan.epoch(0):
+                total += float(self._loss(batch))
+            scores = self.task.evaluate(self.model, rows[: self.train.evaluate_lines], beams=1)
+            self.model.train()
+        self.step.smoothing = smoothing
+        return {"loss": self.processes.sum(total)[0] / int(examples.counts.sum()), **scores}
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """With the averaged weights in place of the newest, if they are averaged."""
+        if not self.average:
+            yield
+            return
+        mine = list(self.parameters.values())
+        newest = [parameter.detach().clone() for parameter in mine]
+        with torch.no_grad():
+            torch._foreach_copy_(mine, list(self.average.values()))
+            try:
+                yield
+            finally:
+                torch._foreach_copy_(mine, newest)
+
+    def save(self) -> None:
+        """A checkpoint of this very moment."""
+        self._settle()
+        tensors = gathered(self.model, self.optimizer, self.average)
+        position = {"position": asdict(self.position), "scaler": self.scaler.state_dict(), "seed": self.seed}
+        self.checkpoints.save(self.position.step, tensors, position, self.position.best_step)
+
+    def resume(self, step: int) -> None:
+        """Goes back to a checkpoint; what follows is what would have followed then."""
+        if self.train.shard and self.processes.count > 1:
+            self._make_room()
+        tensors, state = self.checkpoints.load(step, gathered(self.model, self.optimizer, self.average))
+        restore(tensors, self.model, self.optimizer, self.average)
+        self.position = Position(**state["position"])
+        self.scaler.load_state_dict(state["scaler"])
+        # A finished run may be given more steps, a stopped one more time; patience stays exhausted.
+        self.done = self._done()
+        if self.position.stopped in ("steps", "time") and self.done < 1:
+            self.position.stopped = None
+
+    def _make_room(self) -> None:
+        """Moments for the shards of a checkpoint to be read into."""
+        for parameter in self.parameters.values():
+            zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        """Matrices decay; norms, biases and other vectors do not."""
+        matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.train.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.train.learning_rate, betas=self.train.betas, eps=1e-9, fused=True)
+
+    def _set_rate(self, step: int) -> None:
+        train = self.train
+        rate = learning_rate(train.schedule, train.learning_rate, step, warmup=train.warmup, done=self.done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _done(self) -> float:
+        """How much of the run is behind us, by steps or by time, whichever ends it."""
+        done = self.position.step / self.train.steps
+        if self.train.minutes is not None:
+            done = max(done, self.processes.agree(self.position.seconds / 60 / self.train.minutes))
+        return done
+
+    def _draw_from(self, step: int) -> None:
+        """Random numbers that follow from the seed, the step and the process: nothing to save, nothing to lose."""
+        state = np.random.SeedSequence([self.seed, step, self.processes.rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0] >> np.uint64(1)))
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision not in ("bfloat16", "float16"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.processes.device.type, DTYPES[self.precision])
+
+    def _without_sync(self) -> contextlib.AbstractContextManager[Any]:
+        if self.processes.count == 1:
+            return contextlib.nullcontext()
+        if isinstance(self.forward, nn.parallel.DistributedDataParallel):
+            return self.forward.no_sync()
+        return self._sharded_without_sync()
+
+    @contextlib.contextmanager
+    def _sharded_without_sync(self) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(False)  # type: ignore[operator]
+        yield
+        self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+
+    def _tell(self, what: str, step: int, metrics: dict[str, float | str]) -> None:
+        position = self.position
+        moment = Moment(step, self.train.steps, self.model, metrics, position.tokens, position.seconds, self.done)
+        for observer in self.observers:
+            getattr(observer, what)(moment)

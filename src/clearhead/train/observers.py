@@ -1,0 +1,210 @@
+"""Observers: they hear how a run goes, and show or keep it. Yours may be added to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from clearhead.tasks.task import Model
+
+
+class Moment(NamedTuple):
+    """What an observer is told: the step of how many, the model as it is, and what was measured."""
+
+    step: int
+    steps: int
+    model: Model
+    metrics: dict[str, float | str]
+    tokens: int  # trained on since the beginning, without pads
+    seconds: float  # since the beginning
+    done: float  # of the whole, from 0 to 1
+
+
+class Observer:
+    """One that hears everything and does nothing; override what you want to hear."""
+
+    def logged(self, moment: Moment) -> None:
+        """Every `train.log_every` steps."""
+
+    def evaluated(self, moment: Moment) -> None:
+        """After each look at dev."""
+
+    def close(self) -> None:
+        """At the end, however it came."""
+
+
+class Journal(Observer):
+    """metrics.jsonl, which is the same for the same seed, and speed.jsonl, which never is."""
+
+    def __init__(self, folder: Path, resumed_from: int) -> None:
+        self.metrics = _cut(folder / "metrics.jsonl", resumed_from)
+        self.speed = _cut(folder / "speed.jsonl", resumed_from)
+
+    def logged(self, moment: Moment) -> None:
+        self._write(self.metrics, {"step": moment.step, **moment.metrics})
+        rate = moment.tokens / max(moment.seconds, 1e-9)
+        times = {"seconds": round(moment.seconds, 3), "tokens": moment.tokens, "tokens_per_second": round(rate)}
+        self._write(self.speed, {"step": moment.step, **times})
+
+    def evaluated(self, moment: Moment) -> None:
+        self._write(self.metrics, {"step": moment.step, "dev": moment.metrics})
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.speed.close()
+
+    def _write(self, file: IO[str], values: dict[str, Any]) -> None:
+        file.write(json.dumps(values, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Board(Observer):
+    """TensorBoard's files."""
+
+    def __init__(self, folder: Path, resumed_from: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1)
+
+    def logged(self, moment: Moment) -> None:
+        self._write("train", moment)
+        self.writer.add_scalar("train/tokens_per_second", moment.tokens / max(moment.seconds, 1e-9), moment.step)
+
+    def evaluated(self, moment: Moment) -> None:
+        self._write("dev", moment)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _write(self, where: str, moment: Moment) -> None:
+        for name, value in moment.metrics.items():
+            if not isinstance(value, str):
+                self.writer.add_scalar(f"{where}/{name}", value, moment.step)
+
+
+class Curve(Observer):
+    """loss.png: the loss of training and dev, and the score, over the steps."""
+
+    def __init__(self, folder: Path, metric: str) -> None:
+        self.folder, self.metric = folder, metric
+
+    def close(self) -> None:
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+        dev = [(line["step"], line["dev"]) for line in lines if "dev" in line]
+        if not train:
+            return
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(*zip(*train, strict=True), label="training (smoothed labels)", color="tab:blue")
+        if dev:
+            axes.plot(
+                [step for step, _ in dev], [scores["loss"] for _, scores in dev], "o-", label="dev", color="tab:orange"
+            )
+            if self.metric != "loss":
+                other = axes.twinx()
+                other.plot(
+                    [step for step, _ in dev], [scores[self.metric] for _, scores in dev], "s--", color="tab:green"
+                )
+                other.set_ylabel(f"{self.metric} on dev (dashed)", color="tab:green")
+        axes.set(xlabel="step", ylabel="loss per token (nats)")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper right")
+        whole = self.folder / ".loss.png"
+        figure.savefig(whole, dpi=120, format="png")
+        whole.replace(self.folder / "loss.png")
+
+
+class Progress(Observer):
+    """A bar that says how far it is, how it goes and how long it will take; without a terminal, lines that do."""
+
+    def __init__(self, metric: str, begun: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self.metric, self.begun, self.best = metric, begun, ""
+        self.started, self.since, self.first = time.monotonic(), time.monotonic(), None
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Bar(
+            TextColumn("{task.fields[where]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[said]}"),
+            console=self.console,
+            expand=True,
+        )
+        self.task = self.bar.add_task("", total=1.0, where="warming up", said="")
+        if self.console.is_terminal:
+            self.bar.start()
+        self.last: Moment | None = None
+
+    def logged(self, moment: Moment) -> None:
+        loss = moment.metrics["loss"]
+        now = time.monotonic()
+        tokens, seconds = (
+            (moment.tokens, moment.seconds)
+            if self.last is None
+            else (
+                moment.tokens - self.last.tokens,
+                moment.seconds - self.last.seconds,
+            )
+        )
+        if self.first is None:
+            self.first = (moment.done, now)
+        gone, went = moment.done - self.first[0], now - self.first[1]
+        left = f" · {clock(went / gone * (1 - moment.done))} left" if gone > 0 and moment.done < 1 else ""
+        where = f"step {moment.step:,} of {moment.steps:,}"
+        said = f"loss {loss:.3f} · {tokens / max(seconds, 1e-9):,.0f} tokens/s{self.best}{left}"
+        self.last = moment
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=moment.done, where=where, said=said)
+        else:
+            self.console.print(f"{where} · {said}", markup=False)
+
+    def evaluated(self, moment: Moment) -> None:
+        scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
+        line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        self.console.print(f"  dev at step {moment.step:,}: {line}", markup=False)
+        score = float(scores[self.metric])
+        known = self.best.rpartition(" ")[2]
+        better = (lambda a, b: a < b) if self.metric == "loss" else (lambda a, b: a > b)
+        if not known or better(score, float(known)):
+            self.best = f" · best {self.metric} {score:.4g}"
+        self.last = None if self.last is None else self.last._replace(seconds=moment.seconds)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> clock(42), clock(200), clock(7300)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _cut(path: Path, step: int) -> IO[str]:
+    """The file, open at its end, without what was written after that step: it will be written again."""
+    kept = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > step:
+                break
+            kept.append(line)
+    whole = path.with_name(f".{path.name}")
+    whole.write_text("".join(kept), encoding="utf-8")
+    whole.replace(path)
+    return path.open("a", encoding="utf-8")

@@ -1,0 +1,28 @@
+"""Schedules: how the learning rate goes up and down."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
+    """The rate of a step (the first is 1), when `done` of the whole (0 to 1) is behind it.
+
+    It rises in a straight line for `warmup` steps. Then it falls with 1/√step, or on a half cosine or a line that
+    end at zero, or stays.
+
+    >>> [learning_rate("inverse-sqrt", 1.0, step, warmup=4, done=step / 64) for step in (1, 4, 16, 64)]
+    [0.25, 1.0, 0.5, 0.25]
+    >>> learning_rate("linear", 1.0, 48, warmup=4, done=0.75)
+    0.25
+    """
+    rising = step / warmup if step < warmup else 1.0
+    if kind == "inverse-sqrt":
+        falling = math.sqrt(max(warmup, 1) / max(step, warmup, 1))
+    elif kind == "cosine":
+        falling = (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    elif kind == "linear":
+        falling = 1 - min(done, 1.0)
+    else:
+        falling = 1.0
+    return peak * min(rising, 1.0) * falling

@@ -1,0 +1,63 @@
+"""How a model is spread over processes, compiled, and computed in fewer bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError
+from clearhead.model.layers import Stack
+from clearhead.tasks import Task
+from clearhead.tasks.task import Model
+from clearhead.train.processes import Processes
+
+
+class Step(nn.Module):
+    """A batch in, its loss out: what PyTorch's wrappers take for a model."""
+
+    def __init__(self, model: Model, task: Task, smoothing: float) -> None:
+        super().__init__()
+        self.model, self.task, self.smoothing = model, task, smoothing
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.task.loss(self.model, batch, self.smoothing)
+
+
+def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn.Module:
+    """The step for one process, or for several that hold the same weights (DDP) or parts of them (FSDP2)."""
+    if processes.count == 1:
+        return step
+    if not shard:
+        return nn.parallel.DistributedDataParallel(step)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            for layer in stack.layers:
+                fully_shard(layer)
+    fully_shard(model)
+    for method in ("encode", "decode", "logits"):
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
+    return step
+
+
+def compiled(model: Model, task: Task) -> None:
+    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            for layer in stack.layers:
+                layer.compile(dynamic=True)
+    if hasattr(task, "token_loss"):
+        task.token_loss = torch.compile(task.token_loss, dynamic=True)
+
+
+def precision_of(wanted: str, device: torch.device) -> str:
+    """What `auto` means here: bfloat16 on a GPU that has it, else float32."""
+    if wanted == "auto":
+        return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if wanted == "float16" and device.type == "cpu":
+        raise ConfigError("train.precision: float16 is for GPUs; choose float32 or bfloat16 on a CPU")
+    return wanted

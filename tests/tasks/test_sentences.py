@@ -1,0 +1,51 @@
+"""Where long texts are cut, how answers are joined, what counts as running in circles."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.tasks.sentences import joined, loops, parts
+
+
+def letters(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def texts(pieces: list[list[int]]) -> list[str]:
+    return [bytes(piece).decode() for piece in pieces]
+
+
+@given(st.text(alphabet="ab 。.，,中!」", max_size=200), st.integers(3, 40))
+def test_no_part_is_too_long_and_no_letter_is_lost(text, limit):
+    pieces = parts(text, letters, limit)
+    assert all(len(piece) <= limit for piece in pieces)
+    assert b"".join(map(bytes, pieces)).decode().replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_text_is_cut_after_its_sentences():
+    assert texts(parts("我来了。你在哪里？她说：“好。”走吧", letters, 24)) == [
+        "我来了。",
+        "你在哪里？",
+        "她说：“好。”",
+        "走吧",
+    ]
+    assert texts(parts("It costs 3.50 now. Really? Yes.", letters, 20)) == ["It costs 3.50 now.", "Really? Yes."]
+
+
+def test_a_long_sentence_is_cut_after_its_clauses_and_then_anywhere():
+    assert texts(parts("one two, three four", letters, 12)) == ["one two,", "three four"]
+    assert texts(parts("abcdefgh", letters, 3)) == ["abc", "def", "gh"]
+    assert [len(piece) for piece in parts("中文", letters, 2)] == [2, 1, 2, 1], "even within a character's bytes"
+
+
+def test_answers_are_joined_as_their_script_wants():
+    assert joined(["Hello.", "", "World."]) == "Hello. World."
+    assert joined(["你好。", "世界。", "“好”"]) == "你好。世界。“好”"
+    assert joined([]) == ""
+
+
+def test_circles_are_noticed():
+    assert loops([7, 7, 7, 7])
+    assert loops([1, 2, 3] * 4)
+    assert not loops([1, 2, 3] * 3)
+    assert not loops([])
+    assert not loops([1, 1, 1, 2, 1, 1, 1])
