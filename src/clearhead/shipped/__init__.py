@@ -1,0 +1,44 @@
+"""What comes with the package, by name: corpora to train on, recipes to train with, trained models.
+
+A name that is not there gives None; whoever asked knows best what to say about it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CORPORA, RECIPES, MODELS = HERE / "corpora", HERE / "recipes", HERE / "models"
+TABLE, RECIPE = ".tsv.gz", ".toml"
+
+
+def corpora() -> list[str]:
+    """The names of the shipped corpora.
+
+    >>> corpora()
+    ['tatoeba-zh-en.dev', 'tatoeba-zh-en.train']
+    """
+    return sorted(path.name.removesuffix(TABLE) for path in CORPORA.glob(f"*{TABLE}"))
+
+
+def recipes() -> list[str]:
+    return sorted(path.name.removesuffix(RECIPE) for path in RECIPES.glob(f"*{RECIPE}"))
+
+
+def models() -> list[str]:
+    return sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+
+def corpus(name: str) -> Path | None:
+    """The file of a corpus: `tatoeba-zh-en.train` has Chinese, English and attribution, separated by tabs."""
+    return CORPORA / f"{name}{TABLE}" if name in corpora() else None
+
+
+def recipe(name: str) -> Path | None:
+    """The file of a recipe."""
+    return RECIPES / f"{name}{RECIPE}" if name in recipes() else None
+
+
+def model(name: str) -> Path | None:
+    """The folder of a trained model."""
+    return MODELS / name if name in models() else None

@@ -1,0 +1,228 @@
+"""Files of examples, read one row at a time: TSV, CSV, JSONL, or a file a column; each also gzipped.
+
+Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else. What is wrong
+with a line is said with its file and number, and nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn, cast
+
+from clearhead.errors import DataError
+
+SKIP = "-"  # in `columns`: a field that is not wanted
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+OTHER_BEGINNINGS = {
+    b"\xff\xfe": "it begins like UTF-16",
+    b"\xfe\xff": "it begins like UTF-16",
+    b"\x1f\x8b": "it begins like a gzip file, whose name should end in .gz",
+    b"PK\x03\x04": "it begins like a zip file or a spreadsheet",
+}
+
+
+class Row(NamedTuple):
+    """The wanted fields of one example, and where they stand; lines count from 1."""
+
+    values: tuple[str, ...]
+    file: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def read(source: str | Path | Mapping[str, str | Path], columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a corpus, with the fields named by `columns` in that order.
+
+    A `.tsv` has no header line: columns[i] names its i-th field, and "-" skips one. A `.csv` has a header line with
+    the names in it, a `.jsonl` one object a line with texts under these names. A mapping gives each column a file of
+    its own, one text a line. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole.
+
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp()) / "pairs.tsv"
+    >>> _ = file.write_text("1\\t你好\\tHello.\\n2\\t再见\\tBye.\\n", encoding="utf-8")
+    >>> [row.values for row in read(file, ["-", "source", "target"])]
+    [('你好', 'Hello.'), ('再见', 'Bye.')]
+    """
+    wanted = [column for column in columns if column != SKIP]
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise DataError(f"columns must be different names, at least one; got {list(columns)}")
+    if isinstance(source, Mapping):
+        if missing := [column for column in wanted if column not in source]:
+            raise DataError(f"no file is given for {_list(missing)}; there is one for {_list(source)}")
+        return _parallel([_found(Path(source[column])) for column in wanted])
+    path = _found(Path(source))
+    return READERS[_kind(path)](path, columns)
+
+
+def _kind(path: Path) -> str:
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix not in READERS:
+        raise DataError(
+            f"{path}: cannot tell what is in a file whose name ends like this; known are {_list(READERS)}, each also "
+            "with .gz; for files with one text a line give each column its own"
+        )
+    return suffix
+
+
+def _found(path: Path) -> Path:
+    """The path of a file that is there, or an error that says what is there instead."""
+    path = path.expanduser()
+    if path.is_dir():
+        inside = sorted(child.name for child in path.iterdir())[:8]
+        raise DataError(f"{path} is a folder, a file is wanted; it holds {_list(inside) or 'nothing'}")
+    if path.exists():
+        return path
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"no file {path}: there is no folder {folder}")
+    near = difflib.get_close_matches(path.name, [child.name for child in folder.iterdir()], n=3)
+    raise DataError(f"no file {path}" + (f"; near that name: {_list(near)}" if near else ""))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line with its number, the ending kept: lines end at a line feed, not at what else Unicode breaks at."""
+    line = 0
+    try:
+        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+        with cast(IO[bytes], opened) as file:
+            for line, raw in enumerate(file, start=1):
+                yield line, _decoded(raw, path, line)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}:{line + 1}: the gzip file is damaged or incomplete: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    if line == 0:
+        raise DataError(f"{path} is empty")
+
+
+def _decoded(raw: bytes, path: Path, line: int) -> str:
+    if line == 1:
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        hints = [hint for beginning, hint in OTHER_BEGINNINGS.items() if line == 1 and raw.startswith(beginning)]
+        raise DataError(
+            f"{path}:{line}: not UTF-8: byte 0x{raw[error.start]:02X} at place {error.start + 1} of the line "
+            f"({error.reason}); {hints[0] if hints else 'save the file as UTF-8'}"
+        ) from None
+
+
+def _stripped(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _tsv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    wanted = [place for place, column in enumerate(columns) if column != SKIP]
+    count = 0
+    for line, text in _lines(path):
+        fields = _stripped(text).split("\t")
+        if line == 1:
+            count = len(fields)
+            if count < len(columns):
+                _broken(path, line, f"{_fields(fields)} for the {len(columns)} columns {_list(columns)}", text)
+        if len(fields) != count:
+            _broken(path, line, f"{_fields(fields)} where the first line has {count}", text)
+        yield Row(tuple(fields[place] for place in wanted), str(path), line)
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    wanted = [column for column in columns if column != SKIP]
+    rows = csv.reader((text for _, text in _lines(path)), strict=True)
+    line, header, places, empty = 1, list[str](), list[int](), True
+    try:
+        for fields in rows:
+            if not header:
+                header = fields
+                if missing := [column for column in wanted if column not in header]:
+                    _broken(path, line, f"the header line has no {_list(missing)}{_near(missing[0], header)}")
+                places = [header.index(column) for column in wanted]
+            elif len(fields) != len(header):
+                _broken(path, line, f"{_fields(fields)} where the header line has {len(header)}", ",".join(fields))
+            else:
+                yield Row(tuple(fields[place] for place in places), str(path), line)
+                empty = False
+            line = rows.line_num + 1  # a quoted field may go over several lines
+    except csv.Error as error:
+        _broken(path, line, f"not CSV: {error}")
+    if empty:
+        raise DataError(f"{path} has a header line and no rows")
+
+
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    wanted = [column for column in columns if column != SKIP]
+    for line, text in _lines(path):
+        try:
+            example = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            _broken(path, line, f"not JSON: {error}", text)
+        if not isinstance(example, dict):
+            _broken(path, line, f"an object with {_list(wanted)} is wanted, not {_said(example)}", text)
+        yield Row(tuple(_text(example, column, path, line) for column in wanted), str(path), line)
+
+
+def _text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
+    if column not in example:
+        _broken(path, line, f"no {column!r}{_near(column, list(example))}")
+    value = example[column]
+    if not isinstance(value, str):
+        _broken(path, line, f"{column!r} must be a text, not {_said(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        _broken(path, line, f"{column!r} has half a character, \\u{ord(value[error.start]):04x}, at {error.start + 1}")
+    return value
+
+
+def _parallel(paths: Sequence[Path]) -> Iterator[Row]:
+    readers = [_lines(path) for path in paths]
+    line = 0
+    for line, texts in enumerate(zip_longest(*readers), start=1):
+        if None in texts:
+            counts = [
+                line - 1 if text is None else line + sum(1 for _ in reader)
+                for text, reader in zip(texts, readers, strict=True)
+            ]
+            said = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts, strict=True))
+            raise DataError(f"parallel files must have the same number of lines: {said}")
+        yield Row(tuple(_stripped(text) for _, text in texts), str(paths[0]), line)
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
+
+
+def _broken(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:
+    shown = "" if text is None else f": {_shortened(_stripped(text))}"
+    raise DataError(f"{path}:{line}: {problem}{shown}")
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…") if text else "the line is empty"
+
+
+def _fields(fields: Sequence[str]) -> str:
+    return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+
+
+def _said(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else kinds.get(type(value), "a text")
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there is {_list(names) or 'nothing'}"
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(str, names))

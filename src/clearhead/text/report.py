@@ -1,0 +1,68 @@
+"""Report: what was kept of a corpus, and what was dropped and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.text.corpora import Row
+
+SHOWN = 3  # places named for each reason
+
+
+class Report:
+    """Counts what is kept and what is dropped, with the first few places of each reason.
+
+    >>> report = Report()
+    >>> for line in range(1, 6):
+    ...     report.keep() if line == 2 else report.drop(Row(("",), "data/train.tsv", line), "empty")
+    >>> report.drop(Row(("a",), "data/more.tsv", 7), "too long")
+    >>> print(report)
+    kept 1 of 6; dropped 4 empty (train.tsv:1, :3, :4, …), 1 too long (more.tsv:7)
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.dropped: dict[str, int] = {}
+        self.places: dict[str, list[Row]] = {}
+
+    @property
+    def total(self) -> int:
+        return self.kept + sum(self.dropped.values())
+
+    def keep(self, rows: int = 1) -> None:
+        self.kept += rows
+
+    def drop(self, row: Row, reason: str) -> None:
+        """Counts a row that is left out; `reason` reads well after a number: "empty", "longer than 128 tokens"."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        places = self.places.setdefault(reason, [])
+        if len(places) < SHOWN:
+            places.append(Row((), row.file, row.line))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for a JSON file.
+
+        >>> Report().to_dict()
+        {'kept': 0, 'dropped': {}}
+        """
+        dropped = {
+            reason: {"count": count, "first": [place.where for place in self.places[reason]]}
+            for reason, count in self.dropped.items()
+        }
+        return {"kept": self.kept, "dropped": dropped}
+
+    def __str__(self) -> str:
+        kept = f"kept {self.kept:,} of {self.total:,}"
+        if not self.dropped:
+            return kept
+        reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in self.dropped.items()]
+        return f"{kept}; dropped {', '.join(reasons)}"
+
+    def _where(self, reason: str) -> str:
+        """The first places, a file's name only where it changes: train.tsv:5, :77, …"""
+        said, last = [], None
+        for place in self.places[reason]:
+            said.append(f":{place.line}" if place.file == last else f"{Path(place.file).name}:{place.line}")
+            last = place.file
+        return ", ".join(said + ["…"] * (self.dropped[reason] > len(said)))

@@ -1,0 +1,58 @@
+"""What comes with the package: found by name, whole, and with its licence."""
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from clearhead import shipped
+from clearhead.text import read
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_corpora_are_found_by_name_and_unknown_names_are_not():
+    assert shipped.corpora() == ["tatoeba-zh-en.dev", "tatoeba-zh-en.train"]
+    found = shipped.corpus("tatoeba-zh-en.dev")
+    assert found is not None
+    assert found.name == "tatoeba-zh-en.dev.tsv.gz"
+    for find in (shipped.corpus, shipped.recipe, shipped.model):
+        for name in ("", ".", "..", "no such", "../corpora/tatoeba-zh-en.dev", "*"):
+            assert find(name) is None
+
+
+def test_every_listed_name_is_found():
+    for listing, find in ((shipped.recipes, shipped.recipe), (shipped.models, shipped.model)):
+        assert all(find(name).exists() for name in listing())
+
+
+@pytest.mark.parametrize(("part", "rows", "authors"), [("train", 40972, 7106), ("dev", 1491, 269)])
+def test_the_corpus_reads_whole_with_its_attribution(part, rows, authors):
+    found = list(read(shipped.corpus(f"tatoeba-zh-en.{part}"), ["chinese", "english", "attribution"]))
+    assert len(found) == rows
+    assert all(all(row.values) for row in found)
+    assert sum(row.values[2].startswith("CC-BY 2.0 (France) Attribution: tatoeba.org #") for row in found) == authors
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_the_corpus_is_what_its_readme_says(part):
+    path = shipped.corpus(f"tatoeba-zh-en.{part}")
+    assert path.read_bytes()[4:8] == bytes(4), "the time of packing is left out, so that equal data give equal bytes"
+    with gzip.open(path) as file:
+        assert hashlib.sha256(file.read()).hexdigest() in (path.parent / "README.md").read_text()
+
+
+def test_no_row_of_dev_is_in_train():
+    train, dev = (
+        {row.values for row in read(shipped.corpus(f"tatoeba-zh-en.{part}"), ["chinese", "english"])}
+        for part in ("train", "dev")
+    )
+    assert not train & dev
+
+
+def test_the_notice_names_licence_and_source():
+    for text in ((ROOT / "NOTICE").read_text(), (shipped.CORPORA / "README.md").read_text()):
+        assert "CC-BY 2.0 FR" in text
+        assert "https://tatoeba.org" in text
+        assert "https://www.manythings.org/anki/" in text
