@@ -10,7 +10,8 @@ ClearheadError
 ├── CheckpointError    a checkpoint that cannot be read, or not be expressed
 │   └── DiskFullError  no room for what is being written
 ├── DataError          a file of examples with something wrong in it
-└── TrainingError      a training run that cannot go on
+├── TrainingError      a training run that cannot go on
+└── PackageError       a package that is needed and not installed
 """
 
 
@@ -55,4 +56,8 @@ class TrainingError(ClearheadError, RuntimeError):
 
 
 class DataError(ClearheadError, ValueError):
+    pass
+
+
+class PackageError(ClearheadError, ImportError):
     pass

@@ -1,0 +1,218 @@
+"""Tokenizer: text into numbers and back; nothing is ever unknown."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
+from clearhead.text.scripts import converter
+
+FORMAT = 1
+KINDS = ("bpe", "unigram", "character")
+SPACE_MARK = "▁"
+AT_ONCE = 8192  # texts handed to the library together, so that what it makes of them stays small
+
+
+class Tokenizer:
+    """Text into numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
+
+    Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
+    character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
+    whatever is written in the text.
+
+    >>> tokenizer = Tokenizer.train(["Low, lower, lowest.", "我爱你", "我爱他"] * 3, vocabulary=300)
+    >>> numbers = tokenizer.encode("lower 我爱她")
+    >>> tokenizer.pieces(numbers)
+    ['▁lower', '▁', '我爱', '<0xE5>', '<0xA5>', '<0xB9>']
+    >>> tokenizer.decode(numbers)
+    'lower 我爱她'
+    """
+
+    pad: int = 0
+    start: int = 1
+    end: int = 2
+
+    def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
+        """From parts; use `train` or `load`."""
+        self.engine = engine
+        self.settings = settings
+        self.notes: list[str] = []  # what may be different from when it was trained
+        self._convert: Callable[[str], str] | None = None
+        if settings["script"] is not None:
+            self._convert, version = converter(settings["script"])
+            trained = settings.setdefault("opencc", version)
+            if trained.split(".")[0] != version.split(".")[0]:
+                self.notes.append(f"the script was converted by OpenCC {trained} in training and is by {version} here")
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        *,
+        kind: str = "bpe",
+        vocabulary: int = 8000,
+        script: str | None = None,
+        lowercase: bool = False,
+    ) -> Tokenizer:
+        """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
+
+        `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
+        "character". `script="simplified"` reads traditional Chinese characters as simplified ones.
+        """
+        library = _library()
+        if kind not in KINDS:
+            near = difflib.get_close_matches(kind, KINDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(KINDS)}"
+            raise ConfigError(f"unknown kind of tokenizer {kind!r}; {hint}")
+        if vocabulary <= library.FIXED:
+            raise ConfigError(
+                f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
+            )
+        settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
+        spaced = kind != "character"
+        blank = cls(library.assembled(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
+        normal = [text for text in map(blank._normal, texts) if text]
+        if not normal:
+            raise DataError("there is no text to learn a vocabulary from: every text is empty")
+        from clearhead.text.learning import learned
+
+        engine = library.assembled(learned(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
+        return cls(engine, {**settings, "size": engine.get_vocab_size()})
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are: the model's vocabulary."""
+        return int(self.engine.get_vocab_size())
+
+    def normal(self, text: str) -> str:
+        """What `encode` reads: NFKC, one script, single spaces, nothing invisible.
+
+        >>> Tokenizer.train(["a"], script="simplified", lowercase=True).normal(" Ｈello\\n\\n 漢語　①！")
+        'hello 汉语 1!'
+        """
+        return self._normal(text).removeprefix(" ")
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of a text, without start and end."""
+        numbers: list[int] = self.engine.encode(self._converted(text), add_special_tokens=False).ids
+        return numbers
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of many texts; faster than one by one."""
+        numbers: list[list[int]] = []
+        for first in range(0, len(texts), AT_ONCE):
+            some = [self._converted(text) for text in texts[first : first + AT_ONCE]]
+            numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
+        return numbers
+
+    def decode(self, numbers: Sequence[int]) -> str:
+        """The text of these numbers; padding, start and end are left out, and bytes that are no UTF-8 become �."""
+        kept = [int(number) for number in self._checked(numbers) if number > self.end]
+        text: str = self.engine.decode(kept, skip_special_tokens=False)
+        return text.removeprefix(" ")
+
+    def pieces(self, numbers: Sequence[int]) -> list[str]:
+        """Each number as it can be shown: a space is "▁", a byte such as "<0xE4>", and "<s>" the start."""
+        return [self.engine.id_to_token(int(number)).replace(" ", SPACE_MARK) for number in self._checked(numbers)]
+
+    def save(self, folder: Path, name: str = "tokenizer") -> None:
+        """Writes `{name}.json`, which the tokenizers library reads too, and `{name}.settings.json`."""
+        folder = Path(folder)
+        settings = json.dumps(self.settings, indent=2, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(self.engine.to_str() + "\n", encoding="utf-8")
+        (folder / f"{name}.settings.json").write_text(settings + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, name: str = "tokenizer") -> Tokenizer:
+        """The tokenizer that was saved in a folder; `notes` says what may be different here."""
+        library = _library()
+        path = Path(folder) / f"{name}.json"
+        settings = _settings(Path(folder), name)
+        try:
+            engine = library.Tokenizer.from_str(_read(path))
+        except CheckpointError:
+            raise
+        except Exception as error:  # the library raises no class of its own
+            raise CheckpointError(f"{path} is damaged, or no tokenizer: {error}") from None
+        fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
+        if fixed != [*library.SPECIAL, *library.BYTES] or engine.get_vocab_size() != settings["size"]:
+            raise CheckpointError(
+                f"{path} is not the tokenizer that {name}.settings.json describes: it should have "
+                f"{settings['size']} pieces, the first being {', '.join(library.SPECIAL)} and the 256 bytes"
+            )
+        return cls(engine, settings)
+
+    def __repr__(self) -> str:
+        script = "" if self.settings["script"] is None else f", script={self.settings['script']!r}"
+        return f"<Tokenizer of {self.size:,} numbers, kind={self.settings['kind']!r}{script}>"
+
+    def _converted(self, text: str) -> str:
+        text = _whole(text)
+        return text if self._convert is None else self._convert(text)
+
+    def _normal(self, text: str) -> str:
+        normal: str = self.engine.normalizer.normalize_str(self._converted(text))
+        return normal
+
+    def _checked(self, numbers: Sequence[int]) -> Sequence[int]:
+        if len(numbers) and not 0 <= min(numbers) <= max(numbers) < self.size:
+            raise DataError(
+                f"numbers run from {min(numbers)} to {max(numbers)}, the vocabulary from 0 to {self.size - 1}; "
+                "is this the tokenizer that they come from?"
+            )
+        return numbers
+
+
+def _whole(text: str) -> str:
+    """Half characters, as a command line makes of bytes that are no UTF-8, become �."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise CheckpointError(f"the tokenizer's file {path} {said}") from None
+
+
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / f"{name}.settings.json"
+    if not path.exists() and (folder / f"{name}.json").exists():
+        raise CheckpointError(f"{folder / name}.json has no {path.name} beside it: it was not written by clearhead")
+    try:
+        settings = json.loads(_read(path))
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    number = settings.get("format") if isinstance(settings, dict) else None
+    if number != FORMAT:
+        newer = isinstance(number, int) and number > FORMAT
+        remedy = "it was written by a newer clearhead; update this one" if newer else "is it clearhead's?"
+        raise CheckpointError(f"{path} has the format {number!r}, {FORMAT} can be read here; {remedy}")
+    kinds: dict[str, Any] = {"kind": str, "script": (str, type(None)), "lowercase": bool, "size": int}
+    if wrong := [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]:
+        raise CheckpointError(f"{path} is damaged: {', '.join(wrong)} missing or wrong")
+    return dict(settings)
+
+
+def _library() -> ModuleType:
+    try:
+        from clearhead.text import engine
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] != "tokenizers":
+            raise
+        raise PackageError(
+            "text needs the package tokenizers, which is not installed; pip install 'clearhead[train]'"
+        ) from None
+    return engine
