@@ -1,0 +1,30 @@
+"""Where a model computes."""
+
+from __future__ import annotations
+
+import torch
+
+from clearhead.errors import ConfigError
+
+
+def resolve_device(device: str, local: int = 0) -> torch.device:
+    """`auto` is a GPU if there is one; a device that is not there is refused.
+
+    `local` is which GPU an unnumbered "cuda" means.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{device!r} is no device; choose auto, cpu or cuda") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{device} was asked for, but there is no GPU that PyTorch can use here; choose cpu")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{device} was asked for, but the GPUs here end at cuda:{torch.cuda.device_count() - 1}")
+    if place.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"{device} was asked for, but PyTorch has no such device here; choose cpu")
+    return torch.device("cuda", local) if place.type == "cuda" and place.index is None else place

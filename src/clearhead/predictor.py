@@ -1,0 +1,113 @@
+"""load(name or path): a trained model that answers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+import clearhead.shipped as shipped
+from clearhead.errors import CheckpointError, ConfigError
+from clearhead.folder import ModelFolder
+from clearhead.model import Decoder, Encoder, EncoderDecoder
+from clearhead.model.devices import resolve_device
+from clearhead.tasks import Prediction, Task
+from clearhead.text import Row, read
+
+SHIPPED = "shipped:"
+DATA = (str, Path, Mapping)
+
+
+def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
+    """A trained model, from its folder, from the folder of its run, or a shipped one by its name."""
+    place = resolve_device(device)
+    folder = ModelFolder.open(find_model(path_or_name))
+    name = folder.path.parent.name if folder.path.name == "model" else folder.path.name
+    return Predictor(folder.model(place), folder.task(), name=name, device=place)
+
+
+def find_model(path_or_name: str | Path) -> Path:
+    """The folder of a model; a path that exists wins over the name of a shipped one."""
+    path = Path(path_or_name)
+    if path.exists():
+        return path
+    found = shipped.model(str(path_or_name))
+    if found is None:
+        known = _unknown(str(path_or_name), shipped.models(), "model")
+        raise CheckpointError(f"there is no folder {str(path_or_name)!r}, and {known}")
+    return found
+
+
+class Predictor:
+    """A model together with what turns raw input into tokens, and its output into answers."""
+
+    def __init__(
+        self, model: Encoder | Decoder | EncoderDecoder, task: Task, *, name: str, device: torch.device
+    ) -> None:
+        self.model, self.task, self.name, self.device = model, task, name, device
+
+    @overload
+    def predict(self, inputs: str, **options: Any) -> Prediction: ...
+
+    @overload
+    def predict(self, inputs: Sequence[str], **options: Any) -> list[Prediction]: ...
+
+    def predict(self, inputs: str | Sequence[str], **options: Any) -> Prediction | list[Prediction]:
+        """An answer for one text, or a list of them for several. What `options` there are, the task says."""
+        _check_options(options, self.task.predict)
+        many = [inputs] if isinstance(inputs, str) else list(inputs)
+        with torch.inference_mode():
+            answers = self.task.predict(self.model, many, **options)
+        return answers[0] if isinstance(inputs, str) else answers
+
+    def evaluate(
+        self,
+        data: str | Path | Mapping[str, str | Path] | Sequence[Row],
+        *,
+        columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> dict[str, float | str]:
+        """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on rows.
+
+        `columns` names the fields of a file in their order, where they are not the task's own.
+        """
+        rows = list(read(_located(data), columns or self.task.columns)) if isinstance(data, DATA) else data
+        _check_options(options, self.task.evaluate, self.task.predict)
+        with torch.inference_mode():
+            return self.task.evaluate(self.model, rows, **options)
+
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"Predictor({self.name!r}: {self.task.name}, {size / 1e6:.1f} million weights, on {self.device})"
+
+
+def _located(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:
+    if not isinstance(data, str) or not data.startswith(SHIPPED):
+        return data
+    name = data.removeprefix(SHIPPED)
+    found = shipped.corpus(name)
+    if found is None:
+        raise ConfigError(_unknown(name, shipped.corpora(), "corpus"))
+    return found
+
+
+def _unknown(name: str, known: Sequence[str], kind: str) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    what = f"the shipped ones are {', '.join(known)}" if known else "none are shipped"
+    return f"no shipped {kind} is called {name!r}; {what}{hint}"
+
+
+def _check_options(options: Mapping[str, Any], *functions: Callable[..., Any]) -> None:
+    """Refuses an option that none of the task's functions has."""
+    parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known) or 'none'}"
+            raise ConfigError(f"{functions[0].__name__} has no option {name!r}{hint}")
