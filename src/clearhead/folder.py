@@ -177,8 +177,7 @@ def fresh_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path
     `needs`, in bytes, is for the error message of a full disk.
     """
     path, final = Path(path), Path(path).resolve()
-    if final.exists() and not (final.is_dir() and not any(final.iterdir())):
-        raise CheckpointError(f"{path} exists already; name another folder, or remove it first")
+    _refuse_taken(final, path)
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
     temporary = final.with_name(f".{final.name}{MARK}{secrets.token_hex(4)}")
@@ -192,6 +191,7 @@ def fresh_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path
         for inside in (*temporary.rglob("*"), temporary):
             _flush(inside)
         _at("before rename")
+        _refuse_taken(final, path)
         temporary.rename(final)
         _at("after rename")
         _flush(final.parent)
@@ -208,6 +208,11 @@ def fresh_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path
         shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+def _refuse_taken(final: Path, path: Path) -> None:
+    if final.exists() and not (final.is_dir() and not any(final.iterdir())):
+        raise CheckpointError(f"{path} exists already; name another folder, or remove it first")
 
 
 def verify(path: str | Path) -> set[str]:

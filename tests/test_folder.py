@@ -1,0 +1,424 @@
+"""The model folder: whole or not there, and refused when it is not what was written."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from clearhead import folder
+from clearhead.errors import CheckpointError, ConfigError, DiskFullError
+from clearhead.folder import ModelFolder, fresh_folder, verify
+from clearhead.model.packing import fill, packed, to_int8, unpacked
+from clearhead.tasks import TASKS
+from tests.echoing import CARD, Echo, echo, write_echo
+
+FILES = {"README.md", "checksums.json", "config.json", "marks.txt", "metrics.json", "model.safetensors"}
+POINTS = ("written", "before fsync", "before rename", "after rename")
+
+
+@pytest.fixture(autouse=True)
+def _echo_is_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "echo", Echo)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    write_echo(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def names_in(path: Path) -> set[str]:
+    return {child.name for child in path.iterdir()}
+
+
+def change_json(path: Path, **changes: object) -> None:
+    """Changes a file as someone would who keeps the checksums right."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    listed = json.loads((path.parent / "checksums.json").read_text())
+    listed["files"][path.name] = folder._checksum(path)
+    (path.parent / "checksums.json").write_text(json.dumps(listed))
+
+
+# Written and read
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    model = write_echo(tmp_path / "deep" / "down", recipe='task = "echo"\n')
+    found = ModelFolder.open(tmp_path / "deep" / "down")
+    again = found.model("cpu")
+    assert names_in(found.path) == FILES | {"recipe.toml"}
+    assert names_in(tmp_path / "deep") == {"down"}
+    assert found.metrics == {"dev": {"same": 12.5}}
+    assert (found.path / "README.md").read_text() == CARD
+    assert found.task().predict(again, ["ab"])[0].text == "ba!"
+    assert not again.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+        assert again.state_dict()[name].dtype == torch.float32
+    assert all(parameter.requires_grad for parameter in again.parameters())
+
+
+def test_the_config_says_what_is_in_the_folder(saved: Path) -> None:
+    task, _ = echo()
+    config = json.loads((saved / "config.json").read_text())
+    assert {key: config[key] for key in config if key not in ("clearhead", "model")} == {
+        "format": 1,
+        "task": "echo",
+        "architecture": "EncoderDecoder",
+        "weights": "float32",
+        "settings": {"breaks": "bug"},
+    }
+    assert config["model"] == task.config.to_dict()
+    assert config["clearhead"].count(".") == 2
+
+
+def test_a_run_s_folder_stands_for_the_model_in_it(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    saved.rename(tmp_path / "run" / "model")
+    assert ModelFolder.open(tmp_path / "run").path == tmp_path / "run" / "model"
+
+
+@pytest.mark.parametrize(("weights", "shrinks"), [("float32", 1.0), ("bfloat16", 0.6), ("int8", 0.5)])
+def test_smaller_weights_are_nearly_the_same(tmp_path: Path, weights: str, shrinks: float) -> None:
+    task, _ = echo()
+    model = task.architecture(task.config.change(width=96, feedforward=160))
+    task.config = model.config
+    folder.write(tmp_path / "one", task=task, model=model, metrics={}, card="", weights=weights)
+    again = ModelFolder.open(tmp_path / "one").model("cpu")
+    for name, value in model.state_dict().items():
+        limit = {"float32": 0.0, "bfloat16": 2**-8, "int8": 1.01 / 254}[weights] * value.abs().max()
+        limit = limit if value.ndim == 2 else 0.0
+        assert (again.state_dict()[name] - value).abs().max() <= limit, name
+    plain = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert (tmp_path / "one" / "model.safetensors").stat().st_size < shrinks * plain + 12_000
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=6, max_size=6))
+def test_int8_is_off_by_half_a_scale_at_most(values: list[float]) -> None:
+    matrix = torch.tensor(values).reshape(2, 3)
+    whole, scale = to_int8(matrix)
+    off = (matrix.double() - whole.double() * scale.double()[:, None]).abs()
+    assert (off <= scale.double()[:, None] * (0.5 + 1e-5)).all()
+    assert torch.equal(unpacked({"w": whole, "w.scale": scale})["w"], whole.float() * scale[:, None])
+
+
+def test_int8_refuses_what_it_has_no_place_for() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float("nan"))
+    with pytest.raises(CheckpointError, match="weight holds infinities or what is not a number"):
+        packed(model, "int8")
+
+
+def test_a_shared_weight_is_stored_once_and_stays_shared() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    stored = packed(model, "int8")
+    assert set(stored) == {"0.weight", "0.weight.scale", "0.bias", "1.bias"}
+    with torch.device("meta"):
+        other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        other[1].weight = other[0].weight
+    fill(other, unpacked(stored))
+    assert other[0].weight is other[1].weight
+    assert other[0].weight.device.type == "cpu"
+
+
+def test_numbers_that_are_no_weights_keep_their_type() -> None:
+    model = nn.BatchNorm1d(3)
+    assert unpacked(packed(model, "int8"))["num_batches_tracked"].dtype == torch.int64
+
+
+# Refused
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"checksums.json"}))
+@pytest.mark.parametrize("damage", ["missing", "altered", "truncated"])
+def test_a_damaged_file_is_named(saved: Path, name: str, damage: str) -> None:
+    file = saved / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "altered":
+        place = len(content) // 2
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    else:
+        file.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=name) as caught:
+        ModelFolder.open(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_checksums_is_refused(saved: Path) -> None:
+    (saved / "checksums.json").unlink()
+    with pytest.raises(CheckpointError, match=r"checksums.json is missing.*copy the folder again"):
+        ModelFolder.open(saved)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "files": {}}'])
+def test_checksums_that_are_none_are_refused(saved: Path, content: str) -> None:
+    (saved / "checksums.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"checksums\.json"):
+        ModelFolder.open(saved)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
+def test_checksums_do_not_lead_out_of_the_folder(saved: Path, name: str) -> None:
+    (saved / "checksums.json").write_text(json.dumps({"format": 1, "files": {name: ""}}))
+    with pytest.raises(CheckpointError, match="which is not in this folder"):
+        verify(saved)
+
+
+def test_a_file_that_must_be_listed_is(saved: Path) -> None:
+    (saved / "checksums.json").write_text(json.dumps({"format": 1, "files": {}}))
+    with pytest.raises(CheckpointError, match=r"does not list config\.json"):
+        ModelFolder.open(saved)
+
+
+def test_other_files_do_no_harm(saved: Path) -> None:
+    (saved / "notes.txt").write_text("mine")
+    assert "notes.txt" not in verify(saved)
+    ModelFolder.open(saved)
+
+
+def test_a_newer_format_is_refused_with_the_remedy(saved: Path) -> None:
+    change_json(saved / "config.json", format=2)
+    with pytest.raises(CheckpointError, match=r"newer clearhead \(format 2; this one reads 1\); upgrade"):
+        ModelFolder.open(saved)
+
+
+def test_a_hugging_face_checkpoint_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "marian", "architectures": ["MarianMTModel"]}')
+    with pytest.raises(CheckpointError, match=r"is a Hugging Face checkpoint; clearhead\.from_huggingface"):
+        ModelFolder.open(tmp_path)
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    with pytest.raises(CheckpointError, match=r"has not finished; .* --resume"):
+        ModelFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "1"}, "format = '1'"),
+        ({"task": 3}, "task = 3"),
+        ({"task": "juggling"}, "task 'juggling'; this clearhead knows"),
+        ({"architecture": "Encoder"}, "architecture = 'Encoder', but echo is a task for EncoderDecoder"),
+        ({"model": {"vocabulary": 31, "wdith": 12}}, "did you mean 'width'"),
+        ({"model": {"width": 12}}, "describes no possible model"),
+        ({"model": {"vocabulary": 31}}, "does not hold this model"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(saved: Path, changes: dict[str, object], words: str) -> None:
+    change_json(saved / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=words.replace("(", r"\(")):
+        ModelFolder.open(saved).model("cpu")
+
+
+def test_places_that_are_no_models_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, words in [
+        ("nowhere", "there is no"),
+        ("file", "is a file; a model is a folder"),
+        ("", "holds no config"),
+    ]:
+        with pytest.raises(CheckpointError, match=words):
+            ModelFolder.open(tmp_path / path)
+
+
+def test_what_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float32, bfloat16, int8, not as 'int4'"):
+        write_echo(tmp_path / "new", weights="int4")
+    with pytest.raises(ConfigError, match="the bare EncoderDecoder, not for a Linear"):
+        write_echo(tmp_path / "new", model=nn.Linear(2, 2))
+    assert names_in(tmp_path) == set()
+
+
+# Whole, or not there
+
+
+def test_a_folder_with_something_in_it_is_never_overwritten(saved: Path, tmp_path: Path) -> None:
+    before = (saved / "model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match="exists already; name another folder, or remove it first"):
+        write_echo(saved)
+    assert (saved / "model.safetensors").read_bytes() == before
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="exists already"):
+        write_echo(tmp_path / "file")
+
+
+def test_an_empty_folder_and_a_link_to_one_are_filled(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    write_echo(tmp_path / "link")
+    assert names_in(tmp_path / "empty") == FILES
+
+
+def write_half(path: Path, error: BaseException) -> None:
+    with fresh_folder(path) as fresh:
+        (fresh / "half").write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
+def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        write_half(tmp_path / "one", error)
+    assert names_in(tmp_path) == set()
+
+
+def write_while_another_does(path: Path) -> None:
+    with fresh_folder(path) as fresh:
+        (fresh / "file").write_text("new")
+        path.mkdir()
+        (path / "file").write_text("old")
+
+
+def test_a_folder_that_fills_up_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="exists already"):
+        write_while_another_does(tmp_path / "one")
+    assert names_in(tmp_path) == {"one"}
+    assert (tmp_path / "one" / "file").read_text() == "old"
+
+
+def test_folders_inside_are_checked_too(tmp_path: Path) -> None:
+    with fresh_folder(tmp_path / "one") as fresh:
+        (fresh / "inner").mkdir()
+        (fresh / "inner" / "file").write_text("x")
+    assert verify(tmp_path / "one") == {"inner/file"}
+    (tmp_path / "one" / "inner" / "file").write_text("y")
+    with pytest.raises(CheckpointError, match="inner/file is not what was written"):
+        verify(tmp_path / "one")
+
+
+def test_what_dead_runs_left_is_removed_and_what_live_ones_write_is_not(tmp_path: Path) -> None:
+    dead = tmp_path / f".other{folder.MARK}0123"
+    dead.mkdir()
+    (dead / "big").write_text("x")
+    (tmp_path / ".mine.tmp-1").mkdir()
+    with fresh_folder(tmp_path / "one") as live:
+        assert not dead.exists()
+        with fresh_folder(tmp_path / "two"):
+            assert live.exists()
+    assert names_in(tmp_path) == {"one", "two", ".mine.tmp-1"}
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    flush, rename = folder._flush, Path.rename
+    monkeypatch.setattr(folder, "_flush", lambda path: (events.append(path.name), flush(path))[1])
+    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1])
+    with fresh_folder(tmp_path / "one") as fresh:
+        (fresh / "a").write_text("a")
+        (fresh / "b").write_text("b")
+    place = events.index("rename")
+    assert set(events[:place]) == {"a", "b", "checksums.json", fresh.name}
+    assert events[place - 1] == fresh.name
+    assert events[place + 1 :] == [tmp_path.name]
+
+
+KILLED = """
+import os, pathlib, sys
+from clearhead.folder import fresh_folder
+for point in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        os.environ["CLEARHEAD_KILL_AT"] = point
+        for name in ("first", "second"):
+            with fresh_folder(pathlib.Path(sys.argv[1], point, name)) as fresh:
+                (fresh / "file").write_text("x" * 1000)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_kill_at_any_point_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
+    points = [f"{point}:{time}" for point in POINTS for time in (1, 2)]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path, *points, "never"], capture_output=True, text=True, check=True
+    )
+    assert list(map(int, done.stdout.split())) == [-signal.SIGKILL] * len(points) + [0]
+    for point in points:
+        whole = {"first", "second"}
+        if point.startswith("after"):
+            whole = whole if point.endswith("2") else {"first"}
+        else:
+            whole = {"first"} if point.endswith("2") else set()
+        there = {path.name for path in (tmp_path / point).iterdir() if not path.name.startswith(".")}
+        assert there == whole, point
+        for name in whole:
+            verify(tmp_path / point / name)
+        shutil.rmtree(tmp_path / point / "second", ignore_errors=True)
+        with fresh_folder(tmp_path / point / "second"):
+            pass
+        assert names_in(tmp_path / point) == {"second"} | whole
+
+
+@pytest.mark.parametrize("words", ["errno", "safetensors"])
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    from safetensors import SafetensorError
+
+    def fails(*_: object, **__: object) -> None:
+        if words == "errno":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(folder, "save_file", fails)
+    with pytest.raises(DiskFullError, match=r"the disk is full: .* needs 0\.0 MB, and .* free"):
+        write_echo(tmp_path / "new")
+    assert names_in(tmp_path) == set()
+    with pytest.raises(DiskFullError, match=r"needs more than 0\.0 MB"), fresh_folder(tmp_path / "new"):
+        fails()
+
+
+FULL = """
+import pathlib, sys, torch
+sys.path.insert(0, sys.argv[2])
+from clearhead.errors import DiskFullError
+from tests.echoing import write_echo, echo
+task, _ = echo()
+task.config = task.config.change(vocabulary=50_000)
+try:
+    write_echo(pathlib.Path(sys.argv[1], "new"), task=task, model=task.build())
+except DiskFullError as error:
+    print(error)
+    print(list(pathlib.Path(sys.argv[1]).iterdir()))
+"""
+
+
+def test_a_disk_that_is_really_full_is_survived(tmp_path: Path) -> None:
+    mount = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1m none "$1" && shift && "$@"',
+    ]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mount, "-", tmp_path, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("a small file system of its own may not be mounted here")
+    root = Path(__file__).parents[1]
+    command = [*mount, "-", tmp_path, sys.executable, "-c", FULL, tmp_path, root]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "needs 2.4 MB, and 1.0 MB are free" in done.stdout
+    assert done.stdout.splitlines()[1] == "[]"
+
+
+def test_the_folder_is_as_readable_as_any_other(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert saved.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert os.access(saved / "config.json", os.R_OK)
