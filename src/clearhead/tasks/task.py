@@ -63,6 +63,7 @@ class Task(ABC):
     architecture: ClassVar[type[Model]]
     columns: ClassVar[tuple[str, ...]]  # of its data
     metric: ClassVar[str]  # what the best model is chosen by; larger is better, unless it is the loss
+    defaults: ClassVar[dict[str, Any]]  # of prediction; a recipe's [decode] changes them
     config: ModelConfig
     settings: dict[str, Any]  # whatever else the task must know again after loading, as JSON
 

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from clearhead.decode import Hypothesis
     from clearhead.text import Report, Row, Tokenizer
 
-DEFAULTS: dict[str, Any] = {
-    "beam": 5,
-    "length_penalty": 1.0,
-    "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined
-}
-
 
 class Pairs(NamedTuple):
     """A batch: the source with its end, what the target's decoder reads, and what it should write."""
@@ -66,10 +60,16 @@ class Translation(Task):
     architecture = EncoderDecoder
     columns = ("source", "target")
     metric = "bleu"
+    defaults = {  # noqa: RUF012
+        "beam": 5,
+        "length_penalty": 1.0,
+        "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined
+        "bleu_tokenizer": None,  # sacrebleu's; None: zh for Chinese, else 13a
+    }
 
     def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, settings: dict[str, Any]) -> None:
         self.source, self.target, self.config = source, target, config
-        self.settings = {**DEFAULTS, **settings, "shared": source is target}
+        self.settings = {**self.defaults, **settings, "shared": source is target}
         self.token_loss = token_loss  # a trainer may put a compiled one here
 
     @classmethod
@@ -88,7 +88,7 @@ class Translation(Task):
         name = shape.get("shape", "classic")
         changes = {key: value for key, value in shape.items() if key != "shape"}
         chinese = han_share(targets[:1000]) > 0.3
-        settings = {"bleu_tokenizer": "zh" if chinese else "13a", **settings}
+        settings = {**settings, "bleu_tokenizer": settings.get("bleu_tokenizer") or ("zh" if chinese else "13a")}
         return cls(source, target, ModelConfig.named(name, **sizes, **changes), settings)
 
     def examples(self, rows: Iterable[Row], report: Report, limits: Any = None) -> PairExamples:
@@ -116,9 +116,9 @@ class Translation(Task):
         hidden = model(batch.source, batch.target, Mask.padding(batch.lengths))
         return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)  # type: ignore[arg-type]
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
-        model: EncoderDecoder,  # type: ignore[override]
+        model: EncoderDecoder,
         inputs: Sequence[str],
         *,
         beams: int | None = None,
@@ -136,13 +136,13 @@ class Translation(Task):
         found = iter(self._written(model, pieces, beams, best, batch or 64, penalty))
         return [self._prediction([next(found) for _ in pieces], best) for pieces in split]
 
-    def evaluate(
+    def evaluate(  # type: ignore[override]
         self,
         model: EncoderDecoder,
         rows: Sequence[Row],
         *,
         lowercase: bool = False,
-        **options: Any,  # type: ignore[override]
+        **options: Any,
     ) -> dict[str, float | str]:
         outputs = self.predict(model, [row.values[0] for row in rows], **options)
         return translation_scores(

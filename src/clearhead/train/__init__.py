@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
 from clearhead.train.processes import Processes, joined
 from clearhead.train.recipe import Recipe, checked, read_recipe, sources, to_toml
+from clearhead.train.spreading import short_kernels
 
 __all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
 
@@ -67,7 +69,7 @@ def run(
         if resume and steps:
             trainer.resume(steps[-1])
         _say(processes, _opening(where, trainer, task))
-        with _watched(trainer, where, wanted, processes, observers), _patient(trainer):
+        with _watched(trainer, where, wanted, processes, observers), _patient(trainer), short_kernels():
             trainer.run()
         _finish(where, wanted, trainer, dev)
     return where
@@ -117,7 +119,9 @@ def _data(
     """The task with its tokenizers (trained once, by the first process), and the examples."""
     kind = TASKS[recipe.task]
     columns = tuple(recipe.data.columns or kind.columns)
-    rows = [row for source in sources(recipe.data.train, base) for row in read(source, columns)]
+    rows = [
+        row for source in sources(recipe.data.train, base) for row in islice(read(source, columns), recipe.data.lines)
+    ]
     prepared = where / "task"
     if processes.first and not prepared.is_dir():
         task = kind.prepared(rows, recipe.text, recipe.model, recipe.decode)
@@ -170,7 +174,7 @@ def _patient(trainer: Trainer) -> Iterator[None]:
 
     def interrupt(number: int, _: Any) -> None:
         trainer.interrupted = True
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     try:
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

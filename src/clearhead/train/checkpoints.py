@@ -84,7 +84,8 @@ class Checkpoints:
 
     def _save_shards(self, step: int, tensors: dict[str, Tensor], state: str) -> None:
         """Every process writes its part, through PyTorch's own safetensors storage."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         parts = self.folder / f".{self.path(step).name}.parts"
         if self.processes.first:
@@ -92,7 +93,7 @@ class Checkpoints:
             shutil.rmtree(parts, ignore_errors=True)
             parts.mkdir()
         self.processes.wait()
-        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(path=str(parts), save_distributed=True))
+        save(tensors, storage_writer=HuggingFaceStorageWriter(path=str(parts), save_distributed=True))
         self.processes.wait()
         if self.processes.first:
             with fresh_folder(self.path(step)) as fresh:
@@ -102,11 +103,12 @@ class Checkpoints:
             parts.rmdir()
 
     def _load_shards(self, path: Path, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         if tensors is None:
             raise CheckpointError(f"{path} was written by several processes (train.shard); go on with several")
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(path=str(path)))
+        load(tensors, storage_reader=HuggingFaceStorageReader(path=str(path)))
         return tensors
 
 

@@ -22,6 +22,7 @@ from clearhead.train.checkpoints import Checkpoints, gathered, restore
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
+from clearhead.train.replaying import Replayed
 from clearhead.train.schedules import learning_rate
 from clearhead.train.spreading import Step, compiled, precision_of, spread
 
@@ -80,6 +81,9 @@ class Trainer:
         self.average = {
             name: parameter.detach().clone() for name, parameter in self.parameters.items() if train.average == "ema"
         }
+        self.replayed: Replayed | None = None
+        if train.compile and processes.device.type == "cuda" and processes.count == 1 and not scaled:
+            self.replayed = Replayed(self._forward, self.parameters.values(), processes.device)
         self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss nobody has looked at
 
     def run(self) -> Position:
@@ -116,27 +120,36 @@ class Trainer:
         for number, batch in enumerate(window):
             last = number == len(window) - 1
             with contextlib.nullcontext() if last else self._without_sync():
-                loss = self._loss(batch)
-                self.scaler.scale(loss * (self.processes.count / total)).backward()  # processes are averaged
-            losses.append(loss.detach())
+                losses.append(self._both_passes(batch, self.processes.count / total))  # processes are averaged
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or float("inf"), foreach=True)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.replayed is None)
         if self.average:
             # At the start the average forgets faster: it would otherwise drag the random weights along.
             decay = min(self.train.decay, (1 + step) / (10 + step))
             torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - decay)
         return torch.stack(losses).sum(), norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _both_passes(self, batch: Batch, factor: float) -> Tensor:
+        """The loss of a batch (of this process's part in it), whose gradient is added to the others'."""
+        if self.replayed is not None:
+            return self.replayed(self.examples.batch(batch), factor)
+        loss = self._loss(self.examples, batch)
+        self.scaler.scale(loss * factor).backward()
+        return loss.detach()
+
+    def _loss(self, examples: Examples, batch: Batch) -> Tensor:
         mine, weight = batch.part(self.processes.rank, self.processes.count), 1.0
         if not len(mine.examples):  # fewer sentences than processes: it joins in, and counts nothing
             mine, weight = Batch(batch.examples[:1], batch.sizes), 0.0
+        return self._forward(examples.batch(mine)) * weight
+
+    def _forward(self, batch: Any) -> Tensor:
         with self._autocast():
-            loss: Tensor = self.forward(self.examples.batch(mine))
-        return loss * weight
+            loss: Tensor = self.forward(batch)
+        return loss
 
     def _after(self, step: int) -> None:
         """What follows a step: a line in the log, a look at dev, a checkpoint, the end."""
@@ -224,10 +237,11 @@ class Trainer:
         plan = BatchPlan(examples.lengths, tokens=4 * self.train.batch_tokens, seed=0, shapes=self.train.shapes)
         total = 0.0
         self.step.smoothing, smoothing = 0.0, self.step.smoothing
-        with self.averaged(), self._autocast():
+        # What was compiled is compiled for training: dev would be compiled once more, and decoding at every length.
+        with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):
             self.model.eval()
             for batch in plan.epoch(0):
-                total += float(self._loss(batch))
+                total += float(self._loss(examples, batch))
             scores = self.task.evaluate(self.model, rows[: self.train.evaluate_lines], beams=1)
             self.model.train()
         self.step.smoothing = smoothing
@@ -239,7 +253,7 @@ class Trainer:
         if not self.average:
             yield
             return
-        mine = list(self.parameters.values())
+        mine: list[Tensor] = list(self.parameters.values())
         newest = [parameter.detach().clone() for parameter in mine]
         with torch.no_grad():
             torch._foreach_copy_(mine, list(self.average.values()))

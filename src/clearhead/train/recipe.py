@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from clearhead import shipped
 from clearhead.errors import ConfigError
+from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS
 
 Source = str | dict[str, str]  # one file, or one file for each column
@@ -31,6 +32,7 @@ class Data(Section):
     train: Source | list[Source]
     dev: Source | list[Source] | None = None
     columns: list[str] | None = None  # the fields of a TSV in their order ("-" skips one); None: the task's own
+    lines: int | None = Field(None, ge=1)  # only the first so many of each training file
     longest: int = Field(128, ge=1)  # tokens of either side; longer pairs are dropped, and the report says so
     ratio: float | None = Field(6.0, gt=1)  # how much longer one side may be than the other; None: any
 
@@ -93,6 +95,15 @@ class Recipe(Section):
     def _fits_together(self) -> Recipe:
         if self.task not in TASKS:
             raise ValueError(f"task: {_unknown(self.task, TASKS)}")
+        changes = {key: value for key, value in self.model.items() if key != "shape"}
+        try:
+            ModelConfig.named(self.model.get("shape", "classic"), **{"vocabulary": 1, **changes})
+        except ConfigError as error:
+            raise ValueError(f"model: {error}") from None
+        known = TASKS[self.task].defaults
+        for key in self.decode:
+            if key not in known:
+                raise ValueError(f"decode.{key}: {_unknown(key, known)}")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self

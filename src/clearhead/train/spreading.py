@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.fx.experimental._config
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
@@ -46,12 +49,25 @@ def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn
 
 def compiled(model: Model, task: Task) -> None:
     """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
+    # Else a first batch whose sides happen to be equally long is compiled for such batches only.
+    torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 layer.compile(dynamic=True)
     if hasattr(task, "token_loss"):
         task.token_loss = torch.compile(task.token_loss, dynamic=True)
+
+
+@contextmanager
+def short_kernels() -> Iterator[None]:
+    """Without cuDNN's attention, which is compiled anew for every shape of a batch, and slower on short texts."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def precision_of(wanted: str, device: torch.device) -> str:

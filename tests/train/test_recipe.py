@@ -1,0 +1,80 @@
+"""Recipes: read, overridden, refused in one clear line, and written out whole."""
+
+import tomllib
+
+import pytest
+
+from clearhead import shipped
+from clearhead.errors import ConfigError
+from clearhead.train.recipe import checked, read_recipe, sources, to_toml
+from tests.train.corpus import write_recipe
+
+
+def test_a_recipe_is_read_and_its_paths_start_from_its_folder(tmp_path):
+    recipe, base = read_recipe(str(write_recipe(tmp_path)))
+    assert recipe.train.steps == 24
+    assert sources(recipe.data.train, base) == [tmp_path / "train.tsv"]
+
+
+def test_overrides_are_values_of_their_kind(tmp_path):
+    path = str(write_recipe(tmp_path))
+    recipe, _ = read_recipe(
+        path, ["train.steps=7", "train.average=last", "model.dropout=0.3", "data.train=['a', 'b']"], 9
+    )
+    assert (recipe.train.steps, recipe.train.average, recipe.model["dropout"], recipe.seed) == (7, "last", 0.3, 9)
+    assert recipe.data.train == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.step=7", "train.step: 'step' is not known; did you mean 'steps'?"),
+        ("trian.steps=7", "trian: 'trian' is not known; did you mean 'train'?"),
+        ("train.steps=many", "train.steps: should be a valid integer.*got 'many'"),
+        ("train.steps=0", "train.steps: should be greater than or equal to 1, got 0"),
+        (
+            "train.schedule=cosin",
+            "train.schedule: should be 'inverse-sqrt', 'cosine', 'linear' or 'constant', got 'cosin'",
+        ),
+        ("task=translate", "'translate' is not known; did you mean 'translation'?"),
+        ("train.steps", "--set wants key=value"),
+        ("seed.x=1", "seed is no section"),
+        ("model.layer=3", "model: ModelConfig has no 'layer'; did you mean 'layers'"),
+        ("model.shape=tinny", "model: no shape is called 'tinny'"),
+        ("decode.beams=3", "decode.beams: 'beams' is not known; did you mean 'beam'"),
+        ("train.keep=1", "train.keep must be at least 2"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, override, said):
+    path = write_recipe(tmp_path, train='average = "last"')
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_recipe(str(path), [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_recipe_gets_the_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean 'translate-zh-en-tiny'"):
+        read_recipe("translate-zh-en-tinny")
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path):
+    (tmp_path / "bad.toml").write_text("task = ")
+    with pytest.raises(ConfigError, match=r"bad\.toml is no TOML"):
+        read_recipe(str(tmp_path / "bad.toml"))
+
+
+def test_an_unknown_shipped_corpus_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'tatoeba-zh-en.train'"):
+        sources("shipped:tatoeba-zh-en.trian", tmp_path)
+
+
+@pytest.mark.parametrize("name", shipped.recipes())
+def test_a_recipe_written_out_is_the_same_recipe(name):
+    recipe, _ = read_recipe(name)
+    again = checked(tomllib.loads(to_toml(recipe)), "again")
+    assert again == recipe
+
+
+def test_odd_texts_survive_being_written_out(tmp_path):
+    recipe, _ = read_recipe(str(write_recipe(tmp_path)), ['about = "say \\"你好\\"\\n\\u007f \\\\ # ["'])
+    assert checked(tomllib.loads(to_toml(recipe)), "again").about == 'say "你好"\n\x7f \\ # ['
