@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead.errors import ClearheadError, ConfigError, DataError, DiskFullError, TrainingError
 
@@ -51,10 +51,11 @@ class _StdoutClosed(Exception):
     """Nobody reads on, as after `| head`."""
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         _print(f"clearhead {sys.modules['clearhead'].__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
@@ -207,7 +208,7 @@ def _inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str, in
     return _lines(sys.stdin.buffer), "line", at_once
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
+def _lines(stream: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
         text = _utf8(line, f"line {number} of the standard input").removesuffix("\n").removesuffix("\r")
         yield text.removeprefix("\ufeff") if number == 1 else text
@@ -332,7 +333,7 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 def _is_memory(error: Exception) -> bool:
     """PyTorch has a class of its own for GPUs only."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
+    words = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(some in str(error) for some in words)
 
 

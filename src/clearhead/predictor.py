@@ -17,6 +17,7 @@ from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
 from clearhead.tasks import Prediction, Task
 from clearhead.text import Row, read
+from clearhead.text.corpora import SKIP
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
@@ -26,7 +27,8 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
     """A trained model, from its folder, from the folder of its run, or a shipped one by its name."""
     place = resolve_device(device)
     folder = ModelFolder.open(find_model(path_or_name))
-    name = folder.path.parent.name if folder.path.name == "model" else folder.path.name
+    path = folder.path.resolve()
+    name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     return Predictor(folder.model(place), folder.task(), name=name, device=place)
 
 
@@ -75,10 +77,22 @@ class Predictor:
 
         `columns` names the fields of a file in their order, where they are not the task's own.
         """
-        rows = list(read(_located(data), columns or self.task.columns)) if isinstance(data, DATA) else data
+        rows = self._read(data, columns or self.task.columns) if isinstance(data, DATA) else data
         _check_options(options, self.task.evaluate, self.task.predict)
         with torch.inference_mode():
             return self.task.evaluate(self.model, rows, **options)
+
+    def _read(self, data: str | Path | Mapping[str, str | Path], columns: Sequence[str]) -> list[Row]:
+        """Rows with their values in the task's order, whatever that of the file."""
+        named = [column for column in columns if column != SKIP]
+        if missing := [column for column in self.task.columns if column not in named]:
+            raise ConfigError(
+                f"{self.task.name} needs {', '.join(missing)}, which columns {', '.join(columns)} do not name"
+            )
+        places = [named.index(column) for column in self.task.columns]
+        return [
+            row._replace(values=tuple(row.values[place] for place in places)) for row in read(_located(data), columns)
+        ]
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())

@@ -1,0 +1,340 @@
+"""The command line: what it prints, what it says when something is wrong, and how it exits."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from clearhead import cli, shipped
+from clearhead.errors import TrainingError
+from clearhead.tasks import TASKS
+from tests.echoing import Echo, echo, write_echo
+
+ROOT = Path(__file__).parents[1]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: object, stdin: Any = b"") -> Done:
+    """One command in this process."""
+    with CliRunner().isolation(stdin if isinstance(stdin, bytes) else b"") as (out, err, _):
+        if not isinstance(stdin, bytes):
+            sys.stdin = stdin
+        code = cli.main([str(argument) for argument in arguments])
+        sys.stdout.flush()
+        return Done(code, out.getvalue().decode(), err.getvalue().decode())
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(TASKS, "echo", Echo)
+    write_echo(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# predict
+
+
+def test_each_text_is_answered_with_a_line(model: Path) -> None:
+    assert run("predict", model, "abc", "", "[red]人工智能[/red]") == (0, "cba!\n\n]der/[能智工人]der[!\n", "")
+
+
+def test_a_text_that_begins_with_a_dash_goes_after_two(model: Path) -> None:
+    assert run("predict", model, "--", "-5 度").out == "度 5-!\n"
+    assert run("predict", model, "-5 度").code == 2
+
+
+@pytest.mark.parametrize("dash", [["-"], []])
+def test_each_line_of_the_input_is_answered_with_a_line(model: Path, dash: list[str]) -> None:
+    lines = "\ufeffabc\r\n\n  \nx\u2028y\x85\x0bz\n" + "最后"
+    done = run("predict", model, *dash, stdin=lines.encode())
+    assert done == (0, "cba!\n\n  !\nz\x0b\x85y\u2028x!\n后最!\n", "")
+    assert run("predict", model, *dash, stdin=b"") == (0, "", "")
+
+
+def test_order_is_kept_whatever_the_batch(model: Path) -> None:
+    lines = [f"{number:03d}" for number in range(150)]
+    for batch in (1, 2, 7, 64):
+        done = run("predict", model, "-", "--batch", batch, stdin="\n".join(lines).encode())
+        assert done.out.split() == [line[::-1] + "!" for line in lines]
+
+
+class Endless:
+    """A standard input that is interrupted after a thousand lines."""
+
+    def isatty(self) -> bool:
+        return False
+
+    @property
+    def buffer(self) -> Iterator[bytes]:
+        yield from [b"x\n"] * 1000
+        raise KeyboardInterrupt
+
+
+def test_an_endless_input_is_answered_as_it_comes(model: Path) -> None:
+    done = run("predict", model, "-", "--batch", "3", stdin=Endless())
+    assert (done.code, done.err) == (130, "clearhead: interrupted\n")
+    answered = 1000 - 1000 % (3 * cli.READ_AHEAD)  # what was read but not yet answered is lost
+    assert done.out == "x!\n" * answered
+
+
+def test_json_is_an_object_a_line(model: Path) -> None:
+    done = run("predict", model, "aB", "你好", "--json", "--best", "3")
+    first, second = map(json.loads, done.out.splitlines())
+    assert first == {
+        "input": "aB",
+        "output": "Ba!",
+        "score": -0.5,
+        "alternatives": [{"output": "AB", "score": -2.0}, {"output": "ab", "score": None}],
+        "notes": [],
+    }
+    assert "你好" in done.out
+    assert second["input"] == "你好"
+
+
+def test_several_answers_are_numbered(model: Path) -> None:
+    done = run("predict", model, "-", "--best", "2", stdin=b"aB\n\ncD\n")
+    assert done.out.splitlines() == ["1\t-0.5000\tBa!", "1\t-2.0000\tAB", "2\t\t", "3\t-0.5000\tDc!", "3\t-2.0000\tCD"]
+
+
+def test_notes_go_to_stderr(model: Path) -> None:
+    done = run("predict", model, "-", stdin=b"a\n" + b"b" * 60 + b"\n")
+    assert done.err == "clearhead: line 2: split into 2 parts\n"
+    assert len(done.out.splitlines()) == 2
+
+
+def test_an_input_that_is_not_utf8_is_refused_after_what_came_before(model: Path) -> None:
+    done = run("predict", model, "-", stdin=b"abc\nde\n\xff\xfe\nxyz\n")
+    assert done.code == 2
+    assert done.out == "cba!\ned!\n"
+    assert done.err == (
+        "clearhead: line 3 of the standard input is not UTF-8: byte 0xFF at place 1; convert it first, as iconv does\n"
+    )
+    assert run("predict", model, "ok", "\udcff").err.startswith("clearhead: text 2 is not UTF-8: byte 0xFF")
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_it_says_what_to_do(model: Path) -> None:
+    done = run("predict", model, stdin=Terminal(io.BytesIO()))
+    assert done == (
+        2,
+        "",
+        "clearhead: there is nothing to answer; give a TEXT, or - for the lines of the standard input\n",
+    )
+    assert run("predict", model, "-", stdin=Terminal(io.BytesIO(b"ab\n"))).out == "ba!\n"
+    assert (
+        run("predict", model, "-", "a").err == "clearhead: - means the lines of the standard input, and stands alone\n"
+    )
+
+
+# evaluate, models, train
+
+
+def test_scores_are_printed_with_their_signature(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("abc\tcba!\nde\twrong\n")
+    (tmp_path / "a.txt").write_text("abc\nde\n")
+    (tmp_path / "b.txt").write_text("cba!\nwrong\n")
+    one = run("evaluate", model, tmp_path / "pairs.tsv")
+    assert one == (0, "same       50.0\nsignature  lowercase:False|[red]\n", "")
+    assert run("evaluate", model, tmp_path / "a.txt", tmp_path / "b.txt") == one
+    done = run(
+        "evaluate", model, tmp_path / "pairs.tsv", "--json", "--lowercase", "--beam", 2, "--columns", "target,source"
+    )
+    assert json.loads(done.out) == {"same": 0.0, "signature": "lowercase:True|[red]"}
+    three = run("evaluate", model, "a", "b", "c")
+    assert three.code == 2
+    assert three.err == "clearhead: 3 files for the 2 columns source, target; give one for each, or one for all\n"
+
+
+def test_wrong_data_is_refused_with_its_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("abc\tcba!\nde\n")
+    done = run("evaluate", model, tmp_path / "pairs.tsv")
+    assert done.code == 2
+    assert "pairs.tsv:2: 1 field where the first line has 2" in done.err
+    assert run("evaluate", model, tmp_path / "nowhere.tsv").code == 2
+
+
+def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text('about = "small [bold]"\nlicence = "CC BY 2.0"\n')
+    (model / "recipe.toml").write_bytes(recipe.read_bytes())
+    table = tmp_path / "pairs.tsv.gz"
+    table.write_bytes(b"x" * 2**20)
+    for kind, path in (("model", model), ("recipe", recipe), ("corpus", table)):
+        monkeypatch.setattr(shipped, "corpora" if kind == "corpus" else f"{kind}s", lambda kind=kind: [f"my-{kind}"])
+        monkeypatch.setattr(shipped, kind, lambda _, path=path: path)
+    done = run("models")
+    assert (done.code, done.err) == (0, "")
+    shown = [line.split() for line in done.out.splitlines() if "my-" in line]
+    assert shown == [
+        ["my-model", "echo", "0.0", "MiB", "same", "12.5", "CC", "BY", "2.0"],
+        ["my-recipe", "small", "[bold]"],
+        ["shipped:my-corpus", "1.0", "MiB"],
+    ]
+    for kind in ("models", "recipes", "corpora"):
+        monkeypatch.setattr(shipped, kind, list)
+    assert run("models").out.split("\n\n") == [
+        "no models are shipped",
+        "no recipes are shipped",
+        "no corpora are shipped",
+        "",
+    ]
+
+
+def test_training_is_called_with_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clearhead.train
+
+    called: list[object] = []
+    monkeypatch.setattr(clearhead.train, "run", lambda *args, **options: called.append((args, options)))
+    changes = [
+        "--set",
+        "train.steps=3",
+        "--set",
+        "a=[1]",
+        "--out",
+        "there",
+        "--seed",
+        "5",
+        "--device",
+        "cpu",
+        "--resume",
+    ]
+    assert run("train", "tiny.toml", *changes) == (0, "", "")
+    options = {"out": Path("there"), "seed": 5, "device": "cpu", "resume": True, "overwrite": False}
+    assert called == [(("tiny.toml",), {"overrides": ["train.steps=3", "a=[1]"], **options})]
+    assert run("train", "tiny.toml", "--resume", "--overwrite").code == 2
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (TrainingError("loss is NaN at step 3"), 1, "loss is NaN at step 3"),
+        (MemoryError(), 1, "out of memory; take a smaller --batch"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12"), 1, "out of memory; take"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.tsv"), 2, "x.tsv: No such file or directory"),
+        (PermissionError(errno.EACCES, "Permission denied", "x.tsv"), 2, "x.tsv: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+        (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), 2, 'pip install "clearhead[train]"'),
+        (ModuleNotFoundError("No", name="matplotlib.pyplot"), 2, 'pip install "clearhead[explore]"'),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyError("x"), 1, "KeyError: 'x'; this should not happen: CLEARHEAD_TRACEBACK=1 shows where"),
+        (TrainingError("\x1b[31mred\x07\nnext"), 1, r"\x1b[31mred\x07"),
+    ],
+)
+def test_every_error_has_its_words_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
+) -> None:
+    import clearhead.train
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(clearhead.train, "run", fails)
+    done = run("train", "tiny.toml")
+    assert done.code == code
+    assert done.err.startswith("clearhead: ")
+    assert words in done.err
+    assert "Traceback" not in done.err
+    monkeypatch.setenv("CLEARHEAD_TRACEBACK", "1")
+    if isinstance(error, Exception):
+        with pytest.raises(type(error)):
+            run("train", "tiny.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["predict", "--bach", "3"], "No such option: --bach"),
+        (["predict"], "Missing argument"),
+        (["predict", "nowhere", "text"], "there is no folder 'nowhere', and no shipped model is called 'nowhere'"),
+        (["predict", "MODEL", "text", "--batch", "0"], "--batch"),
+        (["predict", "MODEL", "text", "--device", "gpu"], "'gpu' is no device; choose auto, cpu or cuda"),
+        (["predict", "MODEL/config.json", "text"], "is a file; a model is a folder"),
+        ([], "say what to do"),
+    ],
+)
+def test_wrong_input_exits_with_2_and_one_line(model: Path, arguments: list[str], words: str) -> None:
+    done = run(*(argument.replace("MODEL", str(model)) for argument in arguments))
+    assert done.code == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_damaged_model_is_refused(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"")
+    done = run("predict", model, "text")
+    assert (done.code, done.out) == (2, "")
+    assert "model.safetensors is not what was written" in done.err
+
+
+def test_a_model_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:
+    task, _ = echo()
+    task.settings["breaks"] = "memory"
+    write_echo(tmp_path / "large", task=task)
+    assert run("predict", tmp_path / "large", "break").code == 1
+
+
+def test_help_and_version() -> None:
+    assert run("--version") == (0, "clearhead 0.1.0\n", "")
+    for command in ("train", "predict", "evaluate", "models"):
+        assert command in run("--help").out
+        assert run(command, "--help").code == 0
+
+
+# As a program of its own
+
+
+def program(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, ROOT / "tests" / "echoing.py", *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload]
+
+
+def test_a_pipe_that_closes_early_ends_it_quietly_in_utf8(model: Path) -> None:
+    with program("predict", model, "-", "--batch", "1") as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdin.write("你好\n".encode())
+        running.stdin.flush()
+        assert running.stdout.readline() == "好你!\n".encode()  # answered before the next line is there
+        running.stdout.close()
+        running.stdin.write(b"abc\n" * 3)
+        running.stdin.flush()
+        assert running.wait(60) == 0
+        assert running.stderr.read() == b""
+
+
+def test_python_m_clearhead_is_quick_to_help() -> None:
+    code = "import runpy, sys; sys.argv = ['clearhead', '--help']\n"
+    code += "try: runpy.run_module('clearhead', run_name='__main__')\n"
+    code += "except SystemExit as done: print(done.code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"clearhead": "clearhead.cli:main"}

@@ -1,0 +1,134 @@
+"""load: a model by its folder or its name, and what it says where there is none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead import predictor, shipped
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.model.devices import resolve_device
+from clearhead.predictor import Predictor, load
+from clearhead.tasks import TASKS, Prediction
+from clearhead.text import Row
+from tests.echoing import Echo, write_echo
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(TASKS, "echo", Echo)
+    write_echo(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def echo(saved: Path) -> Predictor:
+    return load(saved, device="cpu")
+
+
+def test_one_text_gives_one_answer_and_several_a_list(echo: Predictor) -> None:
+    assert echo.predict("abc").text == "cba!"
+    assert [answer.text for answer in echo.predict(["abc", "", "de"])] == ["cba!", "", "ed!"]
+    assert [answer.text for answer in echo.predict(("abc",))] == ["cba!"]
+    assert echo.predict([]) == []
+
+
+def test_options_reach_the_task_and_unknown_ones_are_refused(echo: Predictor) -> None:
+    assert echo.predict("aB", best=2).alternatives == [("AB", -2.0)]
+    with pytest.raises(ConfigError, match=r"predict has no option 'beam'; did you mean 'beams'\?"):
+        echo.predict("aB", beam=2)
+    with pytest.raises(ConfigError, match="evaluate has no option 'x'; there are lowercase, beams, best, batch"):
+        echo.evaluate([Row(("a", "b"), "f", 1)], x=2)
+
+
+def test_a_predictor_knows_what_it_is(echo: Predictor, saved: Path) -> None:
+    assert isinstance(echo.task, Echo)
+    assert echo.device == torch.device("cpu")
+    assert not echo.model.training
+    assert repr(echo) == "Predictor('saved': echo, 0.0 million weights, on cpu)"
+    run = saved.parent / "run"
+    run.mkdir()
+    saved.rename(run / "model")
+    assert load(run, device="cpu").name == "run"
+
+
+def test_no_gradients_are_kept(echo: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echo.task, "_answer", lambda *_: Prediction(str(torch.is_grad_enabled())))
+    assert echo.predict("x").text == "False"
+
+
+def test_evaluation_reads_rows_files_and_shipped_corpora(
+    echo: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [("abc", "cba!"), ("de", "wrong")]
+    table, swapped = tmp_path / "pairs.tsv", tmp_path / "swapped.tsv"
+    table.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    swapped.write_text("".join(f"{target}\t{source}\n" for source, target in pairs))
+    for place, name in enumerate(("source", "target")):
+        (tmp_path / name).write_text("".join(f"{pair[place]}\n" for pair in pairs))
+    monkeypatch.setattr(shipped, "corpora", lambda: ["pairs"])
+    monkeypatch.setattr(shipped, "corpus", {"pairs": table}.get)
+    files = {"source": tmp_path / "source", "target": tmp_path / "target"}
+    rows = [Row(pair, "somewhere", 1) for pair in pairs]
+    for data in (rows, table, str(table), files, "shipped:pairs"):
+        assert echo.evaluate(data)["same"] == 50.0
+    assert echo.evaluate(swapped, columns=["target", "source"], lowercase=True) == {
+        "same": 50.0,
+        "signature": "lowercase:True|[red]",
+    }
+    with pytest.raises(
+        ConfigError, match="no shipped corpus is called 'pears'; the shipped ones are pairs; did you mean"
+    ):
+        echo.evaluate("shipped:pears")
+    with pytest.raises(ConfigError, match="echo needs target, which columns -, source do not name"):
+        echo.evaluate(swapped, columns=["-", "source"])
+    with pytest.raises(DataError, match="no file"):
+        echo.evaluate(tmp_path / "nowhere.tsv")
+
+
+def test_a_shipped_model_is_found_by_its_name_and_a_path_wins(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "models", lambda: ["zh-en"])
+    monkeypatch.setattr(shipped, "model", {"zh-en": saved}.get)
+    monkeypatch.chdir(tmp_path)
+    assert predictor.find_model("zh-en") == saved
+    (tmp_path / "zh-en").mkdir()
+    assert predictor.find_model("zh-en") == Path("zh-en")
+
+
+def test_an_unknown_name_says_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "models", lambda: ["en-zh", "zh-en"])
+    with pytest.raises(CheckpointError, match=r"the shipped ones are en-zh, zh-en; did you mean 'zh-en'\?"):
+        load("zh-em")
+    monkeypatch.setattr(shipped, "models", list)
+    with pytest.raises(CheckpointError, match="no folder 'zh-em', and no shipped model is called 'zh-em'; none are"):
+        load("zh-em")
+
+
+def test_devices_that_are_not_there_are_refused(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="'gpu' is no device; choose auto, cpu or cuda"):
+        load(saved, device="gpu")
+    missing = "cuda:99" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(ConfigError, match=f"{missing} was asked for, but"):
+        load(saved, device=missing)
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_the_public_names_are_there_and_bring_nothing_that_only_extras_install() -> None:
+    heavy = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers")
+    code = (
+        "import clearhead, sys; print('torch' in sys.modules)\n"
+        "from clearhead import *\n"
+        "print([name for name in clearhead.__all__ if name not in globals()])\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n[]\n[]\n"
+    assert clearhead.load is load
+    assert set(clearhead.__all__) <= set(dir(clearhead))
+    with pytest.raises(AttributeError, match="module 'clearhead' has no attribute 'laod'"):
+        _ = clearhead.laod
