@@ -64,7 +64,7 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path):
 
 
 def test_an_unknown_shipped_corpus_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'tatoeba-zh-en.train'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'tatoeba-zh-en\.train'"):
         sources("shipped:tatoeba-zh-en.trian", tmp_path)
 
 

@@ -30,7 +30,8 @@ def parts(text: str, encode: Callable[[str], list[int]], limit: int, seams: int 
             continue
         if tokens:
             whole.append(tokens)
-        gathered, tokens = piece.lstrip(), encode(piece)
+        gathered = piece.lstrip()
+        tokens = encode(gathered)
         if len(tokens) > limit:
             # One character may be several bytes: those are cut as numbers.
             finer = parts(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunks(tokens, limit)

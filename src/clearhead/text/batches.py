@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -68,7 +69,8 @@ class Ragged:
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        flat = np.fromiter((token for one in sequences for token in one), np.int32, int(lengths.sum()))
+        # One more at the end, for pads of an empty data set to point to.
+        flat = np.fromiter(chain(chain.from_iterable(sequences), [0]), np.int32, int(lengths.sum()) + 1)
         self.flat, self.lengths = torch.from_numpy(flat), torch.from_numpy(lengths)
         self.starts = self.lengths.cumsum(0) - self.lengths
 
@@ -127,4 +129,5 @@ def _rounded(lengths: Whole) -> Whole:
     """Up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, and so on: at most an eighth more."""
     powers = np.ceil(np.log2(np.maximum(lengths, 16) + 1)).astype(np.int64) - 1
     step = 2 ** np.maximum(powers - 3, 1)
-    return -(-lengths // step) * step
+    rounded: Whole = -(-lengths // step) * step
+    return rounded

@@ -157,7 +157,7 @@ def _watched(
     begun = trainer.position.step
     observers: list[Observer] = list(others)
     if processes.first:
-        observers += [Journal(where, begun), Progress(metric, begun)]
+        observers += [Journal(where, begun), Progress(metric)]
         if recipe.train.tensorboard:
             observers.append(Board(where / "tensorboard", begun))
         observers.append(Curve(where, metric))

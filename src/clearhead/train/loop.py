@@ -24,7 +24,7 @@ from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
 from clearhead.train.replaying import Replayed
 from clearhead.train.schedules import learning_rate
-from clearhead.train.spreading import Step, compiled, precision_of, spread
+from clearhead.train.spreading import Step, compiled, precision_of, spread, whole
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -242,7 +242,8 @@ class Trainer:
             self.model.eval()
             for batch in plan.epoch(0):
                 total += float(self._loss(examples, batch))
-            scores = self.task.evaluate(self.model, rows[: self.train.evaluate_lines], beams=1)
+            with whole(self.model):
+                scores = self.task.evaluate(self.model, rows[: self.train.evaluate_lines], beams=1)
             self.model.train()
         self.step.smoothing = smoothing
         return {"loss": self.processes.sum(total)[0] / int(examples.counts.sum()), **scores}
@@ -336,6 +337,15 @@ class Trainer:
 
     def _tell(self, what: str, step: int, metrics: dict[str, float | str]) -> None:
         position = self.position
-        moment = Moment(step, self.train.steps, self.model, metrics, position.tokens, position.seconds, self.done)
+        moment = Moment(
+            step=step,
+            steps=self.train.steps,
+            model=self.model,
+            metrics=metrics,
+            tokens=position.tokens,
+            seconds=position.seconds,
+            done=self.done,
+            best=position.best,
+        )
         for observer in self.observers:
             getattr(observer, what)(moment)

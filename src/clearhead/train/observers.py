@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,6 +20,7 @@ class Moment(NamedTuple):
     tokens: int  # trained on since the beginning, without pads
     seconds: float  # since the beginning
     done: float  # of the whole, from 0 to 1
+    best: float | None  # the best score on dev so far; a loss has a minus before it
 
 
 class Observer:
@@ -124,13 +124,13 @@ class Curve(Observer):
 class Progress(Observer):
     """A bar that says how far it is, how it goes and how long it will take; without a terminal, lines that do."""
 
-    def __init__(self, metric: str, begun: int) -> None:
+    def __init__(self, metric: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
-        self.metric, self.begun, self.best = metric, begun, ""
-        self.started, self.since, self.first = time.monotonic(), time.monotonic(), None
+        self.metric, self.best = metric, ""
+        self.seen: list[tuple[float, float, int]] = []  # of each line: how much was done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
             TextColumn("{task.fields[where]}"),
@@ -139,29 +139,19 @@ class Progress(Observer):
             console=self.console,
             expand=True,
         )
-        self.task = self.bar.add_task("", total=1.0, where="warming up", said="")
+        self.task = self.bar.add_task("", total=1.0, where="the first steps are slow…", said="")
         if self.console.is_terminal:
             self.bar.start()
-        self.last: Moment | None = None
 
     def logged(self, moment: Moment) -> None:
-        loss = moment.metrics["loss"]
-        now = time.monotonic()
-        tokens, seconds = (
-            (moment.tokens, moment.seconds)
-            if self.last is None
-            else (
-                moment.tokens - self.last.tokens,
-                moment.seconds - self.last.seconds,
-            )
-        )
-        if self.first is None:
-            self.first = (moment.done, now)
-        gone, went = moment.done - self.first[0], now - self.first[1]
-        left = f" · {clock(went / gone * (1 - moment.done))} left" if gone > 0 and moment.done < 1 else ""
+        self.seen = [*self.seen[-9:], (moment.done, moment.seconds, moment.tokens)]
+        done, seconds, tokens = (new - old for new, old in zip(self.seen[-1], self.seen[0], strict=True))
+        if len(self.seen) == 1:
+            done, seconds, tokens = self.seen[0]
+        left = f" · {clock(seconds / done * (1 - moment.done))} left" if done > 0 and moment.done < 1 else ""
         where = f"step {moment.step:,} of {moment.steps:,}"
-        said = f"loss {loss:.3f} · {tokens / max(seconds, 1e-9):,.0f} tokens/s{self.best}{left}"
-        self.last = moment
+        rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        said = f"loss {moment.metrics['loss']:.3f} · {rate}{self.best}{left}"
         if self.console.is_terminal:
             self.bar.update(self.task, completed=moment.done, where=where, said=said)
         else:
@@ -171,12 +161,8 @@ class Progress(Observer):
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self.console.print(f"  dev at step {moment.step:,}: {line}", markup=False)
-        score = float(scores[self.metric])
-        known = self.best.rpartition(" ")[2]
-        better = (lambda a, b: a < b) if self.metric == "loss" else (lambda a, b: a > b)
-        if not known or better(score, float(known)):
-            self.best = f" · best {self.metric} {score:.4g}"
-        self.last = None if self.last is None else self.last._replace(seconds=moment.seconds)
+        if moment.best is not None:
+            self.best = f" · best {self.metric} {abs(moment.best):.4g}"
 
     def close(self) -> None:
         self.bar.stop()

@@ -34,23 +34,35 @@ def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn
         return step
     if not shard:
         return nn.parallel.DistributedDataParallel(step)
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard
 
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 fully_shard(layer)
-    fully_shard(model)
-    for method in ("encode", "decode", "logits"):
-        if hasattr(model, method):
-            register_fsdp_forward_method(model, method)
+    fully_shard(model, reshard_after_forward=False)  # its words are needed once more, for the loss
     return step
+
+
+@contextmanager
+def whole(model: Model) -> Iterator[None]:
+    """A sharded model's own weights (not its layers') gathered, so that it can be used in parts, as decoding does."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def compiled(model: Model, task: Task) -> None:
     """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
     # Else a first batch whose sides happen to be equally long is compiled for such batches only.
-    torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
+    torch.fx.experimental._config.use_duck_shape = False
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
