@@ -186,7 +186,10 @@ def fresh_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path
     try:
         yield temporary
         _at("written")
-        _write_json(temporary / CHECKSUMS, {"format": FORMAT, "files": _checksums(temporary)})
+        files = _checksums(temporary)
+        _write_json(temporary / CHECKSUMS, {"format": FORMAT, "files": files})
+        for name in files:  # safetensors makes files that only their owner may read
+            (temporary / name).chmod((temporary / CHECKSUMS).stat().st_mode)
         _at("before fsync")
         for inside in (*temporary.rglob("*"), temporary):
             _flush(inside)
