@@ -10,6 +10,7 @@ ClearheadError
 ├── CheckpointError    a checkpoint that cannot be read, or not be expressed
 │   └── DiskFullError  no room for what is being written
 ├── DataError          a file of examples with something wrong in it
+├── DecodeError        a way of writing that makes no sense, or scores that are not numbers
 ├── TrainingError      a training run that cannot go on
 └── PackageError       a package that is needed and not installed
 """
@@ -48,6 +49,10 @@ class CheckpointError(ClearheadError, ValueError):
 
 
 class DiskFullError(CheckpointError):
+    pass
+
+
+class DecodeError(ClearheadError, ValueError):
     pass
 
 

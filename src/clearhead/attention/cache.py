@@ -15,42 +15,66 @@ Pair = tuple[Tensor, Tensor]
 
 
 class _Room:
-    """Keys and values of one attention, with space to grow; doubled whenever it runs out."""
+    """Keys and values of one attention, with space to grow; doubled whenever it runs out.
+
+    They lie as (batch, tokens, heads, width), so that what a sample holds is one piece, quick to move.
+    """
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity, self.length = capacity, 0
         self.k: Tensor | None = None
         self.v: Tensor | None = None
+        self.spare: tuple[Tensor | None, Tensor | None] = (None, None)  # where samples move when they are reordered
 
     def grow(self, k: Tensor, v: Tensor) -> Pair:
-        start, end = self.length, self.length + k.shape[2]
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        start, end = self.length, self.length + k.shape[1]
         if self.capacity is not None and end > self.capacity:
             raise ShapeError(
-                f"the cache has room for {self.capacity} tokens and holds {start}: {k.shape[2]} more do not fit; "
+                f"the cache has room for {self.capacity} tokens and holds {start}: {k.shape[1]} more do not fit; "
                 "make it KeyValueCache(capacity=…) larger, or leave capacity out"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             # Written in place, the room could not be differentiated.
-            self.k = k if self.k is None else torch.cat([self.k[:, :, :start], k], dim=2)
-            self.v = v if self.v is None else torch.cat([self.v[:, :, :start], v], dim=2)
+            self.k = k if self.k is None else torch.cat([self.k[:, :start], k], dim=1)
+            self.v = v if self.v is None else torch.cat([self.v[:, :start], v], dim=1)
         else:
             self.k, self.v = self._written(self.k, k, end), self._written(self.v, v, end)
         self.length = end
-        return self.k[:, :, :end], self.v[:, :, :end]
+        return self.k[:, :end].transpose(1, 2), self.v[:, :end].transpose(1, 2)
 
     def _written(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         if old is not None and old.shape[0] != new.shape[0]:
             raise ShapeError(f"the cache holds {old.shape[0]} samples, the step has {new.shape[0]}; reorder it first")
         if old is not None and old.is_inference() and not torch.is_inference_mode_enabled():
             old = old.clone()  # written under inference_mode, it could not be written to now
-        if old is None or old.shape[2] < end:
+        if old is None or old.shape[1] < end:
             room = self.capacity or max(64, 1 << (end - 1).bit_length())
-            larger = new.new_empty(new.shape[0], new.shape[1], room, new.shape[3])
+            larger = new.new_empty(new.shape[0], room, *new.shape[2:])
             if old is not None:
-                larger[:, :, : self.length] = old[:, :, : self.length]
+                larger[:, : self.length] = old[:, : self.length]
             old = larger
-        old[:, :, self.length : end] = new
+        old[:, self.length : end] = new
         return old
+
+    def reorder(self, rows: Tensor) -> None:
+        if self.k is None or self.v is None:
+            return
+        rows, old = rows.to(self.k.device), (self.k, self.v)
+        self.k = self._moved(self.k, self.spare[0], rows)
+        self.v = self._moved(self.v, self.spare[1], rows)
+        self.spare = (None, None) if self.k.requires_grad or self.v.requires_grad else old
+
+    def _moved(self, old: Tensor, spare: Tensor | None, rows: Tensor) -> Tensor:
+        """These samples of `old`: written over `spare`, where that is large enough, since new memory costs more."""
+        if old.requires_grad:
+            return old.index_select(0, rows)
+        fits = spare is not None and len(spare) >= len(rows) and spare.shape[1:] == old.shape[1:]
+        if spare is None or not fits or spare.is_inference() != torch.is_inference_mode_enabled():
+            spare = old.new_empty(len(rows), *old.shape[1:])
+        new = spare[: len(rows)]
+        torch.index_select(old[:, : self.length], 0, rows, out=new[:, : self.length])
+        return new
 
 
 class KeyValueCache:
@@ -64,7 +88,7 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int | None = None) -> None:
-        self.capacity = capacity
+        self.capacity, self.beams = capacity, 1
         self._rooms: dict[Any, _Room] = {}
         self._fixed: dict[Any, Pair] = {}
 
@@ -92,12 +116,24 @@ class KeyValueCache:
         """Keep these samples, in this order; one may occur several times, as beams do."""
         rows = torch.as_tensor(rows)
         for room in self._rooms.values():
-            if room.k is not None and room.v is not None:
-                rows = rows.to(room.k.device)
-                room.k, room.v = room.k.index_select(0, rows), room.v.index_select(0, rows)
-        for owner, (k, v) in self._fixed.items():
-            rows = rows.to(k.device)
-            self._fixed[owner] = (k.index_select(0, rows), v.index_select(0, rows))
+            room.reorder(rows)
+        self._reorder_contexts(rows)
+
+    def branch(self, rows: Tensor, beams: int, contexts: Tensor | None = None) -> None:
+        """Keep these samples as beams: each `beams` of them in a row look at one sample of the context.
+
+        That one is not copied for them. `contexts` are the samples of the context to keep; None keeps all.
+        """
+        for room in self._rooms.values():
+            room.reorder(rows)
+        if contexts is not None:
+            self._reorder_contexts(contexts)
+        self.beams = beams
+
+    def _reorder_contexts(self, rows: Tensor) -> None:
+        for owner, pair in self._fixed.items():
+            k, v = (t.transpose(1, 2).index_select(0, rows.to(t.device)).transpose(1, 2) for t in pair)
+            self._fixed[owner] = (k, v)
 
     def crop(self, n: int) -> None:
         """Forget all but the first `n` tokens; with 0 the context too, for a fresh start."""
@@ -107,10 +143,12 @@ class KeyValueCache:
             room.length = min(room.length, n)
         if n == 0:
             self._fixed.clear()
+            self.beams = 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyValueCache:
         """What is held is copied; the attentions that it belongs to are not."""
         new = KeyValueCache(self.capacity)
+        new.beams = self.beams
         new._rooms = {owner: copy.deepcopy(room, memo) for owner, room in self._rooms.items()}
         new._fixed = {owner: copy.deepcopy(pair, memo) for owner, pair in self._fixed.items()}
         return new

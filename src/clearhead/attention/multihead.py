@@ -118,7 +118,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch tokens width"],
-        context: Float[Tensor, "batch context_tokens context_width"] | None = None,
+        context: Float[Tensor, "contexts context_tokens context_width"] | None = None,
         mask: Mask | None = None,
         cache: KeyValueCache | None = None,
         *,
@@ -126,7 +126,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch tokens width"]:
         """Self-attention over `x`, or attention of `x` over `context`.
 
-        With a `cache`, keys and values of earlier steps are seen too; those of a context are projected once.
+        With a `cache`, keys and values of earlier steps are seen too; those of a context are projected once, and
+        if it says so, several beams in a row look at one sample of the context.
         `turns` are a Rotary's angles, for a model that computes them once for all layers.
         """
         if self.context_width is not None and context is None:
@@ -147,7 +148,7 @@ class MultiHeadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
-        return out
+        return out.view(x.shape)  # beams that shared a context are samples again
 
     def _check(self, x: Tensor, context: Tensor | None) -> None:
         given = {"x": (x, self.width), "context": (context, self.context_width or self.width)}
@@ -179,6 +180,9 @@ class MultiHeadAttention(nn.Module):
             return self._split(kv, 0)[1:]
 
         k, v = keys_and_values() if cache is None else cache.once(self, keys_and_values)
+        beams = 1 if cache is None else cache.beams
+        if beams > 1:  # as queries of one sample
+            q = q.view(-1, beams * x.shape[1], rows)
         return rearrange(q, "b t (h d) -> b h t d", h=self.heads), k, v
 
     def _split(self, projected: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,127 @@
+"""sample: tokens drawn by their probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.decode.hypotheses import Hypothesis
+from clearhead.decode.rules import Prefixes, Rules
+from clearhead.decode.steps import Choice, gathered, steps
+from clearhead.decode.writer import Writer
+from clearhead.errors import DecodeError
+
+Generators = torch.Generator | Sequence[torch.Generator]
+
+
+def sample(
+    writer: Writer,
+    *,
+    end: int,
+    max_length: int | Sequence[int],
+    start: int | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    generator: Generators | None = None,
+    prefix: Prefixes | None = None,
+    no_repeat_ngram: int = 0,
+    forbidden: Sequence[int] = (),
+) -> list[Hypothesis]:
+    """For each row, tokens drawn one after the other from `distribution`; `Rules` explains the other options.
+
+    Each row draws numbers of its own: with one `generator` they depend on its seed and on the row's number, with
+    one for each row on that one alone; never on what other rows there are, on the device, or on `max_length`.
+    So a row comes out the same in any batch, but for the rounding of the model's scores.
+
+    `log_probability` and `score` (its mean) are the model's own, at temperature 1 and with nothing cut.
+    """
+    rules = Rules(
+        writer,
+        start=start,
+        end=end,
+        max_length=max_length,
+        prefix=prefix,
+        no_repeat_ngram=no_repeat_ngram,
+        forbidden=forbidden,
+    )
+    choose = drawn(writer, rules, generator, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return gathered(writer, steps(writer, rules, start, choose), end)
+
+
+def distribution(
+    logits: Float[Tensor, "*rows vocabulary"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Float[Tensor, "*rows vocabulary"]:
+    """What tokens are drawn from: the softmax of `logits / temperature`, cut as told and made to sum to one again.
+
+    One after the other: `top_k` keeps the k likeliest tokens; `top_p` the fewest likeliest ones that together
+    have that much probability; `min_p` those that have at least that share of the likeliest one's.
+
+    >>> logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    >>> distribution(logits, top_k=2), distribution(logits, top_p=0.8), distribution(logits, min_p=0.25)[2:]
+    (tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.1579, 0.0000]))
+    """
+    _check(temperature, top_k, top_p, min_p)
+    scores = logits / temperature
+    if top_k is not None and top_k < scores.shape[-1]:
+        least = scores.topk(top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, -math.inf)
+    probabilities = scores.softmax(-1)
+    if top_p is not None and top_p < 1:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        needed = ordered.cumsum(-1) - ordered < top_p  # what comes before it is not enough yet
+        kept = torch.zeros_like(needed).scatter(-1, order, needed)
+        probabilities = probabilities.masked_fill(~kept, 0.0)
+    if min_p is not None:
+        least = min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+    return probabilities / probabilities.sum(-1, keepdim=True)
+
+
+def drawn(writer: Writer, rules: Rules, generator: Generators | None, **options: float | None) -> Choice:
+    """A way to choose tokens by drawing them."""
+    _check(**options)  # type: ignore[arg-type]
+    longest = max(rules.limits, default=0)
+    chances = torch.stack([torch.rand(longest, generator=own, dtype=torch.float64) for own in _each(generator, writer)])
+    chances = chances.to(writer.device)
+
+    def choose(logits: Tensor, rows: list[int], length: int) -> Tensor:
+        sums = distribution(logits.double(), **options).cumsum(-1)  # type: ignore[arg-type]
+        total = sums[:, -1:]
+        chance = chances[rows, length][:, None] * total
+        below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
+        return torch.searchsorted(sums, torch.minimum(chance, below), right=True)[:, 0]
+
+    return choose
+
+
+def _each(generator: Generators | None, writer: Writer) -> list[torch.Generator]:
+    """A generator for each row."""
+    if generator is None or isinstance(generator, torch.Generator):
+        device = "cpu" if generator is None else generator.device
+        seeds = torch.randint(2**63 - 1, (writer.inputs,), generator=generator, device=device)
+        return [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
+    if len(generator) != writer.inputs:
+        raise DecodeError(f"{len(generator)} generators for {writer.inputs} rows; give one, or one for each row")
+    return list(generator)
+
+
+def _check(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
+    if not 0 < temperature < math.inf:
+        raise DecodeError(f"temperature must be greater than 0, got {temperature}; for the likeliest token use greedy")
+    if top_k is not None and top_k < 1:
+        raise DecodeError(f"top_k must keep at least 1 token, got {top_k}; None keeps all")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise DecodeError(f"top_p must be greater than 0 and at most 1, got {top_p}; None keeps all")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise DecodeError(f"min_p must be from 0 to 1, got {min_p}; None keeps all")

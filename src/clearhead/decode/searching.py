@@ -1,0 +1,172 @@
+"""beam: the likeliest whole texts, as far as a few hypotheses side by side can find them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.decode.hypotheses import Hypothesis, Kept
+from clearhead.decode.rules import Prefixes, Rules
+from clearhead.decode.writer import Writer, staying
+from clearhead.errors import DecodeError
+
+BLOCK = 64  # tokens of the vocabulary that are looked at together
+
+
+def beam(
+    writer: Writer,
+    *,
+    end: int,
+    max_length: int | Sequence[int],
+    start: int | None = None,
+    beams: int = 5,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+    prefix: Prefixes | None = None,
+    no_repeat_ngram: int = 0,
+    forbidden: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """For each row its `best` hypotheses, best first, of a search with `beams`; `Rules` explains the other options.
+
+    Each step continues every beam by every token, and looks at the `2 · beams` likeliest results: an end among
+    the first `beams` of them is kept as a hypothesis, with the score `log-probability / length**length_penalty`;
+    the likeliest others are the next beams. A row is over when `beams` hypotheses are kept and
+
+    - by default: no beam would beat the worst of them if it ended where it stands,
+    - with `early_stopping="never"`: no beam can beat it, however well it goes on,
+    - with `early_stopping=True`: at once.
+
+    These are the rules of `generate` in transformers, so that outputs can be compared line by line.
+    """
+    rules = Rules(
+        writer,
+        start=start,
+        end=end,
+        max_length=max_length,
+        prefix=prefix,
+        no_repeat_ngram=no_repeat_ngram,
+        forbidden=forbidden,
+    )
+    _check(beams, best, length_penalty, early_stopping)
+    kept = [Kept(beams) for _ in range(writer.inputs)]
+    if kept:
+        _search(writer, rules, start, kept, _Stopping(beams, length_penalty, early_stopping))
+    if any(not one.best for one in kept):
+        raise DecodeError("the model's scores are not numbers (NaN or infinite); is it trained, and its input sound?")
+    return [one.best[:best] for one in kept]
+
+
+class _Stopping(NamedTuple):
+    """When a row is over."""
+
+    beams: int
+    length_penalty: float
+    early: bool | str
+
+    def over(self, kept: Kept, score: float, length: int, limit: int) -> bool:
+        """Whether nothing is gained by going on from the best beam, of this log-probability and length."""
+        if length >= limit or score == -math.inf:
+            return True
+        if not kept.full or self.early is True:
+            return kept.full
+        longest = limit if self.early == "never" and self.length_penalty > 0 else length
+        return bool(score / longest**self.length_penalty <= kept.worst)
+
+
+@torch.inference_mode()
+def _search(writer: Writer, rules: Rules, start: int | None, kept: list[Kept], stopping: _Stopping) -> None:
+    """Fills `kept`. Rows are inputs that are not over yet; `numbers` says which."""
+    numbers, over = list(range(writer.inputs)), [False] * writer.inputs
+    limits = torch.tensor(rules.limits, device=writer.device)
+    logits = writer.begin(start)[:, None]  # (rows, beams, vocabulary): at first one beam
+    scores = torch.zeros_like(logits[..., 0])
+    written = torch.zeros(*scores.shape, 0, dtype=torch.long, device=writer.device)
+    while True:
+        totals, parents, tokens = _continuations(logits, scores, written, numbers, rules, 2 * stopping.beams)
+        written = torch.cat([_of_beams(written, parents), tokens[..., None]], dim=2)
+        length = written.shape[2]
+        ended = (tokens == rules.end) | (limits <= length)[:, None]
+        finished = ended[:, : stopping.beams] & (totals[:, : stopping.beams] > -math.inf)
+        for row, tokens_of, total in _each(finished, written, totals):
+            if not over[row]:
+                kept[numbers[row]].add(Hypothesis.of(tokens_of, total, rules.end, stopping.length_penalty))
+        going = ended.int().argsort(dim=1, stable=True)[:, : stopping.beams]  # the likeliest that go on come first
+        scores = totals.masked_fill(ended, -math.inf).gather(1, going)
+        for row, score in enumerate(scores[:, 0].tolist()):
+            number = numbers[row]
+            over[row] = over[row] or stopping.over(kept[number], score, length, rules.limits[number])
+        if all(over):
+            return
+        parents, tokens, written = parents.gather(1, going), tokens.gather(1, going), _of_beams(written, going)
+        parents += torch.arange(len(parents), device=writer.device)[:, None] * logits.shape[1]
+        rows = None
+        if remaining := staying(over):
+            rows = torch.tensor(remaining, device=writer.device)
+            parents, tokens, written, scores, limits = (t[rows] for t in (parents, tokens, written, scores, limits))
+            numbers, over = [numbers[row] for row in remaining], [False] * len(remaining)
+        writer.follow(parents, rows)
+        logits = writer.advance(tokens.flatten()).unflatten(0, tokens.shape)
+
+
+def _continuations(
+    logits: Tensor, scores: Tensor, written: Tensor, numbers: list[int], rules: Rules, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest continuations of each row's beams, best first: log-probability, beam, token."""
+    offsets = scores - logits.logsumexp(-1)
+    rules.bar(logits, written, numbers)
+    totals, places = largest(logits, offsets, count)
+    return totals, places // logits.shape[2], places % logits.shape[2]
+
+
+def largest(
+    logits: Float[Tensor, "rows beams vocabulary"], offsets: Float[Tensor, "rows beams"], count: int
+) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
+    """Each row's `count` largest `logits + offsets`, best first, and their places in beams × vocabulary.
+
+    Most of the vocabulary is only skimmed: what is among the `count` largest lies in one of the `count` blocks
+    with the largest peaks.
+    """
+    rows, beams, vocabulary = logits.shape
+    blocks = vocabulary // BLOCK
+    if blocks < 2 * count:
+        totals = (logits + offsets[..., None]).view(rows, -1)
+        return totals.topk(min(count, totals.shape[1]))
+    device = logits.device
+    peaks = logits[..., : blocks * BLOCK].unflatten(-1, (blocks, BLOCK)).amax(-1) + offsets[..., None]
+    chosen = peaks.view(rows, -1).topk(count).indices
+    first = chosen // blocks * vocabulary + chosen % blocks * BLOCK
+    inside = (first[..., None] + torch.arange(BLOCK, device=device)).view(rows, -1)
+    beyond = torch.arange(beams, device=device)[:, None] * vocabulary + torch.arange(
+        blocks * BLOCK, vocabulary, device=device
+    )
+    places = torch.cat([inside, beyond.view(1, -1).expand(rows, -1)], dim=1)
+    totals, found = (logits.view(rows, -1).gather(1, places) + offsets.gather(1, places // vocabulary)).topk(count)
+    return totals, places.gather(1, found)
+
+
+def _of_beams(written: Tensor, beams: Tensor) -> Tensor:
+    """What these beams of each row have written."""
+    return written.gather(1, beams[..., None].expand(-1, -1, written.shape[2]))
+
+
+def _each(finished: Tensor, written: Tensor, totals: Tensor) -> Iterator[tuple[int, list[int], float]]:
+    """The row, tokens and log-probability of everything that is finished."""
+    rows, places = finished.nonzero(as_tuple=True)
+    return zip(rows.tolist(), written[rows, places].tolist(), totals[rows, places].tolist(), strict=True)
+
+
+def _check(beams: int, best: int, length_penalty: float, early_stopping: bool | str) -> None:
+    if beams < 1:
+        raise DecodeError(f"a search needs at least 1 beam, got {beams}")
+    if not 1 <= best <= beams:
+        raise DecodeError(f"the best {best} of {beams} beams cannot be given; ask for 1 to {beams}")
+    if not math.isfinite(length_penalty):
+        raise DecodeError(f"length_penalty must be a number, got {length_penalty}")
+    if early_stopping not in (True, False, "never"):
+        raise DecodeError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")
