@@ -63,7 +63,7 @@ def assembled(model: models.Model, *, lowercase: bool, spaced: bool) -> Tokenize
     return engine
 
 
-# The library's threads do not survive a fork; it would say so on stderr and go on without them. So it is told before.
+# The library's threads do not survive a fork. Its versions before 0.23 say so on stderr unless told before.
 SWITCH = "TOKENIZERS_PARALLELISM"
 _switched = False
 

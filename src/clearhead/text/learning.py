@@ -57,7 +57,7 @@ def _bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Model:
 def _learned_unigram(texts: list[str], room: int) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
-        vocab_size=room,
+        vocab_size=room + 1,  # the unknown one goes away again
         special_tokens=[unknown],
         unk_token=unknown,
         max_piece_length=LONGEST,

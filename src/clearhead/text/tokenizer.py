@@ -151,6 +151,9 @@ class Tokenizer:
         script = "" if self.settings["script"] is None else f", script={self.settings['script']!r}"
         return f"<Tokenizer of {self.size:,} numbers, kind={self.settings['kind']!r}{script}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.engine, self.settings)  # to other processes; the script's converter is made anew there
+
     def _converted(self, text: str) -> str:
         text = _whole(text)
         return text if self._convert is None else self._convert(text)
