@@ -16,8 +16,7 @@ from clearhead.folder import ModelFolder
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
 from clearhead.tasks import Prediction, Task
-from clearhead.text import Row, read
-from clearhead.text.corpora import SKIP
+from clearhead.text import Row
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
@@ -77,22 +76,10 @@ class Predictor:
 
         `columns` names the fields of a file in their order, where they are not the task's own.
         """
-        rows = self._read(data, columns or self.task.columns) if isinstance(data, DATA) else data
+        rows = list(self.task.read(_located(data), columns)) if isinstance(data, DATA) else data
         _check_options(options, self.task.evaluate, self.task.predict)
         with torch.inference_mode():
             return self.task.evaluate(self.model, rows, **options)
-
-    def _read(self, data: str | Path | Mapping[str, str | Path], columns: Sequence[str]) -> list[Row]:
-        """Rows with their values in the task's order, whatever that of the file."""
-        named = [column for column in columns if column != SKIP]
-        if missing := [column for column in self.task.columns if column not in named]:
-            raise ConfigError(
-                f"{self.task.name} needs {', '.join(missing)}, which columns {', '.join(columns)} do not name"
-            )
-        places = [named.index(column) for column in self.task.columns]
-        return [
-            row._replace(values=tuple(row.values[place] for place in places)) for row in read(_located(data), columns)
-        ]
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())

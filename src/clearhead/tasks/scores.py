@@ -14,7 +14,8 @@ def translation_scores(
     >>> scores["bleu"], scores["bleu_signature"].split("|version")[0]
     (100.0, 'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp')
     """
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
     bleu, chrf = BLEU(tokenize=tokenize, lowercase=lowercase), CHRF(lowercase=lowercase)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clearhead.errors import ConfigError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
 
 if TYPE_CHECKING:
@@ -70,6 +71,20 @@ class Task(ABC):
     def build(self) -> Model:
         """A new model, with random weights."""
         return self.architecture(self.config)
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, str | Path], columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """Rows of a file, with their values in the task's order, whatever that of the file (`columns`)."""
+        from clearhead.text import read
+        from clearhead.text.corpora import SKIP
+
+        columns = columns or cls.columns
+        named = [column for column in columns if column != SKIP]
+        if missing := [column for column in cls.columns if column not in named]:
+            raise ConfigError(f"{cls.name} needs {', '.join(missing)}, which columns {', '.join(columns)} do not name")
+        places = [named.index(column) for column in cls.columns]
+        for row in read(source, columns):
+            yield row._replace(values=tuple(row.values[place] for place in places))
 
     @classmethod
     @abstractmethod

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention import Mask
+from clearhead.decode import Hypothesis, Writer, beam, greedy
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
@@ -21,7 +22,6 @@ from clearhead.tasks.task import Examples, Prediction, Task
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:
-    from clearhead.decode import Hypothesis
     from clearhead.text import Report, Row, Tokenizer
 
 
@@ -182,8 +182,6 @@ class Translation(Task):
         ngram: int,
     ) -> list[list[Hypothesis]]:
         """Batches of similar length, longest first: what does not fit into memory fails at once."""
-        from clearhead.decode import Writer, beam, greedy
-
         order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
         device = model.vocabulary.words.weight.device
         found: list[list[Hypothesis]] = [[] for _ in pieces]

@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from clearhead import folder
 from clearhead.errors import ConfigError
+from clearhead.folder import fresh_folder, verify
+from clearhead.folder import write as write_folder
 from clearhead.model import ModelConfig
+from clearhead.model.packing import fill, packed, unpacked
 from clearhead.tasks import TASKS, Examples, Task
-from clearhead.text import Report, Row, read
+from clearhead.text import Report, Row
 from clearhead.train.card import card
 from clearhead.train.checkpoints import Checkpoints, averaged, gathered
 from clearhead.train.loop import Trainer
@@ -69,7 +71,11 @@ def run(
         if resume and steps:
             trainer.resume(steps[-1])
         _say(processes, _opening(where, trainer, task))
-        with _watched(trainer, where, wanted, processes, observers), _patient(trainer), short_kernels():
+        with (
+            _watched(trainer, where, wanted, processes, observers),
+            _patient(trainer),
+            short_kernels(float(examples.lengths.mean())),
+        ):
             trainer.run()
         _finish(where, wanted, trainer, dev)
     return where
@@ -118,19 +124,17 @@ def _data(
 ) -> tuple[Task, Examples, tuple[Examples, Sequence[Row]] | None]:
     """The task with its tokenizers (trained once, by the first process), and the examples."""
     kind = TASKS[recipe.task]
-    columns = tuple(recipe.data.columns or kind.columns)
-    rows = [
-        row for source in sources(recipe.data.train, base) for row in islice(read(source, columns), recipe.data.lines)
-    ]
+    columns, lines = recipe.data.columns, recipe.data.lines
+    rows = [row for source in sources(recipe.data.train, base) for row in islice(kind.read(source, columns), lines)]
     prepared = where / "task"
     if processes.first and not prepared.is_dir():
         task = kind.prepared(rows, recipe.text, recipe.model, recipe.decode)
-        with folder.fresh_folder(prepared) as fresh:
+        with fresh_folder(prepared) as fresh:
             task.save(fresh)
             values = {"model": task.config.to_dict(), "settings": task.settings}
             (fresh / "task.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
     processes.wait()
-    folder.verify(prepared)
+    verify(prepared)
     values = json.loads((prepared / "task.json").read_text(encoding="utf-8"))
     task = kind.load(prepared, ModelConfig.from_dict(values["model"]), values["settings"])
     report, dev = Report(), None
@@ -138,7 +142,7 @@ def _data(
     said = f"train: {report}"
     if recipe.data.dev is not None:
         report = Report()
-        dev_rows = [row for source in sources(recipe.data.dev, base) for row in read(source, columns)]
+        dev_rows = [row for source in sources(recipe.data.dev, base) for row in kind.read(source, columns)]
         dev = (task.examples(dev_rows, report), dev_rows)
         said += f"\ndev: {report}"
     if processes.first:
@@ -195,6 +199,7 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
         return
     model = trainer.task.build().to(processes.device)
     model.load_state_dict(weights)
+    fill(model, unpacked(packed(model, recipe.train.weights)))  # scored as it is stored
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
         "stopped": position.stopped,
@@ -204,10 +209,11 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     }
     if dev is not None:
         metrics["dev"] = trainer.task.evaluate(model.eval(), dev[1])
+        metrics["dev_first_200"] = trainer.task.evaluate(model, dev[1][:200])
     if target.exists():
         shutil.rmtree(target)
     text = card(where.name, recipe, trainer.task, metrics)
-    folder.write(
+    write_folder(
         target,
         task=trainer.task,
         model=model,
@@ -245,7 +251,7 @@ def _opening(where: Path, trainer: Trainer, task: Task) -> str:
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     going = f"going on after step {trainer.position.step:,}" if trainer.position.step else "from the beginning"
     return (
-        f"{where}: {task.name}, {size / 1e6:.1f} million weights, {len(trainer.examples):,} examples, "
+        f"{where}: {task.name}, {size:,} weights, {len(trainer.examples):,} examples, "
         f"{trainer.windows:,} steps an epoch, {trainer.precision} on {trainer.processes.device}, {going}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,7 +129,7 @@ class Trainer:
         if self.average:
             # At the start the average forgets faster: it would otherwise drag the random weights along.
             decay = min(self.train.decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - decay)
+            torch._foreach_lerp_(_local(self.average), _local(self.parameters), 1 - decay)
         return torch.stack(losses).sum(), norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _both_passes(self, batch: Batch, factor: float) -> Tensor:
@@ -254,10 +254,10 @@ class Trainer:
         if not self.average:
             yield
             return
-        mine: list[Tensor] = list(self.parameters.values())
-        newest = [parameter.detach().clone() for parameter in mine]
+        mine = _local(self.parameters)
+        newest = [tensor.clone() for tensor in mine]
         with torch.no_grad():
-            torch._foreach_copy_(mine, list(self.average.values()))
+            torch._foreach_copy_(mine, _local(self.average))
             try:
                 yield
             finally:
@@ -349,3 +349,9 @@ class Trainer:
         )
         for observer in self.observers:
             getattr(observer, what)(moment)
+
+
+@torch.no_grad()
+def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors themselves, or of sharded ones this process's part."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors.values()]

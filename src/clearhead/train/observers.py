@@ -165,7 +165,8 @@ class Progress(Observer):
             self.best = f" · best {self.metric} {abs(moment.best):.4g}"
 
     def close(self) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:
+            self.bar.stop()
 
 
 def clock(seconds: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from clearhead.errors import ConfigError
+from clearhead.model.devices import resolve_device
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,3 @@ def joined(device: str) -> Iterator[Processes]:
         yield Processes(rank, count, place)
     finally:
         dist.destroy_process_group()
-
-
-def resolve_device(device: str, local: int = 0) -> torch.device:
-    """`auto` is a GPU if there is one; a device that is not there is refused."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"{device!r} is no device; choose auto, cpu or cuda") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no GPU that PyTorch can use here; choose --device cpu")
-    return torch.device("cuda", local) if place.type == "cuda" and place.index is None else place

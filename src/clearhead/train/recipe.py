@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from clearhead import shipped
+import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
 from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS

@@ -72,14 +72,20 @@ def compiled(model: Model, task: Task) -> None:
 
 
 @contextmanager
-def short_kernels() -> Iterator[None]:
-    """Without cuDNN's attention, which is compiled anew for every shape of a batch, and slower on short texts."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
+def short_kernels(length: float) -> Iterator[None]:
+    """The attention kernels that are quick for texts of this mean length, as measured on an H200.
+
+    cuDNN's is compiled anew for every shape of a batch, which costs minutes. Up to about 64 tokens the
+    memory-efficient one is faster than flash: 0.34 against 0.59 ms at 512 texts of 32 tokens, both passes.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(before[1] and length > 64)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+        torch.backends.cuda.enable_cudnn_sdp(before[0])
+        torch.backends.cuda.enable_flash_sdp(before[1])
 
 
 def precision_of(wanted: str, device: torch.device) -> str:

@@ -1,0 +1,65 @@
+"""Two processes train what one would have trained, whether they share the weights out or not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.train.corpus import write_recipe
+
+
+def torchrun(recipe: Path, out: Path, *more: str, processes: int = 2) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command = ["-m", "clearhead", "train", str(recipe), "--out", str(out), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, *command, *more], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def final(out: Path) -> dict:
+    return load_file(out / "model" / "model.safetensors")
+
+
+def apart(one: dict, other: dict) -> float:
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    """A recipe without chance, in float64, and what one process makes of it."""
+    base = tmp_path_factory.mktemp("exact")
+    changes = 'precision = "float64"\nsteps = 6\nevaluate_every = 3\nsave_every = 2\naccumulate = 2'
+    recipe = write_recipe(base, model="dropout = 0.0", train=changes)
+    torchrun(recipe, base / "one", "--set", "train.batch_tokens=256", processes=1)
+    return recipe, base / "one"
+
+
+@pytest.mark.parametrize("shard", ["false", "true"], ids=["DDP", "FSDP"])
+def test_two_processes_equal_one(exact, tmp_path, shard):
+    recipe, one = exact
+    # Half the budget each: the global batches are the same.
+    torchrun(recipe, tmp_path / "two", "--set", "train.batch_tokens=128", "--set", f"train.shard={shard}")
+    # 1e-10 in float64; what is stored is float32, so equal or one rounding apart.
+    assert apart(final(one), final(tmp_path / "two")) < 1e-7
+    ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (one, tmp_path / "two"))
+    assert len(ours) == len(theirs)
+
+
+def test_a_sharded_run_goes_on(exact, tmp_path):
+    recipe, one = exact
+    sharded = ("--set", "train.batch_tokens=128", "--set", "train.shard=true")
+    torchrun(recipe, tmp_path / "two", *sharded, "--set", "train.steps=4")
+    files = {path.suffix for path in (tmp_path / "two" / "checkpoints" / "00000004").iterdir()}
+    assert files == {".safetensors", ".json"}, "and no pickle"
+    torchrun(recipe, tmp_path / "two", *sharded, "--resume")
+    assert apart(final(one), final(tmp_path / "two")) < 1e-7
+
+
+def test_more_processes_than_sentences_do_no_harm(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 3\nbatch_tokens = 16")
+    torchrun(recipe, tmp_path / "run", "--set", "data.lines=3")

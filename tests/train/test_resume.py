@@ -1,0 +1,168 @@
+"""A run that is killed and goes on ends with the same bits as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from clearhead import folder
+from clearhead.errors import CheckpointError, ConfigError
+from clearhead.train import run
+from tests.train.corpus import write_recipe
+
+
+def start(recipe: Path, out: Path, *more: str, kill_at: str = "", **env: str) -> subprocess.Popen[str]:
+    """`clearhead train` in a process of its own."""
+    command = [sys.executable, "-m", "clearhead", "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLEARHEAD_KILL_AT": kill_at, **env}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
+def kill_after_lines(process: subprocess.Popen[str], out: Path, lines: int) -> None:
+    """SIGKILL, as soon as so many lines of metrics are there; whatever it is doing."""
+    path = out / "metrics.jsonl"
+    while process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= lines:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The same weights, bit for bit, and the same metrics, byte for byte."""
+    for name in ("metrics.jsonl", "model/model.safetensors", "model/metrics.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    newest = [sorted((path / "checkpoints").iterdir())[-1] for path in (one, other)]
+    states = [load_file(path / "state.safetensors") for path in newest]
+    assert states[0].keys() == states[1].keys()
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nobody disturbs, and its recipe."""
+    base = tmp_path_factory.mktemp("straight")
+    recipe = write_recipe(base)
+    finish(start(recipe, base / "run"))
+    return recipe, base / "run"
+
+
+def test_three_kills_change_nothing(straight, tmp_path):
+    recipe, undisturbed = straight
+    out = tmp_path / "run"
+    killed = start(recipe, out, kill_at="before fsync:3")  # the second checkpoint; the first save is the tokenizers
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    kill_after_lines(start(recipe, out, "--resume"), out, 6)
+    killed = start(recipe, out, "--resume", kill_at="after rename:2")
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    finish(start(recipe, out, "--resume"))
+    assert_same(undisturbed, out)
+
+
+def test_an_interrupted_run_says_how_to_go_on(straight, tmp_path):
+    recipe, undisturbed = straight
+    out = tmp_path / "run"
+    process = start(recipe, out)
+    path = out / "metrics.jsonl"
+    while process.poll() is None and not (path.exists() and path.stat().st_size):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert "which is saved; go on with --resume" in said
+    assert "Traceback" not in said
+    finish(start(recipe, out, "--resume"))
+    assert_same(undisturbed, out)
+
+
+def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
+    return run(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+
+
+def test_a_finished_run_may_be_given_more_steps(tmp_path):
+    recipe = write_recipe(tmp_path)
+    train(recipe, tmp_path / "long", "train.steps=12")
+    train(recipe, tmp_path / "short", "train.steps=8")
+    train(recipe, tmp_path / "short", "train.steps=12", resume=True)
+    states = [load_file(tmp_path / name / "checkpoints/00000012/state.safetensors") for name in ("long", "short")]
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+def test_a_run_is_not_overwritten_by_accident(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a run already; --resume goes on with it, --overwrite starts anew"):
+        train(recipe, out)
+    train(recipe, out, overwrite=True)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds something else than a run"):
+        train(recipe, tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter1.txt").exists()
+
+
+def test_a_run_goes_on_with_its_own_recipe_or_not_at_all(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"was begun with another model, train\.warmup"):
+        train(recipe, out, "train.warmup=9", "model.dropout=0.2", resume=True)
+
+
+def test_a_corrupt_checkpoint_is_refused_with_the_remedy(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 8")
+    out = train(recipe, tmp_path / "run")
+    newest = out / "checkpoints" / "00000008" / "state.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors.*delete that folder to go on from step 4"):
+        train(recipe, out, "train.steps=9", resume=True)
+
+
+def test_a_full_disk_loses_no_checkpoint(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path, train="steps = 16")
+    real, calls = folder.os.fsync, []
+
+    def full(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "state.safetensors" in name:
+            calls.append(name)
+            if len(calls) == 3:
+                raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(folder.os, "fsync", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        train(recipe, tmp_path / "run")
+    monkeypatch.undo()
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["00000004", "00000008"], "whole ones only, and nothing half-written"
+    train(recipe, tmp_path / "run", resume=True)
+    assert_same(train(recipe, tmp_path / "straight"), tmp_path / "run")
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 8")
+    out = train(recipe, tmp_path / "run")
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
+    train(recipe, out, "train.steps=12", resume=True)
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [3, 6, 8, 8, 9, 12, 12]
