@@ -87,3 +87,61 @@ def test_rows_to_keep_may_be_a_list(model):
         cache.reorder([1, 0])
         got = model(text[[1, 0], 4:], cache=cache)
     torch.testing.assert_close(got, model(text)[[1, 0], 4:], rtol=0, atol=1e-12)
+
+
+def test_beams_that_share_a_context_compute_what_copies_of_it_would():
+    torch.manual_seed(0)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=53, **SMALL)).double().eval()
+    source, target, lengths = tokens(3, 7), tokens(12, 5), torch.tensor([7, 2, 5])
+    rows, mask = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]), Mask.padding(lengths)
+    target[:, 0] = 1
+    with torch.no_grad():
+        context = model.encode(source, mask)
+        wanted = model.decode(target, context[rows], context_mask=Mask.padding(lengths[rows]))
+        cache = KeyValueCache()
+        model.decode(target[::4, :1], context, context_mask=mask, cache=cache)
+        cache.branch(rows, beams=4)
+        assert {len(k) for k, _ in cache._fixed.values()} == {3}
+        x = model.vocabulary(target[:, 1:3])  # several tokens of each beam at once
+        got = model.decoder(x, context=context, context_mask=mask, cache=cache)
+        torch.testing.assert_close(got, wanted[:, 1:3], rtol=0, atol=1e-12)
+        staying = torch.tensor([2, 0])  # the beams of the second sample are done
+        order = torch.tensor([[9, 8, 11, 10], [3, 2, 1, 0]])
+        cache.branch(order.flatten(), 4, contexts=staying)
+        last = model.vocabulary(target[order.flatten(), 3:])
+        branch = copy.deepcopy(cache)
+        for one in (cache, branch):
+            got = model.decoder(last, context=context, context_mask=Mask.padding(lengths[staying]), cache=one)
+            torch.testing.assert_close(got, wanted[order.flatten(), 3:], rtol=0, atol=1e-12)
+
+
+def test_samples_may_change_places_at_every_step_while_the_room_grows(model):
+    """The memory that samples leave is used again when they move back."""
+    text, cache, rows = tokens(5, 150), KeyValueCache(), torch.arange(5)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        wanted = model(text)
+        for place in range(0, 150, 3):
+            mode = torch.inference_mode(place % 2 == 0)
+            with mode:
+                got = model(text[rows, place : place + 3], cache=cache)
+                torch.testing.assert_close(got, wanted[rows, place : place + 3], rtol=0, atol=1e-12)
+                order = torch.randint(0, len(rows), (5,), generator=generator)
+                order = order[: 5 - (place % 4 == 0)]
+                cache.reorder(order)
+            rows = rows[order]
+            if len(rows) < 5:
+                rows = torch.cat([rows, rows[:1]])
+                cache.reorder([0, 1, 2, 3, 0])
+
+
+def test_gradients_flow_through_samples_that_changed_places(model):
+    text, cache = tokens(2, 6), KeyValueCache()
+    model(text[:, :3], cache=cache)
+    cache.reorder([1, 0])
+    got = model(text[[1, 0], 3:], cache=cache)
+    torch.testing.assert_close(got, model(text)[[1, 0], 3:], rtol=0, atol=1e-12)
+    weight = model.decoder.layers[0].self_attention.to_qkv.weight
+    (found,) = torch.autograd.grad(got.square().sum(), weight)
+    (wanted,) = torch.autograd.grad(model(text)[:, 3:].square().sum(), weight)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)

@@ -113,7 +113,10 @@ class KeyValueCache:
         return self._fixed[owner]
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep these samples, in this order; one may occur several times, as beams do."""
+        """Keep these samples, in this order; one may occur several times, as beams do.
+
+        The memory that they leave is written to at the next reordering: who keeps keys or values copies them.
+        """
         rows = torch.as_tensor(rows)
         for room in self._rooms.values():
             room.reorder(rows)

@@ -35,7 +35,7 @@ class Rules:
         forbidden: Sequence[int] = (),
     ) -> None:
         self.end, self.no_repeat_ngram = end, no_repeat_ngram
-        self.limits = _limits(max_length, writer.rows)
+        self.limits = _limits(max_length, writer.inputs)
         self.prefix = [] if prefix is None else [list(tokens) for tokens in prefix]
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=writer.device)
         self._check(writer, start)
@@ -51,8 +51,10 @@ class Rules:
             raise DecodeError(f"the end, token {self.end}, is forbidden: nothing could ever be finished")
         if self.no_repeat_ngram < 0:
             raise DecodeError(f"no_repeat_ngram must be 0 (off) or more, got {self.no_repeat_ngram}")
-        if self.prefix and len(self.prefix) != writer.rows:
-            raise DecodeError(f"{len(self.prefix)} prefixes for {writer.rows} rows; give each row one, if an empty one")
+        if self.prefix and len(self.prefix) != writer.inputs:
+            raise DecodeError(
+                f"{len(self.prefix)} prefixes for {writer.inputs} rows; give each row one, if an empty one"
+            )
         for (name, tokens), limit in zip(_named(self.prefix), self.limits, strict=False):
             if len(tokens) > limit:
                 raise DecodeError(f"{name} has {len(tokens)} tokens, but max_length is {limit}; raise it")

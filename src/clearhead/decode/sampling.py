@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,27 @@ from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
 
 Generators = torch.Generator | Sequence[torch.Generator]
+
+
+class Cuts(NamedTuple):
+    """How a distribution is sharpened and cut: the options of `distribution`."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def check(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise DecodeError(
+                f"temperature must be greater than 0, got {self.temperature}; for the likeliest token use greedy"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise DecodeError(f"top_k must keep at least 1 token, got {self.top_k}; None keeps all")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise DecodeError(f"top_p must be greater than 0 and at most 1, got {self.top_p}; None keeps all")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise DecodeError(f"min_p must be from 0 to 1, got {self.min_p}; None keeps all")
 
 
 def sample(
@@ -50,7 +72,7 @@ def sample(
         no_repeat_ngram=no_repeat_ngram,
         forbidden=forbidden,
     )
-    choose = drawn(writer, rules, generator, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    choose = drawn(writer, rules, generator, Cuts(temperature, top_k, top_p, min_p))
     return gathered(writer, steps(writer, rules, start, choose), end)
 
 
@@ -71,7 +93,7 @@ def distribution(
     >>> distribution(logits, top_k=2), distribution(logits, top_p=0.8), distribution(logits, min_p=0.25)[2:]
     (tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.1579, 0.0000]))
     """
-    _check(temperature, top_k, top_p, min_p)
+    Cuts(temperature, top_k, top_p, min_p).check()
     scores = logits / temperature
     if top_k is not None and top_k < scores.shape[-1]:
         least = scores.topk(top_k, dim=-1).values[..., -1:]
@@ -88,15 +110,15 @@ def distribution(
     return probabilities / probabilities.sum(-1, keepdim=True)
 
 
-def drawn(writer: Writer, rules: Rules, generator: Generators | None, **options: float | None) -> Choice:
+def drawn(writer: Writer, rules: Rules, generator: Generators | None, cuts: Cuts) -> Choice:
     """A way to choose tokens by drawing them."""
-    _check(**options)  # type: ignore[arg-type]
+    cuts.check()
     longest = max(rules.limits, default=0)
     chances = torch.stack([torch.rand(longest, generator=own, dtype=torch.float64) for own in _each(generator, writer)])
     chances = chances.to(writer.device)
 
     def choose(logits: Tensor, rows: list[int], length: int) -> Tensor:
-        sums = distribution(logits.double(), **options).cumsum(-1)  # type: ignore[arg-type]
+        sums = distribution(logits.double(), **cuts._asdict()).cumsum(-1)
         total = sums[:, -1:]
         chance = chances[rows, length][:, None] * total
         below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
@@ -114,14 +136,3 @@ def _each(generator: Generators | None, writer: Writer) -> list[torch.Generator]
     if len(generator) != writer.inputs:
         raise DecodeError(f"{len(generator)} generators for {writer.inputs} rows; give one, or one for each row")
     return list(generator)
-
-
-def _check(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
-    if not 0 < temperature < math.inf:
-        raise DecodeError(f"temperature must be greater than 0, got {temperature}; for the likeliest token use greedy")
-    if top_k is not None and top_k < 1:
-        raise DecodeError(f"top_k must keep at least 1 token, got {top_k}; None keeps all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise DecodeError(f"top_p must be greater than 0 and at most 1, got {top_p}; None keeps all")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise DecodeError(f"min_p must be from 0 to 1, got {min_p}; None keeps all")

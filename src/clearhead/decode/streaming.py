@@ -8,7 +8,7 @@ import torch
 
 from clearhead.decode.following import likeliest
 from clearhead.decode.rules import Rules
-from clearhead.decode.sampling import drawn
+from clearhead.decode.sampling import Cuts, drawn
 from clearhead.decode.steps import Choice, Step, steps
 from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
@@ -47,7 +47,7 @@ def stream(
     )
     choose: Choice = likeliest
     if temperature != 0:
-        choose = drawn(writer, rules, generator, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        choose = drawn(writer, rules, generator, Cuts(temperature, top_k, top_p, min_p))
     return _tokens(steps(writer, rules, start, choose), end)
 
 

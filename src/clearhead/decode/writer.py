@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention import KeyValueCache, Mask
+from clearhead.decode.linears import laid_out, maps_of
 from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder
 
@@ -44,7 +45,7 @@ class Writer:
         self._all_lengths = None if context_lengths is None else context_lengths.to(self.device)
         read = source if context is None else context
         self._context_tokens = 0 if read is None else read.shape[1]
-        self._parts = list(model.modules())
+        self._parts, self._maps = list(model.modules()), maps_of(model)
 
     @classmethod
     def translating(
@@ -145,7 +146,7 @@ class Writer:
         for part in training:
             part.training = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), laid_out(self._maps):
                 yield
         finally:
             for part in training:

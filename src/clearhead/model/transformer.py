@@ -44,6 +44,7 @@ class Words(nn.Module):
                     "is this the tokenizer that the model was built for?"
                 )
 
+
 class Vocabulary(Words):
     """Tokens into vectors and hidden states into scores, with one matrix for both where they are tied."""
 
@@ -58,8 +59,14 @@ class Vocabulary(Words):
     def logits(self, hidden: Tensor) -> Tensor:
         if self.transform is not None and self.transform_norm is not None:
             hidden = self.transform_norm(self.activation(self.transform(hidden)))
-        weight = self.words.weight if self.output is None else self.output.weight
-        return nn.functional.linear(hidden, weight, self.bias)
+        return self.scores(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden, self.output_weight, self.bias)
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.words.weight if self.output is None else self.output.weight
 
 
 class _Model(nn.Module):
