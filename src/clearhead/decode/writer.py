@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.attention import KeyValueCache, Mask
 from clearhead.decode.linears import laid_out, maps_of
@@ -141,16 +141,8 @@ class Writer:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Without dropout, and without anything kept for gradients."""
-        training = [part for part in self._parts if part.training]
-        for part in training:
-            part.training = False
-        try:
-            with torch.inference_mode(), laid_out(self._maps):
-                yield
-        finally:
-            for part in training:
-                part.training = True
+        with at_rest(self._parts), laid_out(self._maps):
+            yield
 
     def _encoded(self, source: Tensor) -> Tensor:
         assert isinstance(self.model, EncoderDecoder)
@@ -176,6 +168,20 @@ class Writer:
         )
         logits = self.model.logits(hidden[:, -1])
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@contextmanager
+def at_rest(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Within it these parts of a model know no dropout and keep nothing for gradients; after it they are as before."""
+    training = [part for part in parts if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def staying(over: Sequence[bool]) -> list[int] | None:
