@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import CheckpointError, ConfigError, DiskFullError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
@@ -74,6 +75,19 @@ def write(
             (fresh / RECIPE).write_text(recipe, encoding="utf-8")
 
 
+class _NoRandomNumbers(TorchFunctionMode):
+    """Weights that are about to be read need no first values; on the meta device these would even cost seconds."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in (
+            torch.Tensor.normal_,
+            torch.Tensor.uniform_,
+        ):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class ModelFolder:
     """A model folder that was looked at: known format, all files there, none of them changed."""
@@ -108,7 +122,7 @@ class ModelFolder:
         """The model with its weights in float32, however they are stored, in evaluation mode."""
         kind, config = self._kind().architecture, self._model_config()
         try:
-            with torch.device("meta"):  # no time for random weights
+            with torch.device("meta"), _NoRandomNumbers():
                 model = kind(config)
         except (RuntimeError, TypeError) as error:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model ({error})") from error

@@ -197,9 +197,10 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     weights = _final_weights(trainer, recipe)
     if not processes.first:
         return
-    model = trainer.task.build().to(processes.device)
+    model = trainer.task.build()
     model.load_state_dict(weights)
     fill(model, unpacked(packed(model, recipe.train.weights)))  # scored as it is stored
+    model.to(processes.device)
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
         "stopped": position.stopped,

@@ -1,13 +1,16 @@
-"""FlexAttention: masks and score changes compiled into one kernel, hidden blocks skipped."""
+"""FlexAttention: masks and score changes compiled into one kernel, hidden blocks skipped.
+
+PyTorch's part of it is imported when it is first needed: it brings the compiler, which takes two seconds.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
@@ -34,6 +37,8 @@ def refusal(call: Call) -> str | None:
 
 
 def run(call: Call) -> Tensor:
+    from torch.nn.attention.flex_attention import AuxRequest
+
     _, heads, queries, keys = call.sizes
     q, k, v, scale = call.q, call.k, call.v, call.scale
     if isinstance(scale, Tensor):
@@ -62,16 +67,22 @@ def run(call: Call) -> Tensor:
     return out * share[..., None].to(out.dtype)
 
 
-# Not dynamic: sizes then enter a mask's function as symbols, on which PyTorch 2.11 fails.
-compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-
-
 def kernel(*arguments: Any, **options: Any) -> Any:
     """FlexAttention, compiled for each new kind of mask, bias and size; PyTorch would stop at eight."""
     if torch.compiler.is_compiling():
+        from torch.nn.attention.flex_attention import flex_attention
+
         return flex_attention(*arguments, **options)
     with torch._dynamo.config.patch(recompile_limit=MOST_KINDS, accumulated_recompile_limit=MOST_KINDS):
-        return compiled(*arguments, **options)
+        return compiled()(*arguments, **options)
+
+
+@functools.cache
+def compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Not dynamic: sizes then enter a mask's function as symbols, on which PyTorch 2.11 fails.
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
 def score_change(call: Call) -> Callable[..., Tensor] | None:
@@ -91,8 +102,10 @@ def score_change(call: Call) -> Callable[..., Tensor] | None:
     return change
 
 
-def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
+def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:
     """Hidden blocks are skipped, wholly visible ones not looked into; nothing queries × keys is built."""
+    from torch.nn.attention.flex_attention import BlockMask
+
     some, every = mask.blocks(queries, keys, BLOCK, BLOCK, device)
     shape = (max(len(some), len(every)), some.shape[1], -(-queries // BLOCK), -(-keys // BLOCK))
     some, every = some.expand(shape), every.expand(shape)
