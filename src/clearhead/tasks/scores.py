@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clearhead.errors import DataError
+
 
 def translation_scores(
     outputs: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
@@ -14,6 +16,8 @@ def translation_scores(
     >>> scores["bleu"], scores["bleu_signature"].split("|version")[0]
     (100.0, 'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp')
     """
+    if not outputs:
+        raise DataError("there is not one line to score")
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 

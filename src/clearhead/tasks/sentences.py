@@ -18,8 +18,8 @@ SEAMS = [
 def parts(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
     """The text's tokens in pieces of at most `limit`, cut at the best places there are.
 
-    >>> [bytes(part).decode() for part in parts("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 14)]
-    ['Yes. It is so.', 'Really,', 'it is.']
+    >>> [bytes(part).decode() for part in parts("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 13)]
+    ['Yes.', 'It is so.', 'Really,', 'it is.']
     """
     whole: list[list[int]] = []
     gathered, tokens = "", []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -76,6 +77,7 @@ class Translation(Task):
     def prepared(cls, rows: Sequence[Row], text: Any, shape: dict[str, Any], settings: dict[str, Any]) -> Translation:
         from clearhead.text import Tokenizer
 
+        _check({**cls.defaults, **settings})
         kinds = {"kind": text.tokenizer, "script": text.script, "lowercase": text.lowercase}
         sources, targets = [row.values[0] for row in rows], [row.values[1] for row in rows]
         if text.shared:
@@ -130,6 +132,8 @@ class Translation(Task):
         beams = self.settings["beam"] if beams is None else beams
         if not 1 <= best <= max(beams, 1):
             raise ConfigError(f"the best {best} of {beams} beams cannot be given; ask for at most as many as beams")
+        if batch is not None and batch < 1:
+            raise ConfigError(f"batch must be at least 1, got {batch}")
         penalty = self.settings["length_penalty"] if length_penalty is None else length_penalty
         split = [self._parts(text) for text in inputs]
         pieces = list(chain.from_iterable(split))
@@ -209,6 +213,8 @@ class Translation(Task):
         length = sum(len(first.tokens) + 1 for first, *_ in found)
         score = sum(first.log_probability for first, *_ in found) / length
         notes = [] if len(found) == 1 else [f"translated in {len(found)} parts, split at its sentences"]
+        if len(found) > 1 and best > 1:
+            notes[0] += ", so there are no alternatives to the whole"
         if any(not first.finished for first, *_ in found):
             notes.append("the translation was cut off at its longest length")
         others = [] if len(found) > 1 else [(self.target.decode(one.tokens), one.score) for one in found[0][1:best]]
@@ -231,6 +237,21 @@ class Translation(Task):
             source = Tokenizer.load(folder, "source-tokenizer")
             target = Tokenizer.load(folder, "target-tokenizer")
         return cls(source, target, config, settings)
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Refuses what a recipe's [decode] cannot mean, before hours are spent on training."""
+    for name in ("beam", "part"):
+        value = settings[name]
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"decode.{name} must be a whole number of at least 1, got {value!r}")
+    penalty, tokenizer = settings["length_penalty"], settings["bleu_tokenizer"]
+    if type(penalty) not in (int, float) or not math.isfinite(penalty):
+        raise ConfigError(f"decode.length_penalty must be a number, got {penalty!r}")
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenizer is not None and tokenizer not in BLEU.TOKENIZERS:
+        raise ConfigError(f"decode.bleu_tokenizer: sacrebleu knows {', '.join(BLEU.TOKENIZERS)}, not {tokenizer!r}")
 
 
 def _unfit(source: list[int], target: list[int], limits: Any) -> str | None:

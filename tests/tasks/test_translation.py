@@ -1,0 +1,368 @@
+"""The translation task as its user meets it: texts in, texts out, whatever the texts are."""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.errors import ConfigError, DataError, DecodeError
+from clearhead.model import EncoderDecoder
+from clearhead.predictor import Predictor
+from clearhead.tasks import Translation
+from clearhead.tasks.sentences import loops
+from clearhead.tasks.translation import PairExamples
+from clearhead.text import Report, Row
+from clearhead.text.batches import Batch
+from clearhead.train.recipe import Data
+from tests.tasks.translators import learned, prepared, rows_of, untrained, write
+from tests.train.corpus import WORDS, sentences
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """What a user has: a folder, loaded."""
+    return clearhead.load(write(tmp_path_factory.mktemp("models") / "toy", *learned()), device="cpu")
+
+
+def texts(count: int, seed: int = 11) -> list[str]:
+    return [chinese for chinese, _ in sentences(count, seed)]
+
+
+# answers
+
+
+def test_it_has_learned_the_language(translator):
+    assert translator.predict("我爱你").text == "I love you"
+
+
+def test_answers_come_in_the_order_of_the_inputs(translator):
+    words = list(WORDS) * 3
+    assert [answer.text for answer in translator.predict(words, batch=4)] == list(WORDS.values()) * 3
+
+
+def test_nothing_in_nothing_out(translator):
+    for nothing in ("", " ", " \n\t\u3000\u200b "):
+        assert translator.predict(nothing) == ("", None, [], [])
+    assert translator.predict([]) == []
+    assert [answer.text for answer in translator.predict(["", "我", "  ", "你", ""])] == ["", "I", "", "you", ""]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
+def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
+    task = prepared(sentences(50), {"tokenizer": kind})
+    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, [], [])] * 3
+
+
+@pytest.mark.parametrize("beams", [1, 5])
+def test_batched_equals_single(translator, beams):
+    model = copy.deepcopy(translator.model).double()
+    inputs = [*texts(13), "我" * 30, "Hello, 世界 123!", ""]
+    together = translator.task.predict(model, inputs, beams=beams, best=beams)
+    for batch in (1, 5):
+        alone = translator.task.predict(model, inputs, beams=beams, best=beams, batch=batch)
+        for one, other in zip(together, alone, strict=True):
+            assert one.text == other.text
+            assert [text for text, _ in one.alternatives] == [text for text, _ in other.alternatives]
+            assert one.score == pytest.approx(other.score, abs=1e-12)
+
+
+def test_the_best_come_best_first_and_differ(translator):
+    (answer,) = translator.predict(["我爱你看书"], beams=5, best=4)
+    scores = [answer.score, *(score for _, score in answer.alternatives)]
+    assert len(scores) == 4
+    assert all(better >= worse for better, worse in pairwise(scores))
+    assert len({answer.text, *(text for text, _ in answer.alternatives)}) == 4
+    assert translator.predict("我爱你看书").alternatives == []
+
+
+def test_a_score_is_the_mean_log_probability_of_a_word_with_the_end(translator):
+    task, model = translator.task, translator.model
+    answer = translator.predict("我爱", beams=1)
+    source = torch.tensor([[*task.source.encode("我爱"), task.source.end]])
+    written = [*task.target.encode(answer.text), task.target.end]
+    read = torch.tensor([[task.target.start, *written[:-1]]])
+    with torch.no_grad():
+        chances = model.logits(model(source, read)).log_softmax(-1)[0]
+    assert answer.score == pytest.approx(float(chances[range(len(written)), written].mean()), abs=1e-5)
+
+
+def test_the_recipe_gives_the_defaults(translator):
+    task, model, inputs = translator.task, translator.model, texts(7)
+    changed = Translation(task.source, task.target, task.config, {"beam": 3, "length_penalty": 0.5})
+    wanted = task.predict(model, inputs, beams=3, length_penalty=0.5, best=2)
+    assert changed.predict(model, inputs, best=2) == wanted
+    assert task.predict(model, inputs, beams=3, best=2) != wanted
+
+
+# options
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name(translator):
+    with pytest.raises(ConfigError, match="predict has no option 'beam'; did you mean 'beams'"):
+        translator.predict("我", beam=3)
+    with pytest.raises(ConfigError, match="predict has no option 'temperature'; there are beams, best, batch"):
+        translator.predict("我", temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"best": 6}, "the best 6 of 5 beams cannot be given; ask for at most as many as beams"),
+        ({"best": 3, "beams": 2}, "the best 3 of 2 beams cannot be given"),
+        ({"best": 2, "beams": 1}, "the best 2 of 1 beams cannot be given"),
+        ({"best": 0}, "the best 0 of 5 beams cannot be given"),
+        ({"beams": 0}, "at least 1 beam, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch": -1}, "batch must be at least 1, got -1"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a number, got nan"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(translator, options, said):
+    with pytest.raises((ConfigError, DecodeError), match=said):
+        translator.predict("我", **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beam": 0}, "decode.beam must be a whole number of at least 1, got 0"),
+        ({"beam": "five"}, "decode.beam must be a whole number of at least 1, got 'five'"),
+        ({"beam": True}, "decode.beam must be a whole number of at least 1, got True"),
+        ({"part": 2.5}, r"decode.part must be a whole number of at least 1, got 2\.5"),
+        ({"length_penalty": "long"}, "decode.length_penalty must be a number, got 'long'"),
+        ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: sacrebleu knows .*13a.*, not '13b'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_training(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        prepared(sentences(50), **settings)
+
+
+# rough input
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "😀👍🏽👩‍👩‍👧",
+        "Hello 世界 мир ไทย العربية",
+        "3.14159 ２０２６年 -5 1,000,000",
+        "a",
+        "。",
+        "??!!",
+        "A. Lincoln (1809–1865)",
+        "[red]我[/red] <script>",
+        "line\nbreak\r\n\x00\x07\x1b[31m",
+        "\ud83d half a character",
+        "我" * 2000,
+    ],
+)
+@pytest.mark.parametrize("beams", [1, 5])
+def test_any_text_gets_an_answer_that_does_not_run_in_circles(translator, text, beams):
+    answer = translator.predict(text, beams=beams)
+    assert answer.score <= 0
+    if len(answer.notes) == 0:  # one part
+        assert not loops(translator.task.target.encode(answer.text))
+
+
+def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator):
+    tokenizer = translator.task.source
+    for mark in ("<pad>", "<s>", "</s>"):
+        tokens = tokenizer.encode(f"我{mark}爱")
+        assert min(tokens) > tokenizer.end
+        assert tokenizer.decode(tokens) == f"我{mark}爱"
+    # If </s> were the end, the rest would not be read.
+    assert translator.predict("我</s>爱看书") != translator.predict("我</s>")
+    assert translator.predict("<pad>").score is not None, "not nothing"
+
+
+# long input
+
+
+def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(translator):
+    translator.task.settings["part"], before = 12, translator.task.settings["part"]
+    try:
+        pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
+        whole = translator.predict("".join(pieces))
+        assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
+        assert whole.notes == ["translated in 3 parts, split at its sentences"]
+        assert translator.predict(pieces[0]).notes == []
+    finally:
+        translator.task.settings["part"] = before
+
+
+def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):
+    paragraph = "".join(f"{chinese}。" for chinese in texts(600))[:2000]
+    parts = translator.task._parts(paragraph)
+    assert max(map(len, parts)) <= 64
+    assert "".join(map(translator.task.source.decode, parts)) == paragraph
+    answer = translator.predict(paragraph)
+    assert answer.text
+    assert answer.notes[0] == f"translated in {len(parts)} parts, split at its sentences"
+
+
+def test_a_long_input_has_no_alternatives_and_says_so(translator):
+    answer = translator.predict("我爱你看书。" * 20, best=3)
+    assert answer.alternatives == []
+    assert "no alternatives" in answer.notes[0]
+
+
+# circles and cuts
+
+
+def spoiled(task: Translation, model: EncoderDecoder, *liked: int) -> EncoderDecoder:
+    """A model that wants to write the first of these tokens for ever, else the second, and so on."""
+    model = copy.deepcopy(model)
+    last = model.decoder.final_norm
+    with torch.no_grad():
+        scores = torch.zeros(task.target.size, dtype=torch.float64)
+        scores[list(liked)] = torch.arange(len(liked), 0, -1).double() * 5
+        words = model.vocabulary.output_weight.double()
+        # The hidden state that gives the wanted scores as nearly as it can, whatever is read.
+        hidden = torch.linalg.lstsq(words[list(liked)], scores[list(liked)][:, None]).solution[:, 0]
+        last.weight.zero_()
+        last.bias.copy_(hidden)
+    return model
+
+
+def test_an_answer_that_runs_in_circles_is_written_anew(translator):
+    task = translator.task
+    (love,) = task.target.encode("love")
+    model = spoiled(task, translator.model, love, task.target.end)
+    for beams in (1, 3):
+        (found,) = task._decoded(model, [task.source.encode("我看书")], beams, 1, 1, 0.0, 0)
+        circling = loops(found[0].tokens)
+        (answer,) = task.predict(model, ["我看书"], beams=beams, length_penalty=0.0)
+        assert not loops(task.target.encode(answer.text))
+        if beams == 1:
+            assert circling, "else this tests nothing"
+            assert answer.text == "love love love"
+
+
+def test_only_what_runs_in_circles_is_written_anew(translator, monkeypatch):
+    task, decoded, calls = translator.task, translator.task._decoded, []
+
+    def first_in_circles(model, pieces, beams, best, batch, penalty, ngram):
+        calls.append((len(pieces), ngram))
+        found = decoded(model, pieces, beams, best, batch, penalty, ngram)
+        if ngram == 0:
+            found[1] = [found[1][0]._replace(tokens=[300] * 9)]
+        return found
+
+    wanted = [answer.text for answer in translator.predict(["我", "你爱", "他"])]
+    monkeypatch.setattr(task, "_decoded", first_in_circles)
+    assert [answer.text for answer in translator.predict(["我", "你爱", "他"])] == wanted
+    assert calls == [(3, 0), (1, 3)]
+
+
+def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
+    task = translator.task
+    several = [number for word in ("love", "fish", "water") for number in task.target.encode(word)]
+    model = spoiled(task, translator.model, *several)
+    (answer,) = task.predict(model, ["我爱书"], beams=1)
+    assert answer.notes == ["the translation was cut off at its longest length"]
+    # Twice the source with its end, and ten more.
+    assert len(task.target.encode(answer.text)) <= 2 * (len(task.source.encode("我爱书")) + 1) + 10
+
+
+# folders
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_saved_translator_answers_as_before(tmp_path, shared):
+    task = prepared(sentences(60), {"shared": shared, "script": "simplified"}, beam=3, part=20)
+    assert (task.source is task.target) == shared
+    model = untrained(task)
+    loaded = clearhead.load(write(tmp_path / "model", task, model), device="cpu")
+    inputs = [*texts(11), "愛" * 40, "", "😀"]
+    assert loaded.predict(inputs, best=2) == task.predict(model, inputs, best=2)
+    assert (loaded.task.source is loaded.task.target) == shared
+    assert loaded.task.settings == task.settings
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert ("tokenizer.json" in names) == shared
+    assert ({"source-tokenizer.json", "target-tokenizer.json"} <= names) != shared
+
+
+def test_sides_of_their_own_have_sizes_of_their_own():
+    task = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
+    assert task.config.vocabulary == task.target.size
+    assert task.config.source_vocabulary == task.source.size
+    assert task.source.size != task.target.size
+
+
+# examples
+
+
+def report_of(task: Translation, pairs: list[tuple[str, str]], **limits: float | None) -> tuple[PairExamples, Report]:
+    report = Report()
+    data = Data(train="corpus.tsv", **limits)
+    return task.examples(rows_of(pairs, "data/corpus.tsv"), report, data), report
+
+
+def test_dropped_pairs_are_reported_with_their_reasons(translator):
+    pairs = [
+        ("我", "I"),
+        ("", "I"),
+        ("我", " \u3000"),
+        ("我" * 21, "I " * 5),
+        ("我", "I " * 12),
+        ("我", "I " * 10),
+        ("我爱", "I love"),
+    ]
+    examples, report = report_of(translator.task, pairs, longest=20, ratio=6.0)
+    assert str(report) == (
+        "kept 3 of 7; dropped 2 with an empty side (corpus.tsv:2, :3), 1 longer than 20 tokens (corpus.tsv:4), "
+        "1 with sides that differ more than 6 times in length (corpus.tsv:5)"
+    )
+    assert [examples.where(place) for place in range(3)] == [f"data/corpus.tsv:{line}" for line in (1, 6, 7)]
+
+
+def test_limits_are_inclusive_and_may_be_off(translator):
+    examples, report = report_of(translator.task, [("我" * 20, "I"), ("我", "I " * 20)], longest=20, ratio=None)
+    assert (len(examples), report.dropped) == (2, {})
+    examples, report = report_of(translator.task, [("我" * 2, "I " * 12)], longest=20, ratio=6.0)
+    assert report.dropped == {}
+
+
+def test_a_corpus_of_which_nothing_is_left_is_refused(translator):
+    with pytest.raises(DataError, match=r"no pair is left to use\nkept 0 of 2; dropped 2 with an empty side"):
+        report_of(translator.task, [("", "I"), ("我", "")])
+
+
+def test_a_batch_is_what_one_writes_down_by_hand():
+    start, end, pad = 1, 2, 0
+    sources, targets = [[7, 8, end], [9, end], [5, 6, 7, end]], [[start, 3, end], [start, 4, 5, 6, end], [start, end]]
+    examples = PairExamples(sources, targets, [Row(("", ""), "file.tsv", line) for line in (1, 2, 5)], pad)
+    assert examples.lengths.tolist() == [[3, 2], [2, 4], [4, 1]]
+    assert examples.counts.tolist() == [2, 4, 1]
+    batch = examples.batch(Batch(np.array([1, 0]), (4, 5)))
+    assert batch.source.tolist() == [[9, 2, 0, 0], [7, 8, 2, 0]]
+    assert batch.lengths.tolist() == [2, 3]
+    assert batch.target.tolist() == [[1, 4, 5, 6, 2], [1, 3, 2, 0, 0]]
+    assert batch.labels.tolist() == [[4, 5, 6, 2, -100], [3, 2, -100, -100, -100]]
+    assert (batch.labels != -100).sum(1).tolist() == examples.counts[[1, 0]].tolist()
+
+
+def test_the_loss_is_the_sum_over_all_words_that_count(translator):
+    task, model = translator.task, translator.model
+    pairs = sentences(5, seed=8)
+    examples = task.examples(rows_of(pairs), Report())
+    sizes = tuple(int(size) + 3 for size in examples.lengths.max(0))
+    with torch.no_grad():
+        together = task.loss(model, examples.batch(Batch(np.arange(5), sizes)), 0.0)
+        chances = torch.zeros(())
+        for chinese, english in pairs:
+            source = torch.tensor([[*task.source.encode(chinese), task.source.end]])
+            written = [*task.target.encode(english), task.target.end]
+            hidden = model(source, torch.tensor([[task.target.start, *written[:-1]]]))
+            chances += model.logits(hidden).log_softmax(-1)[0, range(len(written)), written].sum()
+    torch.testing.assert_close(together, -chances, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_of_another_task_says_what_it_is_for(tmp_path: Path):
+    with pytest.raises(ConfigError, match="translation needs target, which columns source do not name"):
+        list(Translation.read(tmp_path / "x.tsv", ["source"]))
