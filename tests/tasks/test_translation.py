@@ -2,7 +2,6 @@
 
 import copy
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -363,6 +362,6 @@ def test_the_loss_is_the_sum_over_all_words_that_count(translator):
     torch.testing.assert_close(together, -chances, rtol=1e-5, atol=1e-5)
 
 
-def test_a_folder_of_another_task_says_what_it_is_for(tmp_path: Path):
+def test_columns_without_one_of_the_two_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="translation needs target, which columns source do not name"):
         list(Translation.read(tmp_path / "x.tsv", ["source"]))

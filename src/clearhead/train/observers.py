@@ -155,12 +155,12 @@ class Progress(Observer):
         if self.console.is_terminal:
             self.bar.update(self.task, completed=moment.done, where=where, said=said)
         else:
-            self.console.print(f"{where} · {said}", markup=False)
+            self._print(f"{where} · {said}")
 
     def evaluated(self, moment: Moment) -> None:
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        self.console.print(f"  dev at step {moment.step:,}: {line}", markup=False)
+        self._print(f"  dev at step {moment.step:,}: {line}")
         if moment.best is not None:
             self.best = f" · best {self.metric} {abs(moment.best):.4g}"
 
@@ -168,11 +168,14 @@ class Progress(Observer):
         if self.console.is_terminal:
             self.bar.stop()
 
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, emoji=False, soft_wrap=True)  # one line, however long
+
 
 def clock(seconds: float) -> str:
     """Seconds as people say them.
 
-    >>> clock(42), clock(200), clock(7300)
+    >>> clock(42.0), clock(200.0), clock(7300.0)
     ('42 s', '3 min 20 s', '2 h 1 min')
     """
     whole = round(seconds)

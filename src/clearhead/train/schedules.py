@@ -8,8 +8,8 @@ import math
 def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
     """The rate of a step (the first is 1), when `done` of the whole (0 to 1) is behind it.
 
-    It rises in a straight line for `warmup` steps. Then it falls with 1/√step, or on a half cosine or a line that
-    end at zero, or stays.
+    It rises for `warmup` steps, and after them it falls with 1/√step, or over the whole run on a half cosine or a
+    line that end at zero, or stays. (A warm-up of more than 0.4 of the run meets the fall before it is over.)
 
     >>> [learning_rate("inverse-sqrt", 1.0, step, warmup=4, done=step / 64) for step in (1, 4, 16, 64)]
     [0.25, 1.0, 0.5, 0.25]

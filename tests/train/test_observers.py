@@ -1,0 +1,287 @@
+"""Who hears of a run: the files they keep, the lines they print, and an observer of the user's own."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.errors import TrainingError
+from clearhead.model import EncoderDecoder
+from clearhead.train import run
+from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress, clock
+from tests.train.corpus import write_recipe
+
+
+class Listener(Observer):
+    """Keeps all that it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Moment | None]] = []
+
+    def logged(self, moment: Moment) -> None:
+        assert isinstance(moment.model, EncoderDecoder)
+        assert moment.model.training
+        self.heard.append(("logged", moment))
+
+    def evaluated(self, moment: Moment) -> None:
+        self.heard.append(("evaluated", moment))
+
+    def close(self) -> None:
+        self.heard.append(("close", None))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener, str]:
+    """A whole run: its folder, what an observer of ours heard, and what was printed."""
+    base = tmp_path_factory.mktemp("[red]:smile: runs")
+    recipe = write_recipe(base, train="steps = 12\ntensorboard = true")
+    (base / "[bold]train.tsv").write_text((base / "train.tsv").read_text() + "\t\n")
+    listener = Listener()
+    with pytest.MonkeyPatch.context() as patch, (base / "printed").open("w") as printed:
+        patch.setattr(sys, "stderr", printed)
+        change = 'data.train="[bold]train.tsv"'
+        out = run(str(recipe), overrides=[change], out=base / "run", device="cpu", observers=[listener])
+    return out, listener, (base / "printed").read_text()
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def moment(step: int, *, steps: int = 100, seconds: float | None = None, best: float | None = None, **metrics: float):
+    """Two steps a second, a thousand tokens each."""
+    seconds = step / 2 if seconds is None else seconds
+    return Moment(step, steps, torch.nn.Linear(2, 2), metrics, 1000 * step, seconds, step / steps, best)
+
+
+# files
+
+
+def test_metrics_have_a_line_for_each_log_and_each_look_at_dev(watched):
+    out, _, _ = watched
+    lines = lines_of(out / "metrics.jsonl")
+    assert [(line["step"], "dev" in line) for line in lines] == [
+        (3, False),
+        (6, False),
+        (8, True),
+        (9, False),
+        (12, False),
+        (12, True),
+    ]
+    for line in lines:
+        if "dev" in line:
+            assert {"loss", "bleu", "chrf", "bleu_signature", "chrf_signature"} == line["dev"].keys()
+        else:
+            assert {"step", "epoch", "loss", "learning_rate", "norm"} == line.keys()
+            assert all(math.isfinite(value) for value in line.values())
+
+
+def test_speed_has_a_line_for_each_log(watched):
+    out, _, _ = watched
+    lines = lines_of(out / "speed.jsonl")
+    assert [line["step"] for line in lines] == [3, 6, 9, 12]
+    for line in lines:
+        assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"], rel=0.05)
+    assert [line["tokens"] for line in lines] == sorted(line["tokens"] for line in lines)
+
+
+def test_the_curve_is_a_png(watched):
+    out, _, _ = watched
+    content = (out / "loss.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content.endswith(b"IEND\xaeB`\x82")
+    assert not (out / ".loss.png").exists()
+
+
+@pytest.mark.parametrize("dev", [None, {"loss": 2.0, "bleu": 1.5}])
+def test_a_curve_is_drawn_from_what_there_is(tmp_path, dev):
+    journal = Journal(tmp_path, 0)
+    curve = Curve(tmp_path, "loss" if dev is None else "bleu")
+    curve.close()
+    assert not (tmp_path / "loss.png").exists(), "there is nothing to draw"
+    journal.logged(moment(1, loss=3.0))
+    if dev is not None:
+        journal.evaluated(moment(1, **dev))
+    journal.close()
+    curve.close()
+    assert (tmp_path / "loss.png").stat().st_size > 5000
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_the_metrics(watched):
+    out, _, _ = watched
+    found, lines = scalars(out / "tensorboard"), lines_of(out / "metrics.jsonl")
+    train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    dev = [(line["step"], line["dev"]["bleu"]) for line in lines if "dev" in line]
+    for name, wanted in (("train/loss", train), ("dev/bleu", dev)):
+        assert [step for step, _ in found[name]] == [step for step, _ in wanted]
+        assert [value for _, value in found[name]] == pytest.approx([value for _, value in wanted], rel=1e-6)
+    assert {"train/learning_rate", "train/tokens_per_second", "dev/loss", "dev/chrf"} <= found.keys()
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
+    board = Board(tmp_path, 0)
+    for step in (3, 6, 9):
+        board.logged(moment(step, loss=1.0))
+    board.close()
+    board = Board(tmp_path, 6)
+    for step in (9, 12):
+        board.logged(moment(step, loss=2.0))
+    board.close()
+    assert scalars(tmp_path)["train/loss"] == [(3, 1.0), (6, 1.0), (9, 2.0), (12, 2.0)]
+
+
+def test_a_journal_is_cut_back_to_where_the_run_goes_on(tmp_path):
+    journal = Journal(tmp_path, 0)
+    for step in (3, 6, 9):
+        journal.logged(moment(step, loss=1.0))
+    journal.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "lo')  # a kill in the middle of a line
+    journal = Journal(tmp_path, 6)
+    journal.logged(moment(8, loss=2.0))
+    journal.close()
+    for name in ("metrics.jsonl", "speed.jsonl"):
+        assert [line["step"] for line in lines_of(tmp_path / name)] == [3, 6, 8]
+
+
+# what is printed
+
+
+def printed(capsys, *moments: tuple[str, Moment], metric: str = "bleu") -> list[str]:
+    progress = Progress(metric)
+    for what, heard in moments:
+        getattr(progress, what)(heard)
+    progress.close()
+    return capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_progress_is_plain_lines(capsys):
+    lines = printed(
+        capsys,
+        ("logged", moment(10, steps=1000, loss=4.5678)),
+        ("evaluated", moment(10, steps=1000, best=12.345, loss=4.0, bleu=12.345, bleu_signature="nrefs:1")),
+        ("logged", moment(20, steps=1000, loss=3.21)),
+        ("logged", moment(1000, steps=1000, loss=1.0)),
+    )
+    assert lines == [
+        "step 10 of 1,000 · loss 4.568 · 2,000 tokens/s · 8 min 15 s left",
+        "  dev at step 10: loss 4, bleu 12.35",
+        "step 20 of 1,000 · loss 3.210 · 2,000 tokens/s · best bleu 12.35 · 8 min 10 s left",
+        "step 1,000 of 1,000 · loss 1.000 · 2,000 tokens/s · best bleu 12.35",
+    ]
+
+
+def test_the_best_loss_is_shown_without_its_minus(capsys):
+    lines = printed(
+        capsys,
+        ("evaluated", moment(1, best=-2.5, loss=2.5)),
+        ("logged", moment(2, loss=2.0)),
+        metric="loss",
+    )
+    assert "best loss 2.5 ·" in lines[1]
+
+
+def test_a_long_line_is_not_broken(capsys):
+    (line,) = printed(capsys, ("logged", moment(10**8 - 1, steps=10**12, seconds=1e7, loss=123456.0)))
+    assert line.startswith("step 99,999,999 of 1,000,000,000,000")
+    assert line.endswith("min left")
+
+
+def test_the_speed_is_that_of_the_last_lines(capsys):
+    slow = [("logged", moment(step, steps=1000, seconds=100.0 * step, loss=1.0)) for step in (1, 2)]
+    fast = [("logged", moment(step, steps=1000, seconds=200 + 0.5 * (step - 2), loss=1.0)) for step in range(3, 14)]
+    lines = printed(capsys, *slow, *fast)
+    assert "· 10 tokens/s" in lines[0]
+    assert "· 2,000 tokens/s · 8 min 14 s left" in lines[-1]
+
+
+def test_in_a_terminal_progress_is_a_bar(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = "\n".join(
+        printed(
+            capsys,
+            ("logged", moment(10, loss=4.5678)),
+            ("evaluated", moment(10, best=1.0, loss=4.0, bleu=1.0)),
+            ("logged", moment(20, loss=3.0)),
+        )
+    )
+    assert "step 20 of 100" in lines
+    assert "loss 3.000 · 2,000 tokens/s · best bleu 1 · 40 s left" in lines
+    assert "━" in lines
+
+
+def test_a_run_prints_where_it_is_how_it_goes_and_what_it_made(watched):
+    _, _, said = watched
+    assert "from the beginning" in said
+    assert "step 12 of 12 · loss " in said
+    assert "tokens/s · best bleu " in said
+    assert " s left" in said
+    assert "  dev at step 8: loss " in said
+    assert "try it: clearhead predict " in said
+    assert "\x1b" not in said, "no colours where there is no terminal"
+
+
+def test_names_are_printed_as_they_are(watched):
+    out, _, said = watched
+    assert "[red]:smile: runs" in str(out)
+    assert f"{out}: translation, " in said
+    assert f"{out / 'model'}: done" in said
+    assert "train: kept 61 of 62; dropped 1 with an empty side ([bold]train.tsv:62)" in said
+    assert "[bold]train.tsv" in (out / "model" / "README.md").read_text()
+
+
+def test_times_are_said_as_people_say_them():
+    assert [clock(seconds) for seconds in (0.0, 0.4, 59.4, 59.6, 3599.0, 3600.0, 86399.0)] == [
+        "0 s",
+        "0 s",
+        "59 s",
+        "1 min 0 s",
+        "59 min 59 s",
+        "1 h 0 min",
+        "23 h 59 min",
+    ]
+
+
+# one's own
+
+
+def test_an_observer_of_ones_own_hears_everything_and_sees_the_model(watched):
+    out, listener, _ = watched
+    assert [(what, heard.step) for what, heard in listener.heard if heard] == [
+        ("logged", 3),
+        ("logged", 6),
+        ("evaluated", 8),
+        ("logged", 9),
+        ("logged", 12),
+        ("evaluated", 12),
+    ]
+    assert listener.heard[-1] == ("close", None)
+    first = listener.heard[0][1]
+    assert (first.steps, first.done) == (12, 0.25)
+    assert first.metrics["loss"] == lines_of(out / "metrics.jsonl")[0]["loss"]
+    assert listener.heard[-2][1].best is not None
+
+
+def test_observers_are_closed_however_a_run_ends(tmp_path):
+    class Breaking(Listener):
+        def logged(self, moment: Moment) -> None:
+            super().logged(moment)
+            raise TrainingError("enough")
+
+    breaking, other = Breaking(), Listener()
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(TrainingError, match="enough"):
+        run(str(recipe), out=tmp_path / "run", device="cpu", observers=[breaking, other])
+    assert breaking.heard[-1] == other.heard[-1] == ("close", None)
