@@ -1,0 +1,66 @@
+"""The models that come with the package: what their cards say is so, and odd inputs do them no harm."""
+
+import json
+
+import pytest
+
+import clearhead
+import clearhead.shipped as shipped
+from clearhead.tasks.sentences import loops
+
+SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python", "A", "?"]
+ODD = ["。", "！！！", "……", "😀", "😀😀😀😀😀😀", "👨‍👩‍👧‍👦", "我❤️你", "OK吗", "用 Python 写 code", "http://a.b/c?d=e&f=g", "<s>", "</s><pad>"]
+ODDER = ["啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊", "哈哈哈哈哈哈哈哈", "aaaaaaaaaaaaaaaaaaaaaaaa", "1111111111111111", "的的的的", "𠀀𠀁", "\u202eabc", "ᠮᠣᠩᠭᠣᠯ"]
+
+
+@pytest.fixture(scope="module", params=shipped.models())
+def predictor(request):
+    return clearhead.load(request.param, device="cpu")
+
+
+def test_there_is_a_translator_from_chinese_to_english():
+    assert "zh-en" in shipped.models()
+
+
+def test_a_shipped_model_is_small(predictor):
+    folder = shipped.model(predictor.name)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 15 * 2**20
+
+
+def test_its_scores_are_those_of_its_weights(predictor):
+    folder = shipped.model(predictor.name)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    rows = list(predictor.task.read(shipped.corpus("tatoeba-zh-en.dev")))[:200]
+    scores = predictor.evaluate(rows)
+    for name in ("bleu", "chrf"):  # another CPU may decide a near tie otherwise
+        assert abs(scores[name] - metrics["dev_first_200"][name]) < 0.3
+
+
+def test_short_and_odd_inputs_end_and_do_not_run_in_circles(predictor):
+    inputs = SHORT + ODD + ODDER
+    for text, found in zip(inputs, predictor.predict(inputs), strict=True):
+        tokens = predictor.task.target.encode(found.text)
+        assert not loops(tokens), (text, found.text)
+        assert len(tokens) <= 2 * len(predictor.task.source.encode(text)) + 12, (text, found.text)
+
+
+def test_empty_in_gives_empty_out(predictor):
+    assert [found.text for found in predictor.predict(["", "  ", "\t", "\u3000"])] == [""] * 4
+
+
+def test_a_long_paragraph_is_split_at_its_sentences_and_rejoined(predictor):
+    sentence = "他昨天没有去学校，因为他病了。"
+    paragraph = sentence * 134
+    assert len(paragraph) > 2000
+    found = predictor.predict(paragraph)
+    assert "parts" in found.notes[0]
+    assert found.text.count("school") > 100
+
+
+def test_everyday_sentences_are_translated():
+    model = clearhead.load("zh-en", device="cpu")
+    answers = [found.text for found in model.predict(["我爱你。", "这本书很有意思。", "這本書很有意思。", "2024年1月15日"])]
+    assert answers[0] == "I love you."
+    assert "book" in answers[1] and "interesting" in answers[1]
+    assert answers[1] == answers[2], "both scripts are read"
+    assert "15" in answers[3] and "2024" in answers[3]
