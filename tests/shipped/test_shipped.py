@@ -56,3 +56,26 @@ def test_the_notice_names_licence_and_source():
         assert "CC-BY 2.0 FR" in text
         assert "https://tatoeba.org" in text
         assert "https://www.manythings.org/anki/" in text
+
+
+def test_the_font_is_what_its_readme_says():
+    font = shipped.font()
+    assert font.stat().st_size < 1_500_000
+    assert hashlib.sha256(font.read_bytes()).hexdigest() in (font.parent / "README.md").read_text(encoding="utf-8")
+    assert "Droid Sans Fallback" in (ROOT / "NOTICE").read_text()
+
+
+def test_the_font_has_every_chinese_character_of_the_corpora_and_of_gb2312():
+    from matplotlib.ft2font import FT2Font
+
+    font = FT2Font(shipped.font())
+    assert font.family_name == "Clearhead CJK"
+    has = font.get_charmap()
+    two_bytes = (bytes((row, cell)) for row in range(0xB0, 0xF8) for cell in range(0xA1, 0xFF))
+    wanted = set("".join(code.decode("gb2312", "ignore") for code in two_bytes))
+    assert len(wanted) == 6763
+    for name in shipped.corpora():
+        with gzip.open(shipped.corpus(name), "rt", encoding="utf-8") as file:
+            wanted |= {letter for letter in file.read() if letter > "\u2e7f"}
+    assert not {letter for letter in wanted if ord(letter) not in has}
+    assert ord("\U00030000") not in has, "or this test would pass with any font"

@@ -1,4 +1,4 @@
-"""What comes with the package, by name: corpora to train on, recipes to train with, trained models.
+"""What comes with the package, by name: corpora to train on, recipes to train with, trained models; and a font.
 
 A name that is not there gives None; whoever asked knows best what to say about it.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORPORA, RECIPES, MODELS = HERE / "corpora", HERE / "recipes", HERE / "models"
+FONT = HERE / "fonts" / "clearhead-cjk.ttf"
 TABLE, RECIPE = ".tsv.gz", ".toml"
 
 
@@ -42,3 +43,8 @@ def recipe(name: str) -> Path | None:
 def model(name: str) -> Path | None:
     """The folder of a trained model."""
     return MODELS / name if name in models() else None
+
+
+def font() -> Path:
+    """A font with Chinese characters, so that figures show them on every machine; its family is `Clearhead CJK`."""
+    return FONT
