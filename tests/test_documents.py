@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+
+from clearhead import shipped
+from clearhead.train.recipe import Recipe, checked
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = ["README.md", "README.zh-CN.md"]
@@ -107,6 +111,29 @@ def test_the_readmes_are_in_step() -> None:
     # each links to the other, and else they link to the same, in the same order
     assert [link.replace("README.zh-CN.md", "README.md") for link in links(english)] == links(chinese)
     assert "README.zh-CN.md" in links(english)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_recipes_in_documents_are_recipes(name: str) -> None:
+    for block in blocks(read(name)):
+        if block.kind == "toml":
+            checked(tomllib.loads(block.text), name)
+
+
+def test_the_guide_explains_every_key_of_a_recipe() -> None:
+    explained = code_in_prose(read("docs/training.md"))
+    for name, field in Recipe.model_fields.items():
+        inside = getattr(field.annotation, "model_fields", {})
+        assert {name} <= explained or f"[{name}]" in explained, name
+        assert set(inside) <= explained, f"of [{name}] the guide leaves out {set(inside) - explained}"
+
+
+def test_recipes_and_models_named_in_commands_are_shipped() -> None:
+    known = {*shipped.recipes(), *shipped.models()}
+    for name in DOCUMENTS:
+        shell = "\n".join(block.text for block in blocks(read(name)) if block.kind == "sh")
+        called = re.findall(r"clearhead (?:train|predict|evaluate) ([\w-]+)(?=\s)", shell)
+        assert set(called) <= known, f"{name} calls for {set(called) - known}"
 
 
 def test_pictures_are_small() -> None:
