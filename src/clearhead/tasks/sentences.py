@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+WIDE = dict(zip(",!?:;()", "，！？：；（）", strict=True))
 # Where a text may be cut, best first: after sentences, after clauses, at spaces, anywhere.
 SEAMS = [
     re.compile(r"(?<=[。！？!?…])(?=[^。！？!?…”’」』）)\"'])|(?<=[。！？!?…][”’」』）)\"'])|(?<=[.;；])(?=\s)"),
@@ -53,6 +54,17 @@ def joined(texts: Sequence[str]) -> str:
         dense = out and (HAN.match(text) or text[0] in "“「『（") and re.search(r"[\u3000-\u9fff\uff00-\uffef]$", out)
         out += text if not out or dense else f" {text}"
     return out
+
+
+def full_width(text: str) -> str:
+    """Chinese with its own punctuation again, which NFKC makes half as wide; numbers such as 12:30 keep theirs.
+
+    >>> full_width("你好,世界!(真的)12:30")
+    '你好，世界！（真的）12:30'
+    """
+    return re.sub(
+        r"(?<=[\u3000-\u9fff\uff00-\uffef”’])[,!?:;()]|[(](?=[\u3400-\u9fff])", lambda found: WIDE[found[0]], text
+    )
 
 
 def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:

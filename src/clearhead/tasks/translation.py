@@ -18,7 +18,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.scores import translation_scores
-from clearhead.tasks.sentences import han_share, joined, loops, parts
+from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts
 from clearhead.tasks.task import Examples, Prediction, Task
 from clearhead.text.batches import Batch, Ragged
 
@@ -209,7 +209,7 @@ class Translation(Task):
     def _prediction(self, found: list[list[Hypothesis]], best: int) -> Prediction:
         if not found:
             return Prediction("")
-        text = joined([self.target.decode(first.tokens) for first, *_ in found])
+        text = joined([self._spelled(first) for first, *_ in found])
         length = sum(len(first.tokens) + 1 for first, *_ in found)
         score = sum(first.log_probability for first, *_ in found) / length
         notes = [] if len(found) == 1 else [f"translated in {len(found)} parts, split at its sentences"]
@@ -217,8 +217,12 @@ class Translation(Task):
             notes[0] += ", so there are no alternatives to the whole"
         if any(not first.finished for first, *_ in found):
             notes.append("the translation was cut off at its longest length")
-        others = [] if len(found) > 1 else [(self.target.decode(one.tokens), one.score) for one in found[0][1:best]]
+        others = [] if len(found) > 1 else [(self._spelled(one), one.score) for one in found[0][1:best]]
         return Prediction(text, score, others, notes)
+
+    def _spelled(self, hypothesis: Hypothesis) -> str:
+        text = self.target.decode(hypothesis.tokens)
+        return full_width(text) if self.settings["bleu_tokenizer"] == "zh" else text
 
     def save(self, folder: Path) -> None:
         if self.source is self.target:

@@ -174,7 +174,13 @@ def _watched(
 
 @contextmanager
 def _patient(trainer: Trainer) -> Iterator[None]:
-    """An interruption waits for the step to end and for a checkpoint; a second one does not."""
+    """An interruption waits for the step to end and for a checkpoint; a second one does not.
+
+    Several processes would hear of it at different steps, and wait for each other for ever: they just end.
+    """
+    if trainer.processes.count > 1:
+        yield
+        return
 
     def interrupt(number: int, _: Any) -> None:
         trainer.interrupted = True
