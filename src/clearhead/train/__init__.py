@@ -87,6 +87,8 @@ def _open_run(where: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> 
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file; choose another folder with --out")
     used = where.is_dir() and any(where.iterdir())
+    if saved.is_file() and not (where / "task").exists():
+        used = False  # it failed before it began, at a broken line, say
     if used and not saved.is_file():
         raise ConfigError(f"{where} holds something else than a run; choose another folder with --out")
     if used and overwrite:
@@ -108,7 +110,7 @@ def _same_recipe(saved: Path, recipe: Recipe) -> None:
 
     before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
     now = recipe.model_dump()
-    changed = [key for key in before if key != "train" and before[key] != now[key]]
+    changed = [key for key in before if key not in ("train", "about", "licence") and before[key] != now[key]]
     changed += [
         f"train.{key}" for key, value in before["train"].items() if now["train"][key] != value and key not in CHANGEABLE
     ]
@@ -216,7 +218,8 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     }
     if dev is not None:
         metrics["dev"] = trainer.task.evaluate(model.eval(), dev[1])
-        metrics["dev_first_200"] = trainer.task.evaluate(model, dev[1][:200])
+        few = len(dev[1]) <= 200
+        metrics["dev_first_200"] = metrics["dev"] if few else trainer.task.evaluate(model, dev[1][:200])
     if target.exists():
         shutil.rmtree(target)
     text = card(where.name, recipe, trainer.task, metrics)

@@ -1,0 +1,271 @@
+"""Whole runs: what they leave behind, and that every way to train gives the model it promises."""
+
+import json
+import os
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import clearhead
+from clearhead import cli
+from clearhead.errors import ConfigError, DataError
+from clearhead.folder import ModelFolder, verify
+from clearhead.train import run
+from clearhead.train.observers import Curve
+from tests.train.corpus import sentences, write_recipe
+
+SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
+
+
+def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
+    return run(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve takes as long to draw as these runs take, and has tests of its own."""
+    monkeypatch.setattr(Curve, "close", lambda self: None)
+
+
+def quick(folder: Path, **changes: str) -> Path:
+    """A corpus and a recipe for when it does not matter how good the model is."""
+    return write_recipe(folder, **{"train": SHORT, "decode": "beam = 1", **changes})
+
+
+def metrics_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in metrics_of(out) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("finished")
+    return train(write_recipe(base, train="tensorboard = true"), base / "run")
+
+
+# the folder
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "recipe.toml",
+        "report.txt",
+        "task",
+        "checkpoints",
+        "metrics.jsonl",
+        "speed.jsonl",
+        "loss.png",
+        "tensorboard",
+        "model",
+    }
+    assert not [path for path in finished.rglob("*") if path.name.startswith(".")], "and nothing half-written"
+    assert not [path for path in finished.rglob("*") if path.suffix in (".pt", ".pkl", ".bin")], "and no pickle"
+    recipe = tomllib.loads((finished / "recipe.toml").read_text())
+    assert recipe["train"]["clip"] == 1.0, "the defaults are written out too"
+    assert (finished / "report.txt").read_text() == "train: kept 61 of 61\ndev: kept 7 of 7\n"
+
+
+def test_the_newest_checkpoints_stay_and_the_best(finished):
+    kept = sorted(int(path.name) for path in (finished / "checkpoints").iterdir())
+    best = max((line for line in metrics_of(finished) if "dev" in line), key=lambda line: line["dev"]["bleu"])["step"]
+    assert kept == sorted({20, 24, best})
+    for path in (finished / "checkpoints").iterdir():
+        assert verify(path) == {"state.json", "state.safetensors"}
+
+
+def test_the_finished_model_loads_and_answers(finished):
+    translator = clearhead.load(finished, device="cpu")
+    assert translator.name == "run"
+    assert len(translator.predict(["我爱你", ""])) == 2
+    metrics = ModelFolder.open(finished).metrics
+    assert metrics["stopped"] == "steps"
+    assert metrics["pairs"] == 61
+    assert metrics["parameters"] == sum(parameter.numel() for parameter in translator.model.parameters())
+    assert translator.evaluate(finished.parent / "dev.tsv") == metrics["dev"]
+    assert metrics["dev_first_200"] == metrics["dev"], "of seven lines, the first 200 are all"
+    card = (finished / "model" / "README.md").read_text()
+    assert "| data | train.tsv: 61 examples |" in card
+    assert f"- bleu: {metrics['dev']['bleu']}" in card
+
+
+def test_a_run_without_dev_keeps_its_last_weights(tmp_path):
+    recipe = quick(tmp_path)
+    recipe.write_text(recipe.read_text().replace('dev = "dev.tsv"', ""))
+    out = train(recipe, tmp_path / "run")
+    metrics = ModelFolder.open(out).metrics
+    assert metrics["step"] == 4
+    assert "dev" not in metrics
+    newest = load_file(out / "checkpoints" / "00000004" / "state.safetensors")
+    model = load_file(out / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, newest[f"average.{name}"]) for name, tensor in model.items())
+
+
+# the weights
+
+
+def test_the_last_checkpoints_are_averaged(tmp_path):
+    changes = ["train.average=last", "train.keep=3", "train.steps=8", "train.save_every=2", "train.evaluate_every=8"]
+    out = train(quick(tmp_path), tmp_path / "run", *changes)
+    states = [load_file(out / "checkpoints" / f"{step:08d}" / "state.safetensors") for step in (4, 6, 8)]
+    for name, tensor in load_file(out / "model" / "model.safetensors").items():
+        parts = [state[f"model.{name}"].double() for state in states]
+        assert torch.equal(tensor, ((parts[0] + parts[1] + parts[2]) / 3).float())
+        assert not torch.equal(parts[0], parts[2])
+
+
+@pytest.mark.parametrize("average", ["none", "ema"])
+def test_the_best_weights_are_kept(tmp_path, average):
+    changes = [f"train.average={average}", "train.metric=loss", "train.steps=6", "train.evaluate_every=2"]
+    out = train(quick(tmp_path), tmp_path / "run", *changes)
+    dev = {line["step"]: line["dev"]["loss"] for line in metrics_of(out) if "dev" in line}
+    step = min(dev, key=dev.get)
+    assert ModelFolder.open(out).metrics["step"] == step
+    state = load_file(out / "checkpoints" / f"{step:08d}" / "state.safetensors")
+    kind = "average" if average == "ema" else "model"
+    for name, tensor in load_file(out / "model" / "model.safetensors").items():
+        assert torch.equal(tensor, state[f"{kind}.{name}"])
+
+
+@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+def test_scores_are_those_of_the_weights_as_they_are_stored(tmp_path, weights):
+    out = train(quick(tmp_path), tmp_path / "run", f"train.weights={weights}", "train.steps=8")
+    folder = ModelFolder.open(out)
+    assert folder.config["weights"] == weights
+    assert clearhead.load(out, device="cpu").evaluate(tmp_path / "dev.tsv") == folder.metrics["dev"]
+    kinds = {str(tensor.dtype) for tensor in load_file(out / "model" / "model.safetensors").values()}
+    assert f"torch.{weights}" in kinds
+
+
+# precision
+
+
+def test_bfloat16_runs_on_a_cpu_and_learns_the_same(tmp_path):
+    recipe = quick(tmp_path)
+    exact, rough = (train(recipe, tmp_path / kind, f"train.precision={kind}") for kind in ("float32", "bfloat16"))
+    assert losses(exact) != losses(rough)
+    assert losses(rough) == pytest.approx(losses(exact), rel=0.02)
+    kinds = {tensor.dtype for tensor in load_file(rough / "model" / "model.safetensors").values()}
+    assert kinds == {torch.float32}, "the weights themselves stay whole"
+
+
+def test_float16_on_a_cpu_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.precision: float16 is for GPUs; choose float32 or bfloat16"):
+        train(write_recipe(tmp_path), tmp_path / "run", "train.precision=float16")
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own look
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_training_gives_the_same_losses(tmp_path, monkeypatch, backend):
+    if backend == "inductor" and "CLEARHEAD_SOAK" not in os.environ:
+        pytest.skip("a C++ compiler takes a minute or two for it: part of make soak")
+    counter = CompileCounterWithBackend(backend)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    monkeypatch.setattr(torch.fx.experimental._config, "use_duck_shape", True)  # and as it was, afterwards
+    torch._dynamo.reset()
+    recipe = quick(tmp_path, model="dropout = 0.0")
+    plain, compiled = (train(recipe, tmp_path / name, f"train.compile={name}") for name in ("false", "true"))
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+    graphs = [graph for graph in counter.graphs if len(graph.graph.nodes)]
+    assert len(graphs) == 3, "a layer of the encoder, of the decoder, the loss: once each, for batches of any size"
+
+
+# chance
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+    recipe = quick(tmp_path)
+    made = []
+    for name, more in (("one", []), ("two", []), ("three", ["--seed", "4"])):
+        command = ["train", str(recipe), "--out", str(tmp_path / name), "--device", "cpu", *more]
+        assert cli.main(command) == 0
+        made.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+    assert (tmp_path / "one" / "metrics.jsonl").read_bytes() == (tmp_path / "two" / "metrics.jsonl").read_bytes()
+
+
+# data
+
+
+def pairs_as(folder: Path, kind: str) -> str:
+    """The corpus of `write_corpus` in another form; what a recipe's [data] says about it."""
+    parts = {"train": sentences(61, 1), "dev": sentences(7, 2)}
+    said = []
+    for name, pairs in parts.items():
+        if kind == "jsonl":
+            lines = [json.dumps({"target": two, "source": one, "id": 1}, ensure_ascii=False) for one, two in pairs]
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+            said.append(f'{name} = "{name}.jsonl"')
+        elif kind == "parallel":
+            (folder / f"{name}.zh").write_text("".join(f"{one}\n" for one, _ in pairs))
+            (folder / f"{name}.en").write_text("".join(f"{two}\n" for _, two in pairs))
+            said.append(f'{name} = {{ source = "{name}.zh", target = "{name}.en" }}')
+        elif kind == "several":
+            middle = len(pairs) // 2
+            for number, some in enumerate((pairs[:middle], pairs[middle:])):
+                (folder / f"{name}{number}.tsv").write_text("".join(f"{one}\t{two}\n" for one, two in some))
+            said.append(f'{name} = ["{name}0.tsv", "{name}1.tsv"]')
+    if kind == "columns":
+        for name, pairs in parts.items():
+            rows = [f"{number}\t{two}\t{one}\n" for number, (one, two) in enumerate(pairs)]
+            (folder / f"numbered.{name}.tsv").write_text("".join(rows))
+            said.append(f'{name} = "numbered.{name}.tsv"')
+        said.append('columns = ["-", "target", "source"]')
+    return "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def from_tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("tsv")
+    return train(quick(base), base / "run")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parallel", "several", "columns"])
+def test_the_form_of_the_files_changes_nothing(tmp_path, from_tsv, kind):
+    recipe = quick(tmp_path, data=pairs_as(tmp_path, kind))
+    out = train(recipe, tmp_path / "run")
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (from_tsv / name).read_bytes()
+
+
+def test_columns_the_other_way_round_train_the_other_way_round(tmp_path, from_tsv):
+    out = train(quick(tmp_path, data='columns = ["target", "source"]'), tmp_path / "run")
+    here, there = clearhead.load(out, device="cpu").task, clearhead.load(from_tsv, device="cpu").task
+    assert (here.source.size, here.target.size) == (there.target.size, there.source.size)
+    assert here.settings["bleu_tokenizer"] == "zh"
+    assert here.target.pieces(here.target.encode("爱")) == ["爱"], "it writes Chinese"
+
+
+def test_only_the_first_lines_are_used_if_so_wanted(tmp_path):
+    out = train(quick(tmp_path), tmp_path / "run", "data.lines=20")
+    assert (out / "report.txt").read_text().startswith("train: kept 20 of 20\n")
+
+
+def test_dropped_lines_are_in_the_report(tmp_path):
+    recipe = quick(tmp_path)
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write("\tnothing\n" + "我" * 40 + "\tI\n" + "我爱\t" + "love " * 5 + "\n")
+    out = train(recipe, tmp_path / "run", "data.longest=35")
+    assert (out / "report.txt").read_text().splitlines()[0] == (
+        "train: kept 61 of 64; dropped 1 with an empty side (train.tsv:62), 1 longer than 35 tokens (train.tsv:63), "
+        "1 with sides that differ more than 6 times in length (train.tsv:64)"
+    )
+
+
+def test_a_broken_line_is_named_and_nothing_is_trained(tmp_path):
+    recipe = write_recipe(tmp_path)
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write("no tab in this line\n")
+    with pytest.raises(DataError, match=r"train\.tsv:62: "):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
