@@ -1,6 +1,7 @@
 """Recipes: read, overridden, refused in one clear line, and written out whole."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,10 @@ def test_a_recipe_written_out_is_the_same_recipe(name):
 def test_odd_texts_survive_being_written_out(tmp_path):
     recipe, _ = read_recipe(str(write_recipe(tmp_path)), ['about = "say \\"你好\\"\\n\\u007f \\\\ # ["'])
     assert checked(tomllib.loads(to_toml(recipe)), "again").about == 'say "你好"\n\x7f \\ # ['
+
+
+def test_a_path_that_is_not_beside_the_recipe_starts_from_here(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.tsv").write_text("a\tb\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert sources(["mine.tsv", "train.tsv"], tmp_path) == [Path("mine.tsv"), tmp_path / "train.tsv"]

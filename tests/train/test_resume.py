@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from clearhead import folder
-from clearhead.errors import CheckpointError, ConfigError
-from clearhead.train import run
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.train import _open_run, run
+from clearhead.train.recipe import read_recipe, to_toml
 from tests.train.corpus import write_recipe
 
 
@@ -118,11 +120,41 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
 
 
+def test_a_folder_with_more_than_a_run_in_it_is_not_thrown_away(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2").rename(tmp_path / "recipe.toml")  # beside its data
+    mine = recipe.read_text()
+    for more in ({"overwrite": True}, {"resume": True}, {}):
+        with pytest.raises(ConfigError, match=r"holds something else than a run \(dev\.tsv\)"):
+            train(recipe, tmp_path, **more)
+    assert recipe.read_text() == mine
+    out = train(recipe, tmp_path / "run")
+    (out / "notes.txt").write_text("it went well")
+    with pytest.raises(ConfigError, match=r"holds something else than a run \(notes\.txt\)"):
+        train(recipe, out, overwrite=True)
+    train(recipe, out, "train.steps=3", resume=True)
+    assert (out / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("left", [".recipe.toml", "recipe.toml", ".task.tmp-clearhead-1a2b3c4d"])
+def test_a_run_that_ended_before_it_began_may_begin_again(tmp_path, left):
+    wanted, _ = read_recipe(str(write_recipe(tmp_path)))
+    out = tmp_path / "run"
+    for more in ({}, {"resume": True}, {"overwrite": True}):
+        out.mkdir()
+        (out / left).write_text("half of a reci")
+        _open_run(out, wanted, **{"resume": False, "overwrite": False, **more})
+        assert (out / "recipe.toml").read_text() == to_toml(wanted)
+        shutil.rmtree(out)
+
+
 def test_a_run_goes_on_with_its_own_recipe_or_not_at_all(tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 2")
     out = train(recipe, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"was begun with another model, train\.warmup"):
         train(recipe, out, "train.warmup=9", "model.dropout=0.2", resume=True)
+    (out / "recipe.toml").unlink()
+    with pytest.raises(ConfigError, match=r"recipe\.toml is missing, .* start anew with --overwrite"):
+        train(recipe, out, resume=True)
 
 
 def test_a_corrupt_checkpoint_is_refused_with_the_remedy(tmp_path):
@@ -166,3 +198,21 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     train(recipe, out, "train.steps=12", resume=True)
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == [3, 6, 8, 8, 9, 12, 12]
+
+
+def test_a_run_that_failed_before_it_began_may_be_tried_again(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    whole = (tmp_path / "train.tsv").read_text()
+    (tmp_path / "train.tsv").write_text(whole + "no tab here\n")
+    with pytest.raises(DataError, match=r"train\.tsv:62"):
+        train(recipe, tmp_path / "run")
+    (tmp_path / "train.tsv").write_text(whole)
+    train(recipe, tmp_path / "run")
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_the_words_of_a_card_may_change(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", "about=A toy.", resume=True)
+    assert "A toy." in (tmp_path / "run" / "model" / "README.md").read_text()

@@ -73,17 +73,24 @@ class Task(ABC):
         return self.architecture(self.config)
 
     @classmethod
-    def read(cls, source: str | Path | Mapping[str, str | Path], columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Rows of a file, with their values in the task's order, whatever that of the file (`columns`)."""
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """Rows of a file, with their values in the task's order, whatever that of the file.
+
+        `columns` are the file's in their order, by the task's names; or, of the task's names, what the file calls them.
+        """
         from clearhead.text import read
         from clearhead.text.corpora import SKIP
 
-        columns = columns or cls.columns
-        named = [column for column in columns if column != SKIP]
+        known = list(columns or cls.columns)
+        named = [column for column in known if column != SKIP]
         if missing := [column for column in cls.columns if column not in named]:
-            raise ConfigError(f"{cls.name} needs {', '.join(missing)}, which columns {', '.join(columns)} do not name")
+            raise ConfigError(f"{cls.name} needs {', '.join(missing)}, which columns {', '.join(known)} do not name")
         places = [named.index(column) for column in cls.columns]
-        for row in read(source, columns):
+        for row in read(source, list(columns.values()) if isinstance(columns, Mapping) else known):
             yield row._replace(values=tuple(row.values[place] for place in places))
 
     @classmethod

@@ -267,6 +267,6 @@ def _unfit(source: list[int], target: list[int], limits: Any) -> str | None:
     if max(len(source), len(target)) > limits.longest:
         return f"longer than {limits.longest} tokens"
     ratio = max(len(source), len(target)) / min(len(source), len(target))
-    if limits.ratio is not None and ratio > limits.ratio and max(len(source), len(target)) > 10:
+    if limits.ratio and ratio > limits.ratio and max(len(source), len(target)) > 10:
         return f"with sides that differ more than {limits.ratio:g} times in length"
     return None

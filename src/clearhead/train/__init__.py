@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import ConfigError
-from clearhead.folder import fresh_folder, verify
+from clearhead.folder import MARK, fresh_folder, verify
 from clearhead.folder import write as write_folder
 from clearhead.model import ModelConfig
 from clearhead.model.packing import fill, packed, unpacked
@@ -41,6 +41,17 @@ from clearhead.train.spreading import short_kernels
 
 __all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
 
+FILES = (
+    "recipe.toml",
+    "report.txt",
+    "task",
+    "checkpoints",
+    "metrics.jsonl",
+    "speed.jsonl",
+    "loss.png",
+    "tensorboard",
+    "model",
+)
 # What may differ when a run goes on: the length of the run, and what is kept or shown of it.
 CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every"}
 
@@ -86,18 +97,18 @@ def _open_run(where: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> 
     saved = where / "recipe.toml"
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file; choose another folder with --out")
-    used = where.is_dir() and any(where.iterdir())
-    if saved.is_file() and not (where / "task").exists():
-        used = False  # it failed before it began, at a broken line, say
-    if used and not saved.is_file():
-        raise ConfigError(f"{where} holds something else than a run; choose another folder with --out")
-    if used and overwrite:
+    inside = sorted(path.name for path in where.iterdir()) if where.is_dir() else []
+    begun = "task" in inside  # else it ended before it began: at a broken line, say, or with a kill
+    strange = [name for name in inside if not _of_a_run(name)]
+    if strange and (overwrite or not begun):
+        raise ConfigError(f"{where} holds something else than a run ({strange[0]}); choose another folder with --out")
+    if begun and overwrite:
         shutil.rmtree(where)
-    elif used and not resume:
+    elif begun and not resume:
         raise ConfigError(
             f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
         )
-    elif used:
+    elif begun:
         _same_recipe(saved, recipe)
     where.mkdir(parents=True, exist_ok=True)
     whole = where / ".recipe.toml"
@@ -105,9 +116,16 @@ def _open_run(where: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> 
     whole.replace(saved)
 
 
+def _of_a_run(name: str) -> bool:
+    """Whether a run writes a file of this name, or while it is being written."""
+    return name in FILES or (name.startswith(".") and name[1:].split(MARK)[0] in FILES)
+
+
 def _same_recipe(saved: Path, recipe: Recipe) -> None:
     import tomllib
 
+    if not saved.is_file():
+        raise ConfigError(f"{saved} is missing, which says how the run was begun; start anew with --overwrite")
     before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
     now = recipe.model_dump()
     changed = [key for key in before if key not in ("train", "about", "licence") and before[key] != now[key]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -122,7 +123,7 @@ class Trainer:
             with contextlib.nullcontext() if last else self._without_sync():
                 losses.append(self._both_passes(batch, self.processes.count / total))  # processes are averaged
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or float("inf"), foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or math.inf, foreach=True)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=self.replayed is None)
@@ -267,14 +268,20 @@ class Trainer:
         """A checkpoint of this very moment."""
         self._settle()
         tensors = gathered(self.model, self.optimizer, self.average)
-        position = {"position": asdict(self.position), "scaler": self.scaler.state_dict(), "seed": self.seed}
-        self.checkpoints.save(self.position.step, tensors, position, self.position.best_step)
+        state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
+        state["scaler"] = self.scaler.state_dict()
+        self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
 
     def resume(self, step: int) -> None:
         """Goes back to a checkpoint; what follows is what would have followed then."""
         if self.train.shard and self.processes.count > 1:
             self._make_room()
         tensors, state = self.checkpoints.load(step, gathered(self.model, self.optimizer, self.average))
+        if state["processes"] != self.processes.count:
+            raise ConfigError(
+                f"this run was begun with {state['processes']} processes, which share every batch; "
+                f"{self.processes.count} would train on other batches: go on with as many"
+            )
         restore(tensors, self.model, self.optimizer, self.average)
         self.position = Position(**state["position"])
         self.scaler.load_state_dict(state["scaler"])

@@ -31,10 +31,12 @@ class Data(Section):
 
     train: Source | list[Source]
     dev: Source | list[Source] | None = None
-    columns: list[str] | None = None  # the fields of a TSV in their order ("-" skips one); None: the task's own
+    # The fields of a TSV in their order ("-" skips one), or { source = "zh", target = "en" } of a CSV or JSONL with
+    # names of its own; None: the task's names.
+    columns: list[str] | dict[str, str] | None = None
     lines: int | None = Field(None, ge=1)  # only the first so many of each training file
     longest: int = Field(128, ge=1)  # tokens of either side; longer pairs are dropped, and the report says so
-    ratio: float | None = Field(6.0, gt=1)  # how much longer one side may be than the other; None: any
+    ratio: float = Field(6.0, ge=0)  # how many times longer one side may be than the other; 0: any
 
 
 class Text(Section):
@@ -62,7 +64,7 @@ class Train(Section):
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[float, float] = (0.9, 0.98)
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    clip: float | None = Field(1.0, gt=0)  # the largest norm of a gradient
+    clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
     average: Literal["none", "ema", "last"] = "none"  # weights that are kept: the last, a moving average, or…
     decay: float = Field(0.999, ge=0, lt=1)  # …of that average
     precision: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
@@ -148,7 +150,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
-    """Where the data lies: `shipped:NAME`, or paths, which start from the recipe's folder."""
+    """Where the data lies: `shipped:NAME`, or paths, which start from the recipe's folder, or else from here."""
     given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
         {column: _located(path, base) for column, path in one.items()} if isinstance(one, dict) else _located(one, base)
@@ -163,7 +165,9 @@ def _located(name: str, base: Path) -> Path:
             wanted = name.removeprefix("shipped:")
             raise ConfigError(f"no shipped corpus: {_unknown(wanted, shipped.corpora())}")
         return found
-    return base / Path(name).expanduser()
+    given = Path(name).expanduser()
+    # One that was given with --set may well be meant from where the user stands.
+    return given if given.exists() and not (base / given).exists() else base / given
 
 
 def _override(values: dict[str, Any], override: str) -> None:
