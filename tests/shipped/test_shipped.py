@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    assert shipped.corpora() == ["tatoeba-zh-en.dev", "tatoeba-zh-en.train"]
+    assert shipped.corpora() == ["phrases-zh-en", "tatoeba-zh-en.dev", "tatoeba-zh-en.train"]
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"
