@@ -296,7 +296,7 @@ def test_sides_of_their_own_have_sizes_of_their_own():
 # examples
 
 
-def report_of(task: Translation, pairs: list[tuple[str, str]], **limits: float | None) -> tuple[PairExamples, Report]:
+def report_of(task: Translation, pairs: list[tuple[str, str]], **limits: float) -> tuple[PairExamples, Report]:
     report = Report()
     data = Data(train="corpus.tsv", **limits)
     return task.examples(rows_of(pairs, "data/corpus.tsv"), report, data), report
@@ -321,7 +321,7 @@ def test_dropped_pairs_are_reported_with_their_reasons(translator):
 
 
 def test_limits_are_inclusive_and_may_be_off(translator):
-    examples, report = report_of(translator.task, [("我" * 20, "I"), ("我", "I " * 20)], longest=20, ratio=None)
+    examples, report = report_of(translator.task, [("我" * 20, "I"), ("我", "I " * 20)], longest=20, ratio=0)
     assert (len(examples), report.dropped) == (2, {})
     examples, report = report_of(translator.task, [("我" * 2, "I " * 12)], longest=20, ratio=6.0)
     assert report.dropped == {}

@@ -8,23 +8,28 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from clearhead import folder
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clearhead.train import _open_run, run
+from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
 from tests.train.corpus import write_recipe
 
 
-def start(recipe: Path, out: Path, *more: str, kill_at: str = "", **env: str) -> subprocess.Popen[str]:
-    """`clearhead train` in a process of its own."""
-    command = [sys.executable, "-m", "clearhead", "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLEARHEAD_KILL_AT": kill_at, **env}
+def start(
+    recipe: Path, out: Path, *more: str, kill_at: str = "", signal_at: tuple[str, int] | None = None
+) -> subprocess.Popen[str]:
+    """`clearhead train` in a process of its own; it may die at a named point of a save, or at a line of its metrics."""
+    program = ["-m", "clearhead"]
+    if signal_at is not None:
+        program = [str(Path(__file__).with_name("signalled.py")), *map(str, signal_at)]
+    command = [sys.executable, *program, "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLEARHEAD_KILL_AT": kill_at}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -33,16 +38,9 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, said
 
 
-def kill_after_lines(process: subprocess.Popen[str], out: Path, lines: int) -> None:
-    """SIGKILL, as soon as so many lines of metrics are there; whatever it is doing."""
-    path = out / "metrics.jsonl"
-    while process.poll() is None:
-        if path.exists() and path.read_bytes().count(b"\n") >= lines:
-            process.send_signal(signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+def killed(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, said
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -67,13 +65,9 @@ def straight(tmp_path_factory):
 def test_three_kills_change_nothing(straight, tmp_path):
     recipe, undisturbed = straight
     out = tmp_path / "run"
-    killed = start(recipe, out, kill_at="before fsync:3")  # the second checkpoint; the first save is the tokenizers
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
-    kill_after_lines(start(recipe, out, "--resume"), out, 6)
-    killed = start(recipe, out, "--resume", kill_at="after rename:2")
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    killed(start(recipe, out, kill_at="before fsync:3"))  # the second checkpoint; the first save is the tokenizers
+    killed(start(recipe, out, "--resume", signal_at=("SIGKILL", 6)))
+    killed(start(recipe, out, "--resume", kill_at="after rename:2"))
     finish(start(recipe, out, "--resume"))
     assert_same(undisturbed, out)
 
@@ -81,14 +75,10 @@ def test_three_kills_change_nothing(straight, tmp_path):
 def test_an_interrupted_run_says_how_to_go_on(straight, tmp_path):
     recipe, undisturbed = straight
     out = tmp_path / "run"
-    process = start(recipe, out)
-    path = out / "metrics.jsonl"
-    while process.poll() is None and not (path.exists() and path.stat().st_size):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    process = start(recipe, out, signal_at=("SIGINT", 2))
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "which is saved; go on with --resume" in said
+    assert "interrupted at step 6, which is saved; go on with --resume" in said
     assert "Traceback" not in said
     finish(start(recipe, out, "--resume"))
     assert_same(undisturbed, out)
@@ -96,6 +86,29 @@ def test_an_interrupted_run_says_how_to_go_on(straight, tmp_path):
 
 def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
     return run(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+
+
+class Interrupting(Observer):
+    """Ctrl-C at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def logged(self, moment: Moment) -> None:
+        if moment.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_checkpoint_of_an_interruption_is_not_averaged(tmp_path):
+    changes = 'average = "last"\nsteps = 8\nlog_every = 1\nsave_every = 2\nevaluate_every = 8'
+    recipe = write_recipe(tmp_path, train=changes, decode="beam = 1")
+    straight, out = train(recipe, tmp_path / "straight"), tmp_path / "run"
+    for step in (5, 7):
+        with pytest.raises(TrainingError, match=f"interrupted at step {step}"):
+            run(str(recipe), out=out, device="cpu", resume=True, observers=[Interrupting(step)])
+    train(recipe, out, resume=True)
+    assert_same(straight, out)
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["00000006", "00000008"]
 
 
 def test_a_finished_run_may_be_given_more_steps(tmp_path):

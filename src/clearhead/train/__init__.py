@@ -259,7 +259,7 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
 
 
 def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
-    newest = trainer.checkpoints.steps()
+    newest = trainer.checkpoints.planned()
     best = trainer.position.best_step or newest[-1]
     steps = newest[-recipe.train.keep :] if recipe.train.average == "last" else [best]
     kind = "average." if recipe.train.average == "ema" else "model."

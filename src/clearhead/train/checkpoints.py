@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import CheckpointError
-from clearhead.folder import fresh_folder, verify
+from clearhead.folder import MARK, fresh_folder, verify
 from clearhead.train.processes import Processes
 
 FORMAT = 1
@@ -27,7 +27,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each weig
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep`, and the best."""
+    """The checkpoints of one run: the newest `keep`, the best, and that of an interruption until the next."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self.folder, self.keep, self.processes = folder, keep, processes
@@ -37,6 +37,10 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def planned(self) -> list[int]:
+        """Those of them that a run without interruptions has as well."""
+        return [step for step in self.steps() if self._state(step).get("planned")]
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:08d}"
@@ -70,17 +74,30 @@ class Checkpoints:
             others = [other for other in self.steps() if other < step]
             remedy = f"delete that folder to go on from step {others[-1]}" if others else "start anew with --overwrite"
             raise CheckpointError(f"{error}; {remedy}") from None
-        position = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        position = self._state(step)
         if position.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} was written by another version of clearhead; this one reads format {FORMAT}")
         if (path / "state.safetensors").is_file():
             return load_file(path / "state.safetensors"), position
         return self._load_shards(path, tensors), position
 
+    def _state(self, step: int) -> dict[str, Any]:
+        """What was written beside the tensors; of a damaged checkpoint, nothing."""
+        try:
+            state = json.loads((self.path(step) / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
     def _tidy(self, best: int | None) -> None:
-        for step in self.steps()[: -self.keep]:
-            if step != best:
-                shutil.rmtree(self.path(step))
+        steps = self.steps()
+        kept = {*self.planned()[-self.keep :], steps[-1], best}
+        for step in steps:
+            if step not in kept:
+                path = self.path(step)
+                gone = path.with_name(f".{path.name}{MARK}old")  # whole or not there: a kill may come while it goes
+                path.rename(gone)
+                shutil.rmtree(gone)
 
     def _save_shards(self, step: int, tensors: dict[str, Tensor], state: str) -> None:
         """Every process writes its part, through PyTorch's own safetensors storage."""

@@ -163,10 +163,9 @@ class Trainer:
         if step % train.log_every == 0 or ended:
             self._settle()
             self._log(step)
-        evaluated = step % train.evaluate_every == 0 or ended
-        if evaluated:
+        if step % train.evaluate_every == 0 or ended:
             self._evaluate(step)
-        if self.interrupted or evaluated or (train.save_every and step % train.save_every == 0):
+        if self.interrupted or self._planned():
             self.save()
         if self.interrupted:
             raise TrainingError(f"interrupted at step {step}, which is saved; go on with --resume")
@@ -264,12 +263,18 @@ class Trainer:
             finally:
                 torch._foreach_copy_(mine, newest)
 
+    def _planned(self) -> bool:
+        """Whether this step has a checkpoint by the recipe, not by an interruption."""
+        step, train = self.position.step, self.train
+        every = (train.evaluate_every, train.save_every or train.evaluate_every)
+        return self.position.stopped is not None or any(step % each == 0 for each in every)
+
     def save(self) -> None:
         """A checkpoint of this very moment."""
         self._settle()
         tensors = gathered(self.model, self.optimizer, self.average)
         state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
-        state["scaler"] = self.scaler.state_dict()
+        state |= {"scaler": self.scaler.state_dict(), "planned": self._planned()}
         self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
 
     def resume(self, step: int) -> None:
