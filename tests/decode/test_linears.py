@@ -9,11 +9,11 @@ from torch import nn
 
 from clearhead import EncoderDecoder, ModelConfig
 from clearhead.decode import Writer, beam
-from clearhead.decode.linears import laid_out, maps_of
+from clearhead.decode.linears import quick_ways, taking
 from tests.decode.models import END, START, sources
 
 OPTIONS = {"start": START, "end": END, "max_length": 6}
-AVAILABLE = bool(maps_of(nn.Linear(3, 2)))
+AVAILABLE = bool(quick_ways(nn.Linear(3, 2)))
 needs_onednn = pytest.mark.skipif(not AVAILABLE, reason="this PyTorch has no oneDNN")
 
 
@@ -32,7 +32,7 @@ def test_the_same_comes_out(changes, shape):
     layer = model.decoder.layers[0].feedforward
     with torch.inference_mode():
         usual = layer(hidden), model.logits(hidden)
-        with laid_out(maps_of(model)):
+        with taking(quick_ways(model)):
             found = layer(hidden), model.logits(hidden)
             last = model.logits(torch.randn(4, 7, 24)[:, -1])
     for one, other in zip(found, usual, strict=True):
@@ -75,13 +75,13 @@ def test_nothing_is_left_behind():
 
 
 def test_what_it_is_not_for_is_left_alone():
-    assert maps_of(small().double()) == []
-    assert maps_of(small().to(torch.bfloat16)) == []
-    assert maps_of(small().to("meta")) == []
+    assert quick_ways(small().double()) == []
+    assert quick_ways(small().to(torch.bfloat16)) == []
+    assert quick_ways(small().to("meta")) == []
 
 
 @needs_onednn
 def test_under_autocast_it_steps_aside():
     linear = nn.Linear(8, 4)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), laid_out(maps_of(linear)):
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), taking(quick_ways(linear)):
         assert linear(torch.randn(2, 8)).dtype == torch.bfloat16

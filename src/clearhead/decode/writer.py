@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention import KeyValueCache, Mask
-from clearhead.decode.linears import laid_out, maps_of
+from clearhead.decode.linears import quick_ways, taking
 from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder
 
@@ -45,7 +45,7 @@ class Writer:
         self._all_lengths = None if context_lengths is None else context_lengths.to(self.device)
         read = source if context is None else context
         self._context_tokens = 0 if read is None else read.shape[1]
-        self._parts, self._maps = list(model.modules()), maps_of(model)
+        self._parts = list(model.modules())
 
     @classmethod
     def translating(
@@ -103,6 +103,7 @@ class Writer:
             )
         self.rows, self.beams, self._cache = len(prompts), 1, KeyValueCache()
         self._written, self._longest = 0, max(map(len, prompts), default=1)
+        self._quick = quick_ways(self.model)
         lengths = [len(prompt) for prompt in prompts]
         self._padded = min(lengths, default=1) < self._longest
         self._look_at(torch.tensor(lengths, dtype=torch.long, device=self.device), self._all_lengths)
@@ -128,20 +129,19 @@ class Writer:
         with torch.inference_mode():
             self._cache.branch(parents.flatten(), self.beams, staying)
         if staying is not None:
-            with torch.inference_mode(False):  # of an inference tensor a mask cannot remember what it worked out
-                of_context = None if self._context_lengths is None else self._context_lengths[staying]
-                self._look_at(self._lengths[staying], of_context)
+            of_context = None if self._context_lengths is None else self._context_lengths[staying]
+            self._look_at(self._lengths[staying], of_context)
 
     def _look_at(self, lengths: Tensor, context_lengths: Tensor | None) -> None:
         """How much of its prompt and of its context each row looks at."""
         self._lengths, self._context_lengths, self._context_mask = lengths, context_lengths, None
-        if context_lengths is not None:
-            all_of_it = bool((context_lengths == self._context_tokens).all())
-            self._context_mask = None if all_of_it else Mask.padding(context_lengths)
+        if context_lengths is not None and not bool((context_lengths == self._context_tokens).all()):
+            with torch.inference_mode(False):  # of an inference tensor a mask cannot remember what it worked out
+                self._context_mask = Mask.padding(context_lengths.clone())
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with at_rest(self._parts), laid_out(self._maps):
+        with at_rest(self._parts), taking(self._quick):
             yield
 
     def _encoded(self, source: Tensor) -> Tensor:
