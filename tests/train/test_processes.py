@@ -61,5 +61,11 @@ def test_a_sharded_run_goes_on(exact, tmp_path):
 
 
 def test_more_processes_than_sentences_do_no_harm(tmp_path):
-    recipe = write_recipe(tmp_path, train="steps = 3\nbatch_tokens = 16")
+    recipe = write_recipe(tmp_path, train="steps = 3\nbatch_tokens = 16\nshard = true")
     torchrun(recipe, tmp_path / "run", "--set", "data.lines=3")
+
+
+def test_another_number_of_processes_is_refused(exact):
+    recipe, one = exact
+    with pytest.raises(AssertionError, match="begun with 1 processes, which share every batch; 2 would train on other"):
+        torchrun(recipe, one, "--set", "train.batch_tokens=256", "--set", "train.steps=7", "--resume")
