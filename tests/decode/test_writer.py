@@ -145,3 +145,13 @@ def test_more_tokens_than_learned_positions_are_refused_before_anything_is_writt
     with pytest.raises(DecodeError, match="write at most 28 tokens"):
         greedy(prompts, start=START, end=END, max_length=29)
     assert len(greedy(prompts, start=START, end=END, max_length=28)) == 1
+
+
+def test_all_of_it_may_happen_under_inference_mode():
+    usual = beam(Writer.translating(translator(dtype=torch.float32), *sources(9)), **OPTIONS)
+    with torch.inference_mode():
+        model, (source, lengths) = translator(dtype=torch.float32), sources(9)
+        found = beam(Writer.translating(model, source, lengths), **OPTIONS)
+        greedy(Writer.translating(model, source, lengths), **OPTIONS)
+    assert found == usual
+    assert beam(Writer.translating(model, source, lengths), **OPTIONS) == usual
