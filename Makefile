@@ -4,9 +4,10 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo lesson test check bench soak clean
 help:
-	@echo "make demo    see attention computed, and a small Transformer learn to look in the right place"
+	@echo "make demo    translate, train a small translator, see where its heads look: about three minutes"
+	@echo "make lesson  attention by hand, and a model that learns where to look: half a minute"
 	@echo "make test    all tests"
 	@echo "make check   style, types, import direction"
 	@echo "make bench   speed against PyTorch and Hugging Face, side by side"
@@ -18,6 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
+	$(RUN) examples/translate.py
+
+lesson: $(STAMP)
 	$(RUN) examples/first_look.py
 
 # Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive.

@@ -1,6 +1,6 @@
 """A first look at attention: computed by hand for 人工智能, then learned from nothing in half a minute.
 
-Run it with `make demo`. It needs no network, and it ends with a picture of where every head of the model looks.
+Run it with `make lesson`. It needs no network, and it ends with a picture of where every head of the model looks.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
-from matplotlib.ft2font import FT2Font
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from clearhead import EncoderDecoder, KeyValueCache, Mask, ModelConfig, Seen, attend, attention_weights, explain
+from drawing import draw_heads
 
 ROOT = Path(__file__).resolve().parent.parent
 LETTERS = "abcdefghijklmnopqrstuvwxyz人工智能学会注意力上海自来水天地你我他大小多少中国"
@@ -141,38 +138,6 @@ def cross_attention(model: EncoderDecoder, word: str) -> Tensor:
     return torch.cat([seen.weights() for seen in observed])
 
 
-def draw(weights: Tensor, word: str, font: str | None, path: Path) -> None:
-    """One panel a head, one row of panels a layer."""
-    layers, heads, rows, columns = weights.shape
-    look = {"cmap": "Blues", "vmin": 0, "vmax": 1, "edgecolors": "#dde4ea", "linewidth": 0.6}
-    with matplotlib.rc_context({"font.family": ["DejaVu Sans", font] if font else ["DejaVu Sans"]}):
-        figure = Figure(figsize=(2.6 * heads + 0.8, 3.0 * layers + 1.1), layout="constrained")
-        grid = figure.subplots(layers, heads, squeeze=False)
-        for number, axes in enumerate(grid.flat):
-            layer, head = divmod(number, heads)
-            image = axes.pcolormesh(weights[layer, head].numpy(), **look)
-            axes.set(aspect="equal", ylim=(rows, 0))
-            axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=11, color="#333333")
-            axes.set_xticks([n + 0.5 for n in range(columns)], list(word), fontsize=11)
-            axes.set_yticks([n + 0.5 for n in range(rows)], [*reversed(word), "end"], fontsize=11)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            axes.label_outer()
-        figure.colorbar(image, ax=grid, shrink=0.5, aspect=28, label="attention weight").outline.set_visible(False)
-        figure.suptitle(f"Writing {word} backwards: where every head looks", fontsize=16)
-        figure.supylabel("writes", fontsize=12)
-        figure.supxlabel("reads\n\nThe darker, the more a head looks there. Reading backwards is the rising diagonal.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-
-
-def font_with(letters: str) -> str | None:
-    """An installed font that has all of these letters, if there is one; sans serif and simplified forms first."""
-    fonts = [font for font in fontManager.ttflist if "Last Resort" not in font.name]
-    having = [f.name for f in fonts if all(FT2Font(f.fname).get_char_index(ord(letter)) for letter in letters)]
-    return min(having, key=lambda name: ("Sans" not in name, "SC" not in name, name), default=None)
-
-
 def learning(steps: int) -> tuple[EncoderDecoder, float]:
     """A model that has learned, and the share of never seen words that it reverses without a mistake."""
     size = {"width": 64, "feedforward": 256, "dropout": 0.0}
@@ -199,18 +164,16 @@ def main(steps: int = 800, folder: Path = ROOT / "runs" / "first-look") -> int:
     began, path, word = time.monotonic(), folder / "attention.png", "人工智能学会注意力"
     attention_by_hand()
     model, share = learning(steps)
-    if (font := font_with(word)) is None:
-        word = "attention"
-    draw(cross_attention(model, word), word, font, path)
+    title = f"Writing {word} backwards: where every head looks"
+    note = "The darker, the more a head looks there. Reading backwards is the rising diagonal."
+    draw_heads(cross_attention(model, word), word, [*reversed(word), "end"], path, title=title, note=note)
     here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     print(f"3. Where all the heads look: see {here}")
-    if font is None:
-        print("   (No installed font has Chinese characters, so the picture shows an English word.)")
     if share < 0.9:
         print(f"   The model did not learn it: {share:.0%} of fresh words right, 90 % wanted.", file=sys.stderr)
         return 1
     print("   The last letter is read first: the weights lie on the other diagonal. Nobody told the model.\n")
-    print(f"Done in {time.monotonic() - began:.0f} s. Next: the five lines of Python in README.md; or change this,")
+    print(f"Done in {time.monotonic() - began:.0f} s. Next: make demo, which translates; or change this lesson,")
     print("examples/first_look.py: more heads, a single layer, letters to be sorted instead of reversed.")
     return 0
 

@@ -1,0 +1,122 @@
+"""Pictures of attention for the examples: all heads in one grid, or one head large. Chinese shows on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Curve
+from torch import Tensor
+
+from clearhead import shipped
+
+INK, PALE, FRAME = "#1f2d3d", "#dde4ea", "#d9480f"
+RAINBOW = LinearSegmentedColormap.from_list("", ["#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"])
+LOOK = {"font.family": ["DejaVu Sans", "Clearhead CJK"], "text.color": INK, "axes.labelcolor": INK}
+LOOK |= {"xtick.color": INK, "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0}
+fontManager.addfont(shipped.font())
+
+
+def draw_heads(
+    weights: Tensor,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    path: Path,
+    *,
+    title: str,
+    note: str,
+    framed: tuple[int, int] | None = None,
+) -> None:
+    """One panel a head, one row of panels a layer, from `(layers, heads, writes, reads)`; one head may be framed."""
+    layers, heads, rows, columns = weights.shape
+    cell = 0.24 if heads <= 4 else 0.16  # inches
+    size = {"figsize": ((cell * columns + 0.2) * heads + 1.6, (cell * rows + 0.36) * layers + 1.5)}
+    with matplotlib.rc_context({**LOOK, "xtick.labelsize": 42 * cell, "ytick.labelsize": 42 * cell}):
+        figure = Figure(**size, layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.07)
+        grid = figure.subplots(layers, heads, squeeze=False)
+        for number, axes in enumerate(grid.flat):
+            layer, head = divmod(number, heads)
+            chosen = (layer, head) == framed
+            image = _map(axes, weights[layer, head], [_upright(word) for word in reads], writes)
+            axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9.5, color=FRAME if chosen else INK)
+            axes.spines[:].set(visible=chosen, color=FRAME, linewidth=2)
+            axes.label_outer()
+        _scale(figure, image, grid)
+        figure.suptitle(title, fontsize=15)
+        figure.supylabel("writes", fontsize=11)
+        figure.supxlabel(f"reads\n\n{note}", fontsize=11)
+        _save(figure, path)
+
+
+def draw_head(
+    weights: Tensor, reads: Sequence[str], writes: Sequence[str], path: Path, *, title: str, note: str
+) -> None:
+    """One head twice, from `(writes, reads)`: as threads between the words, and as a map."""
+    with matplotlib.rc_context({**LOOK, "xtick.labelsize": 12, "ytick.labelsize": 12}):
+        figure = Figure(figsize=(13.5, 5.3), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
+        _threads(left, weights, reads, writes)
+        image = _map(right, weights, reads, writes)
+        right.xaxis.tick_top()
+        right.spines[:].set_visible(False)
+        _scale(figure, image, right)
+        figure.suptitle(title, fontsize=16)
+        figure.supxlabel(note, fontsize=11)
+        _save(figure, path)
+
+
+def _map(axes: Axes, weights: Tensor, reads: Sequence[str], writes: Sequence[str]) -> Any:
+    rows, columns = weights.shape
+    image = axes.pcolormesh(weights.numpy(), cmap="Blues", vmin=0, vmax=1, edgecolors=PALE, linewidth=0.5)
+    axes.set(aspect="equal", ylim=(rows, 0))
+    axes.set_xticks([column + 0.5 for column in range(columns)], reads)
+    axes.set_yticks([row + 0.5 for row in range(rows)], writes)
+    return image
+
+
+def _threads(axes: Axes, weights: Tensor, reads: Sequence[str], writes: Sequence[str]) -> None:
+    """What is read on top, what is written below; a thread is as thick as its weight, and coloured as what is read."""
+    tops, bottoms = _centres(reads), _centres(writes)
+    colours = [RAINBOW(top) for top in tops]
+    for given, bottom in zip(weights.tolist(), bottoms, strict=True):
+        for weight, top, colour in zip(given, tops, colours, strict=True):
+            curve = Curve([(top, 1), (top, 0.4), (bottom, 0.6), (bottom, 0)], [Curve.MOVETO, *[Curve.CURVE4] * 3])
+            if weight > 0.04:  # less would not be seen
+                thread = {"linewidth": 10 * weight, "alpha": 0.25 + 0.5 * weight, "capstyle": "round"}
+                axes.add_patch(PathPatch(curve, fill=False, color=colour, **thread))
+    for words, centres, height, edge in ((reads, tops, 1.04, "bottom"), (writes, bottoms, -0.04, "top")):
+        for word, centre in zip(words, centres, strict=True):
+            axes.text(centre, height, word, ha="center", va=edge, fontsize=14)
+    axes.set(xlim=(-0.01, 1.01), ylim=(-0.14, 1.14))
+    axes.axis("off")
+
+
+def _centres(words: Sequence[str]) -> list[float]:
+    """Where words stand in a line from 0 to 1, each as wide as it is written; Chinese is twice as wide."""
+    widths = [sum(2.0 if letter > "\u2e7f" else 1.1 for letter in word) + 1.2 for word in words]
+    ends = list(accumulate(widths))
+    return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]
+
+
+def _upright(word: str) -> str:
+    """A Chinese word as a column of characters, as there is little room for it."""
+    return "\n".join(word) if word > "\u2e7f" else word
+
+
+def _scale(figure: Figure, image: Any, where: Any) -> None:
+    bar = figure.colorbar(image, ax=where, shrink=0.6, aspect=28, pad=0.015, label="attention weight")
+    bar.outline.set_visible(False)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
