@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.fx.experimental._config as symbols
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -170,10 +171,10 @@ def test_compiled_training_gives_the_same_losses(tmp_path, monkeypatch, backend)
         pytest.skip("a C++ compiler takes a minute or two for it: part of make soak")
     counter = CompileCounterWithBackend(backend)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
-    monkeypatch.setattr(torch.fx.experimental._config, "use_duck_shape", True)  # and as it was, afterwards
     torch._dynamo.reset()
     recipe = quick(tmp_path, model="dropout = 0.0")
-    plain, compiled = (train(recipe, tmp_path / name, f"train.compile={name}") for name in ("false", "true"))
+    with symbols.patch(use_duck_shape=True):  # training with compile switches it off
+        plain, compiled = (train(recipe, tmp_path / name, f"train.compile={name}") for name in ("false", "true"))
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
     graphs = [graph for graph in counter.graphs if len(graph.graph.nodes)]
     assert len(graphs) == 3, "a layer of the encoder, of the decoder, the loss: once each, for batches of any size"
