@@ -8,9 +8,10 @@ import clearhead
 import clearhead.shipped as shipped
 from clearhead.tasks.sentences import loops
 
-SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python", "A", "?"]
-ODD = ["。", "！！！", "……", "😀", "😀😀😀😀😀😀", "👨‍👩‍👧‍👦", "我❤️你", "OK吗", "用 Python 写 code", "http://a.b/c?d=e&f=g", "<s>", "</s><pad>"]
-ODDER = ["啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊", "哈哈哈哈哈哈哈哈", "aaaaaaaaaaaaaaaaaaaaaaaa", "1111111111111111", "的的的的", "𠀀𠀁", "\u202eabc", "ᠮᠣᠩᠭᠣᠯ"]
+SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python"]
+SIGNS = ["A", "?", "。", "！！！", "……", "<s>", "</s><pad>", "\u202eabc", "http://a.b/c?d=e&f=g"]
+MIXED = ["😀", "😀😀😀😀😀😀", "👨‍👩‍👧‍👦", "我❤️你", "OK吗", "用 Python 写 code", "𠀀𠀁", "ᠮᠣᠩᠭᠣᠯ"]
+AGAIN = ["啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊", "哈哈哈哈哈哈哈哈", "aaaaaaaaaaaaaaaaaaaaaaaa", "1111111111111111", "的的的的"]
 
 
 @pytest.fixture(scope="module", params=shipped.models())
@@ -37,7 +38,7 @@ def test_its_scores_are_those_of_its_weights(predictor):
 
 
 def test_short_and_odd_inputs_end_and_do_not_run_in_circles(predictor):
-    inputs = SHORT + ODD + ODDER
+    inputs = SHORT + SIGNS + MIXED + AGAIN
     for text, found in zip(inputs, predictor.predict(inputs), strict=True):
         tokens = predictor.task.target.encode(found.text)
         assert not loops(tokens), (text, found.text)
@@ -59,8 +60,12 @@ def test_a_long_paragraph_is_split_at_its_sentences_and_rejoined(predictor):
 
 def test_everyday_sentences_are_translated():
     model = clearhead.load("zh-en", device="cpu")
-    answers = [found.text for found in model.predict(["我爱你。", "这本书很有意思。", "這本書很有意思。", "2024年1月15日"])]
-    assert answers[0] == "I love you."
-    assert "book" in answers[1] and "interesting" in answers[1]
-    assert answers[1] == answers[2], "both scripts are read"
-    assert "15" in answers[3] and "2024" in answers[3]
+    love, book, traditional, date = (
+        found.text for found in model.predict(["我爱你。", "这本书很有意思。", "這本書很有意思。", "2024年1月15日"])
+    )
+    assert love == "I love you."
+    assert "book" in book
+    assert "interesting" in book
+    assert traditional == book, "both scripts are read"
+    assert "15" in date
+    assert "2024" in date

@@ -28,7 +28,7 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
-    return Predictor(folder.model(place), folder.task(), name=name, device=place)
+    return Predictor(folder.model(place).requires_grad_(False), folder.task(), name=name, device=place)
 
 
 def find_model(path_or_name: str | Path) -> Path:

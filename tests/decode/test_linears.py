@@ -85,3 +85,16 @@ def test_under_autocast_it_steps_aside():
     linear = nn.Linear(8, 4)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), taking(quick_ways(linear)):
         assert linear(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="this CPU or PyTorch has no such layout")
+def test_weights_changed_by_a_fused_optimizer_are_noticed():
+    torch.manual_seed(1)
+    linear, x = nn.Linear(13, 7), torch.randn(3, 13)
+    optimizer = torch.optim.AdamW(linear.parameters(), lr=0.5, fused=True)
+    for _ in range(3):
+        with torch.inference_mode(), taking(quick_ways(linear)):
+            quick = linear(x)
+        torch.testing.assert_close(quick, nn.functional.linear(x, linear.weight, linear.bias).detach())
+        linear(x).square().sum().backward()
+        optimizer.step()

@@ -66,12 +66,21 @@ def taking(ways: list[Quick]) -> Iterator[None]:
 
 
 def _way(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    version = 0 if weight.is_inference() else weight._version
-    of = (weight.data_ptr(), version, weight.shape)  # a training step or a loaded file changes these
-    layout = _LAYOUTS.get(part)
-    if layout is None or layout.of != of:
-        layout = _LAYOUTS[part] = _Layout(of, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None))
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout.weight, bias, "none", [], "")
+    if weight.requires_grad:  # it may be trained on, and a fused optimizer leaves no sign that it changed a weight
+        layout = _laid_out(weight)
+    else:
+        version = 0 if weight.is_inference() else weight._version
+        of = (weight.data_ptr(), version, weight.shape)
+        kept = _LAYOUTS.get(part)
+        if kept is None or kept.of != of:
+            kept = _LAYOUTS[part] = _Layout(of, _laid_out(weight))
+        layout = kept.weight
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    laid: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+    return laid
 
 
 def _available() -> bool:
