@@ -196,7 +196,7 @@ def fresh_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path
     _remove_leftovers(final.parent)
     temporary = final.with_name(f".{final.name}{MARK}{secrets.token_hex(4)}")
     temporary.mkdir()
-    lock = _locked(temporary)
+    lock = locked(temporary)
     try:
         yield temporary
         _at("written")
@@ -265,7 +265,7 @@ def _remove_leftovers(parent: Path) -> None:
     """Removes what runs that were killed left in this folder. One that is alive holds a lock on its own."""
     for leftover in parent.glob(f".*{MARK}*"):
         try:
-            lock = _locked(leftover)
+            lock = locked(leftover)
         except BlockingIOError:
             continue
         shutil.rmtree(leftover, ignore_errors=True)
@@ -273,7 +273,7 @@ def _remove_leftovers(parent: Path) -> None:
             os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
+def locked(folder: Path) -> int | None:
     """A lock on a folder for as long as this process lives; None where the system has no such locks."""
     if fcntl is None:
         return None

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.decode import Hypothesis
 from clearhead.errors import ConfigError, DataError, DecodeError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
 from clearhead.tasks.sentences import loops
-from clearhead.tasks.translation import PairExamples
+from clearhead.tasks.translation import PairExamples, _Search
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train.recipe import Data
@@ -45,7 +46,7 @@ def test_answers_come_in_the_order_of_the_inputs(translator):
 
 def test_nothing_in_nothing_out(translator):
     for nothing in ("", " ", " \n\t\u3000\u200b "):
-        assert translator.predict(nothing) == ("", None, [], [])
+        assert translator.predict(nothing) == ("", None, (), ())
     assert translator.predict([]) == []
     assert [answer.text for answer in translator.predict(["", "我", "  ", "你", ""])] == ["", "I", "", "you", ""]
 
@@ -53,7 +54,7 @@ def test_nothing_in_nothing_out(translator):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
 def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
     task = prepared(sentences(50), {"tokenizer": kind})
-    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, [], [])] * 3
+    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, (), ())] * 3
 
 
 @pytest.mark.parametrize("beams", [1, 5])
@@ -94,7 +95,8 @@ def test_the_recipe_gives_the_defaults(translator):
     changed = Translation(task.source, task.target, task.config, {"beam": 3, "length_penalty": 0.5})
     wanted = task.predict(model, inputs, beams=3, length_penalty=0.5, best=2)
     assert changed.predict(model, inputs, best=2) == wanted
-    assert task.predict(model, inputs, beams=3, best=2) != wanted
+    other = Translation(task.source, task.target, task.config, {"beam": 3, "length_penalty": -9.0})
+    assert other.predict(model, inputs, best=2) != wanted
 
 
 # options
@@ -133,7 +135,7 @@ def test_options_that_make_no_sense_are_refused(translator, options, said):
         ({"beam": True}, "decode.beam must be a whole number of at least 1, got True"),
         ({"part": 2.5}, r"decode.part must be a whole number of at least 1, got 2\.5"),
         ({"length_penalty": "long"}, "decode.length_penalty must be a number, got 'long'"),
-        ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: sacrebleu knows .*13a.*, not '13b'"),
+        ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: choose from 13a, .*, not '13b'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_training(settings, said):
@@ -188,7 +190,7 @@ def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(transl
         pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
         whole = translator.predict("".join(pieces))
         assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
-        assert whole.notes == ["translated in 3 parts, split at its sentences"]
+        assert whole.notes == ["translated in 3 parts"]
         assert translator.predict(pieces[0]).notes == []
     finally:
         translator.task.settings["part"] = before
@@ -201,7 +203,7 @@ def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):
     assert "".join(map(translator.task.source.decode, parts)) == paragraph
     answer = translator.predict(paragraph)
     assert answer.text
-    assert answer.notes[0] == f"translated in {len(parts)} parts, split at its sentences"
+    assert answer.notes[0] == f"translated in {len(parts)} parts"
 
 
 def test_a_long_input_has_no_alternatives_and_says_so(translator):
@@ -233,7 +235,7 @@ def test_an_answer_that_runs_in_circles_is_written_anew(translator):
     (love,) = task.target.encode("love")
     model = spoiled(task, translator.model, love, task.target.end)
     for beams in (1, 3):
-        (found,) = task._decoded(model, [task.source.encode("我看书")], beams, 1, 1, 0.0, 0)
+        (found,) = task._decoded(model, [task.source.encode("我看书")], _Search(beams, 1, 1, 0.0))
         circling = loops(found[0].tokens)
         (answer,) = task.predict(model, ["我看书"], beams=beams, length_penalty=0.0)
         assert not loops(task.target.encode(answer.text))
@@ -245,17 +247,30 @@ def test_an_answer_that_runs_in_circles_is_written_anew(translator):
 def test_only_what_runs_in_circles_is_written_anew(translator, monkeypatch):
     task, decoded, calls = translator.task, translator.task._decoded, []
 
-    def first_in_circles(model, pieces, beams, best, batch, penalty, ngram):
-        calls.append((len(pieces), ngram))
-        found = decoded(model, pieces, beams, best, batch, penalty, ngram)
-        if ngram == 0:
+    def first_in_circles(model, pieces, how):
+        calls.append((len(pieces), how.no_repeat_ngram))
+        found = decoded(model, pieces, how)
+        if how.no_repeat_ngram == 0:
             found[1] = [found[1][0]._replace(tokens=[300] * 9)]
         return found
 
     wanted = [answer.text for answer in translator.predict(["我", "你爱", "他"])]
     monkeypatch.setattr(task, "_decoded", first_in_circles)
-    assert [answer.text for answer in translator.predict(["我", "你爱", "他"])] == wanted
+    answers = translator.predict(["我", "你爱", "他"])
+    assert [answer.text for answer in answers] == wanted
     assert calls == [(3, 0), (1, 3)]
+    anew = "written anew without repetition: the first try ran in circles"
+    assert [list(answer.notes) for answer in answers] == [[], [anew], []]
+
+
+def test_what_has_a_reason_to_repeat_itself_may(translator):
+    task = translator.task
+    fish, digits = task.target.encode("fish"), task.target.encode("1000000")
+    assert task._circles(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
+    assert not task._circles(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert task._circles(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert not task._circles(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
+    assert task._circles(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
 
 
 def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
@@ -263,7 +278,7 @@ def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
     several = [number for word in ("love", "fish", "water") for number in task.target.encode(word)]
     model = spoiled(task, translator.model, *several)
     (answer,) = task.predict(model, ["我爱书"], beams=1)
-    assert answer.notes == ["the translation was cut off at its longest length"]
+    assert answer.notes[-1] == "the translation was cut off at its longest length"
     # Twice the source with its end, and ten more.
     assert len(task.target.encode(answer.text)) <= 2 * (len(task.source.encode("我爱书")) + 1) + 10
 

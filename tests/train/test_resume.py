@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from safetensors.torch import load_file
 
 from clearhead import folder
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
-from clearhead.train import _open_run, run
+from clearhead.train import run
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
+from clearhead.train.runs import HEADER, open_run
 from tests.train.corpus import write_recipe
 
 
@@ -105,7 +107,7 @@ def test_a_checkpoint_of_an_interruption_is_not_averaged(tmp_path):
     straight, out = train(recipe, tmp_path / "straight"), tmp_path / "run"
     for step in (5, 7):
         with pytest.raises(TrainingError, match=f"interrupted at step {step}"):
-            run(str(recipe), out=out, device="cpu", resume=True, observers=[Interrupting(step)])
+            run(str(recipe), out=out, device="cpu", resume=step > 5, observers=[Interrupting(step)])
     train(recipe, out, resume=True)
     assert_same(straight, out)
     assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["00000006", "00000008"]
@@ -128,7 +130,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     train(recipe, out, overwrite=True)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="holds something else than a run"):
+    with pytest.raises(ConfigError, match="holds something that no run wrote"):
         train(recipe, tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
 
@@ -137,26 +139,27 @@ def test_a_folder_with_more_than_a_run_in_it_is_not_thrown_away(tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 2").rename(tmp_path / "recipe.toml")  # beside its data
     mine = recipe.read_text()
     for more in ({"overwrite": True}, {"resume": True}, {}):
-        with pytest.raises(ConfigError, match=r"holds something else than a run \(dev\.tsv\)"):
+        with pytest.raises(ConfigError, match=r"holds something that no run wrote \(dev\.tsv\)"):
             train(recipe, tmp_path, **more)
     assert recipe.read_text() == mine
     out = train(recipe, tmp_path / "run")
     (out / "notes.txt").write_text("it went well")
-    with pytest.raises(ConfigError, match=r"holds something else than a run \(notes\.txt\)"):
+    with pytest.raises(ConfigError, match=r"holds something that no run wrote \(notes\.txt\)"):
         train(recipe, out, overwrite=True)
     train(recipe, out, "train.steps=3", resume=True)
     assert (out / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("left", [".recipe.toml", "recipe.toml", ".task.tmp-clearhead-1a2b3c4d"])
+@pytest.mark.parametrize("left", [".recipe.toml", ".task.tmp-clearhead-1a2b3c4d"])
 def test_a_run_that_ended_before_it_began_may_begin_again(tmp_path, left):
     wanted, _ = read_recipe(str(write_recipe(tmp_path)))
     out = tmp_path / "run"
     for more in ({}, {"resume": True}, {"overwrite": True}):
         out.mkdir()
         (out / left).write_text("half of a reci")
-        _open_run(out, wanted, **{"resume": False, "overwrite": False, **more})
-        assert (out / "recipe.toml").read_text() == to_toml(wanted)
+        with ExitStack() as held:
+            open_run(out, wanted, held, **{"resume": False, "overwrite": False, **more})
+        assert (out / "recipe.toml").read_text() == HEADER + to_toml(wanted)
         shutil.rmtree(out)
 
 
@@ -166,7 +169,7 @@ def test_a_run_goes_on_with_its_own_recipe_or_not_at_all(tmp_path):
     with pytest.raises(ConfigError, match=r"was begun with another model, train\.warmup"):
         train(recipe, out, "train.warmup=9", "model.dropout=0.2", resume=True)
     (out / "recipe.toml").unlink()
-    with pytest.raises(ConfigError, match=r"recipe\.toml is missing, .* start anew with --overwrite"):
+    with pytest.raises(ConfigError, match="holds something that no run wrote"):
         train(recipe, out, resume=True)
 
 
@@ -229,3 +232,68 @@ def test_the_words_of_a_card_may_change(tmp_path):
     train(recipe, tmp_path / "run")
     train(recipe, tmp_path / "run", "about=A toy.", resume=True)
     assert "A toy." in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_a_run_is_thrown_away_only_for_one_that_can_begin(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    with pytest.raises(DataError, match=r"nofile\.tsv"):
+        train(recipe, out, "data.train=nofile.tsv", overwrite=True)
+    assert (out / "model" / "model.safetensors").is_file()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    with pytest.raises(ConfigError, match=r"no run wrote \(dev\.tsv\)"):  # the user's own data and recipe
+        train(recipe, tmp_path, overwrite=True)
+    (tmp_path / "exported" / "model").mkdir(parents=True)
+    (tmp_path / "exported" / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no run wrote \(model\)"):
+        train(recipe, tmp_path / "exported", overwrite=True)
+    assert (tmp_path / "exported" / "model" / "config.json").exists()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    wanted, _ = read_recipe(str(recipe))
+    with ExitStack() as held:
+        open_run(out, wanted, held, resume=True, overwrite=False)
+        with pytest.raises(ConfigError, match="another process is training in"):
+            train(recipe, out, resume=True)
+    train(recipe, out, resume=True)
+
+
+def test_changed_data_are_noticed(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    lines = (tmp_path / "train.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "train.tsv").write_text("".join(reversed(lines)))
+    with pytest.raises(ConfigError, match="the data of this run have changed"):
+        train(recipe, out, "train.steps=4", resume=True)
+
+
+def test_there_must_be_a_run_to_go_on_with(tmp_path):
+    with pytest.raises(ConfigError, match="there is no run in"):
+        train(write_recipe(tmp_path), tmp_path / "runn", resume=True)
+
+
+def test_more_patience_and_fewer_steps(tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 24\npatience = 1\nmetric = 'bleu'\nlearning_rate = 1e-9")
+    out = train(recipe, tmp_path / "run")
+    assert json.loads((out / "model" / "metrics.json").read_text())["stopped"] == "patience"
+    train(recipe, out, "train.patience=9", resume=True)
+    assert json.loads((out / "model" / "metrics.json").read_text())["stopped"] == "steps"
+    train(recipe, out, "train.patience=9", "train.steps=4", resume=True)
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 24
+
+
+def test_scores_during_training_are_those_of_the_weights_of_the_moment(tmp_path):
+    recipe = write_recipe(tmp_path, train='steps = 160\naverage = "none"\nevaluate_every = 80\nsave_every = 80')
+    out = train(recipe, tmp_path / "run", "train.evaluate_lines=7", "decode.beam=1")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["dev"]["chrf"] for line in lines if "dev" in line]
+    assert scores[1] > scores[0] + 5
+    best = json.loads((out / "model" / "metrics.json").read_text())
+    assert best["dev"]["chrf"] == max(scores)

@@ -27,8 +27,8 @@ class Prediction(NamedTuple):
 
     text: str
     score: float | None = None
-    alternatives: list[tuple[str, float]] = []  # noqa: RUF012
-    notes: list[str] = []  # noqa: RUF012
+    alternatives: Sequence[tuple[str, float]] = ()
+    notes: Sequence[str] = ()
 
 
 class Examples(ABC):
@@ -56,6 +56,10 @@ class Examples(ABC):
     def where(self, example: int) -> str:
         """The file and line that an example came from."""
 
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The same for the same examples in the same order, and for no others."""
+
 
 class Task(ABC):
     """One kind of work. A subclass is one file of this folder: its data, loss, metric, prediction."""
@@ -63,7 +67,8 @@ class Task(ABC):
     name: ClassVar[str]
     architecture: ClassVar[type[Model]]
     columns: ClassVar[tuple[str, ...]]  # of its data
-    metric: ClassVar[str]  # what the best model is chosen by; larger is better, unless it is the loss
+    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
+    metric: ClassVar[str]  # the one of them that the best model is chosen by
     defaults: ClassVar[dict[str, Any]]  # of prediction; a recipe's [decode] changes them
     config: ModelConfig
     settings: dict[str, Any]  # whatever else the task must know again after loading, as JSON

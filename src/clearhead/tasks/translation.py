@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+
+
 class Pairs(NamedTuple):
     """A batch: the source with its end, what the target's decoder reads, and what it should write."""
 
@@ -33,6 +37,23 @@ class Pairs(NamedTuple):
     lengths: Tensor
     target: Tensor
     labels: Tensor
+
+
+class _Search(NamedTuple):
+    """How texts are looked for."""
+
+    beams: int
+    best: int
+    batch: int
+    length_penalty: float
+    no_repeat_ngram: int = 0
+
+
+class _Written(NamedTuple):
+    """What was found for a part, best first; `anew` if the first try ran in circles."""
+
+    hypotheses: list[Hypothesis]
+    anew: bool = False
 
 
 class PairExamples(Examples):
@@ -55,11 +76,15 @@ class PairExamples(Examples):
     def where(self, example: int) -> str:
         return self.rows[example].where
 
+    def fingerprint(self) -> str:
+        return f"{self.source.fingerprint()} {self.target.fingerprint()}"
+
 
 class Translation(Task):
     name = "translation"
     architecture = EncoderDecoder
     columns = ("source", "target")
+    metrics = ("bleu", "chrf")
     metric = "bleu"
     defaults = {  # noqa: RUF012
         "beam": 5,
@@ -135,9 +160,9 @@ class Translation(Task):
         if batch is not None and batch < 1:
             raise ConfigError(f"batch must be at least 1, got {batch}")
         penalty = self.settings["length_penalty"] if length_penalty is None else length_penalty
+        how = _Search(beams, best, batch or 64, penalty)
         split = [self._parts(text) for text in inputs]
-        pieces = list(chain.from_iterable(split))
-        found = iter(self._written(model, pieces, beams, best, batch or 64, penalty))
+        found = iter(self._written(model, list(chain.from_iterable(split)), how))
         return [self._prediction([next(found) for _ in pieces], best) for pieces in split]
 
     def evaluate(  # type: ignore[override]
@@ -164,61 +189,66 @@ class Translation(Task):
             return [tokens] if tokens else []
         return [part for part in parts(self.source.normal(text), self.source.encode, limit) if part]
 
-    def _written(
-        self, model: EncoderDecoder, pieces: list[list[int]], beams: int, best: int, batch: int, penalty: float
-    ) -> list[list[Hypothesis]]:
-        """What the model writes for every piece; lines that run in circles are written anew, without repetition."""
-        found = self._decoded(model, pieces, beams, best, batch, penalty, 0)
-        circling = [place for place, (first, *_) in enumerate(found) if loops(first.tokens)]
-        again = self._decoded(model, [pieces[place] for place in circling], beams, best, batch, penalty, 3)
+    def _written(self, model: EncoderDecoder, pieces: list[list[int]], how: _Search) -> list[_Written]:
+        """What the model writes for every piece; what runs in circles is written anew, without repetition."""
+        found = [_Written(hypotheses) for hypotheses in self._decoded(model, pieces, how)]
+        circling = [place for place, one in enumerate(found) if self._circles(one.hypotheses[0], pieces[place])]
+        again = self._decoded(model, [pieces[place] for place in circling], how._replace(no_repeat_ngram=3))
         for place, better in zip(circling, again, strict=True):
-            found[place] = better
+            found[place] = _Written(better, anew=True)
         return found
 
-    def _decoded(
-        self,
-        model: EncoderDecoder,
-        pieces: list[list[int]],
-        beams: int,
-        best: int,
-        batch: int,
-        penalty: float,
-        ngram: int,
-    ) -> list[list[Hypothesis]]:
+    def _circles(self, hypothesis: Hypothesis, source: list[int]) -> bool:
+        """Whether a text repeats itself for no reason: 1,000,000 has one, and so has what the source repeats, too."""
+        if not hypothesis.finished:
+            return loops(hypothesis.tokens)
+        words = [token for token in hypothesis.tokens if token not in self._digits]
+        return loops(words) and (not loops(source) or len(hypothesis.tokens) > len(source) + 8)
+
+    @cached_property
+    def _digits(self) -> set[int]:
+        return {token for digit in "0123456789" for token in self.target.encode(digit)}
+
+    def _decoded(self, model: EncoderDecoder, pieces: list[list[int]], how: _Search) -> list[list[Hypothesis]]:
         """Batches of similar length, longest first: what does not fit into memory fails at once."""
         order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
         device = model.vocabulary.words.weight.device
         found: list[list[Hypothesis]] = [[] for _ in pieces]
-        for begin in range(0, len(order), batch):
-            rows = order[begin : begin + batch]
+        for begin in range(0, len(order), how.batch):
+            rows = order[begin : begin + how.batch]
             source = Ragged([[*pieces[row], self.source.end] for row in rows])
             lengths = source.lengths
             padded, _ = source.padded(torch.arange(len(rows)), int(lengths.max()), self.source.pad)
             writer = Writer.translating(model, padded.to(device), lengths.to(device))
             common: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
             common["max_length"] = [2 * int(length) + 10 for length in lengths]
-            common["no_repeat_ngram"] = ngram
-            if beams == 1:
+            common["no_repeat_ngram"] = how.no_repeat_ngram
+            if how.beams == 1:
                 written = [[one] for one in greedy(writer, **common)]
             else:
-                written = beam(writer, beams=beams, best=best, length_penalty=penalty, **common)
+                written = beam(writer, beams=how.beams, best=how.best, length_penalty=how.length_penalty, **common)
             for row, hypotheses in zip(rows, written, strict=True):
                 found[row] = hypotheses
         return found
 
-    def _prediction(self, found: list[list[Hypothesis]], best: int) -> Prediction:
+    def _prediction(self, found: list[_Written], best: int) -> Prediction:
+        """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
         if not found:
             return Prediction("")
-        text = joined([self._spelled(first) for first, *_ in found])
-        length = sum(len(first.tokens) + 1 for first, *_ in found)
-        score = sum(first.log_probability for first, *_ in found) / length
-        notes = [] if len(found) == 1 else [f"translated in {len(found)} parts, split at its sentences"]
+        firsts = [one.hypotheses[0] for one in found]
+        text = joined([self._spelled(first) for first in firsts])
+        length = sum(len(first.tokens) + 1 for first in firsts)
+        score = sum(first.log_probability for first in firsts) / length
+        notes = [] if len(found) == 1 else [f"translated in {len(found)} parts"]
         if len(found) > 1 and best > 1:
             notes[0] += ", so there are no alternatives to the whole"
-        if any(not first.finished for first, *_ in found):
+        if any(one.anew for one in found):
+            notes.append("written anew without repetition: the first try ran in circles")
+        if any(not first.finished for first in firsts):
             notes.append("the translation was cut off at its longest length")
-        others = [] if len(found) > 1 else [(self._spelled(one), one.score) for one in found[0][1:best]]
-        return Prediction(text, score, others, notes)
+        others = [] if len(found) > 1 else found[0].hypotheses[1:best]
+        ranked = [(self._spelled(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
+        return Prediction(text, score, ranked, notes)
 
     def _spelled(self, hypothesis: Hypothesis) -> str:
         text = self.target.decode(hypothesis.tokens)
@@ -252,10 +282,9 @@ def _check(settings: dict[str, Any]) -> None:
     penalty, tokenizer = settings["length_penalty"], settings["bleu_tokenizer"]
     if type(penalty) not in (int, float) or not math.isfinite(penalty):
         raise ConfigError(f"decode.length_penalty must be a number, got {penalty!r}")
-    from sacrebleu.metrics.bleu import BLEU
-
-    if tokenizer is not None and tokenizer not in BLEU.TOKENIZERS:
-        raise ConfigError(f"decode.bleu_tokenizer: sacrebleu knows {', '.join(BLEU.TOKENIZERS)}, not {tokenizer!r}")
+    # Others of sacrebleu's want further packages, or download a model.
+    if tokenizer not in (None, *BLEU_TOKENIZERS):
+        raise ConfigError(f"decode.bleu_tokenizer: choose from {', '.join(BLEU_TOKENIZERS)}, not {tokenizer!r}")
 
 
 def _unfit(source: list[int], target: list[int], limits: Any) -> str | None:

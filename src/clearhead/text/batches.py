@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -77,6 +78,13 @@ class Ragged:
     def to(self, device: torch.device) -> Ragged:
         self.flat, self.lengths, self.starts = (part.to(device) for part in (self.flat, self.lengths, self.starts))
         return self
+
+    def fingerprint(self) -> str:
+        """The same for the same sequences, and for no others."""
+        digest = hashlib.sha256()
+        for part in (self.flat, self.lengths):
+            digest.update(part.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def padded(self, rows: Tensor, size: int, fill: int) -> tuple[Tensor, Tensor]:
         """These sequences, filled up to `size`, and their lengths."""

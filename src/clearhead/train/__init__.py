@@ -11,6 +11,7 @@ runs/NAME/
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -24,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from clearhead.errors import ConfigError
 from clearhead.folder import MARK, fresh_folder, verify
 from clearhead.folder import write as write_folder
 from clearhead.model import ModelConfig
@@ -36,24 +36,11 @@ from clearhead.train.checkpoints import Checkpoints, averaged, gathered
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
 from clearhead.train.processes import Processes, joined
-from clearhead.train.recipe import Recipe, checked, read_recipe, sources, to_toml
+from clearhead.train.recipe import Recipe, read_recipe, sources, to_toml
+from clearhead.train.runs import open_run, put_back
 from clearhead.train.spreading import short_kernels
 
 __all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
-
-FILES = (
-    "recipe.toml",
-    "report.txt",
-    "task",
-    "checkpoints",
-    "metrics.jsonl",
-    "speed.jsonl",
-    "loss.png",
-    "tensorboard",
-    "model",
-)
-# What may differ when a run goes on: the length of the run, and what is kept or shown of it.
-CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every"}
 
 
 def run(
@@ -70,11 +57,13 @@ def run(
     """Trains as the recipe says; returns the run folder, with the finished model in it."""
     wanted, base = read_recipe(recipe, overrides, seed)
     where = Path("runs") / Path(recipe).stem if out is None else Path(out)
-    with joined(device) as processes:
+    where = where.resolve() if where.is_symlink() else where
+    with joined(device) as processes, ExitStack() as held:
+        aside = None
         if processes.first:
-            _open_run(where, wanted, resume=resume, overwrite=overwrite)
+            aside = open_run(where, wanted, held, resume=resume, overwrite=overwrite)
         processes.wait()
-        task, examples, dev = _data(where, wanted, base, processes)
+        task, examples, dev = _begun(where, aside, wanted, base, processes)
         checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
         torch.manual_seed(wanted.seed)
         trainer = Trainer(wanted.train, task, task.build(), examples, dev, checkpoints, processes, seed=wanted.seed)
@@ -92,51 +81,18 @@ def run(
     return where
 
 
-def _open_run(where: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """A folder for the run: a new one, or one that goes on with the same recipe."""
-    saved = where / "recipe.toml"
-    if where.exists() and not where.is_dir():
-        raise ConfigError(f"{where} is a file; choose another folder with --out")
-    inside = sorted(path.name for path in where.iterdir()) if where.is_dir() else []
-    begun = "task" in inside  # else it ended before it began: at a broken line, say, or with a kill
-    strange = [name for name in inside if not _of_a_run(name)]
-    if strange and (overwrite or not begun):
-        raise ConfigError(f"{where} holds something else than a run ({strange[0]}); choose another folder with --out")
-    if begun and overwrite:
-        shutil.rmtree(where)
-    elif begun and not resume:
-        raise ConfigError(
-            f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
-        )
-    elif begun:
-        _same_recipe(saved, recipe)
-    where.mkdir(parents=True, exist_ok=True)
-    whole = where / ".recipe.toml"
-    whole.write_text(to_toml(recipe), encoding="utf-8")
-    whole.replace(saved)
-
-
-def _of_a_run(name: str) -> bool:
-    """Whether a run writes a file of this name, or while it is being written."""
-    return name in FILES or (name.startswith(".") and name[1:].split(MARK)[0] in FILES)
-
-
-def _same_recipe(saved: Path, recipe: Recipe) -> None:
-    import tomllib
-
-    if not saved.is_file():
-        raise ConfigError(f"{saved} is missing, which says how the run was begun; start anew with --overwrite")
-    before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
-    now = recipe.model_dump()
-    changed = [key for key in before if key not in ("train", "about", "licence") and before[key] != now[key]]
-    changed += [
-        f"train.{key}" for key, value in before["train"].items() if now["train"][key] != value and key not in CHANGEABLE
-    ]
-    if changed:
-        raise ConfigError(
-            f"{saved.parent} was begun with another {', '.join(changed)}; a run goes on exactly, or not at all: "
-            "restore them, or start anew with --overwrite"
-        )
+def _begun(
+    where: Path, aside: Path | None, recipe: Recipe, base: Path, processes: Processes
+) -> tuple[Task, Examples, tuple[Examples, Sequence[Row]] | None]:
+    """The data of a run; the old one that it replaces is thrown away only when they are sound."""
+    try:
+        found = _data(where, recipe, base, processes)
+    except BaseException:
+        put_back(where, aside)
+        raise
+    if aside is not None:
+        shutil.rmtree(aside)
+    return found
 
 
 def _data(
@@ -229,6 +185,7 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     model.to(processes.device)
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
+        "averaged": _averaged_steps(trainer, recipe),
         "stopped": position.stopped,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "pairs": len(trainer.examples),
@@ -238,11 +195,11 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
         metrics["dev"] = trainer.task.evaluate(model.eval(), dev[1])
         few = len(dev[1]) <= 200
         metrics["dev_first_200"] = metrics["dev"] if few else trainer.task.evaluate(model, dev[1][:200])
-    if target.exists():
-        shutil.rmtree(target)
     text = card(where.name, recipe, trainer.task, metrics)
+    fresh = where / f".model{MARK}new"
+    shutil.rmtree(fresh, ignore_errors=True)
     write_folder(
-        target,
+        fresh,
         task=trainer.task,
         model=model,
         metrics=metrics,
@@ -250,6 +207,9 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
         recipe=to_toml(recipe),
         weights=recipe.train.weights,
     )
+    if target.exists():  # of a run that went on
+        shutil.rmtree(target)
+    fresh.rename(target)
     shown = ", ".join(f"{name} {value}" for name, value in metrics.get("dev", {}).items())
     _say(
         processes,
@@ -258,10 +218,17 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     _say(processes, f'try it: clearhead predict {where} "…"')
 
 
+def _averaged_steps(trainer: Trainer, recipe: Recipe) -> list[int]:
+    """The checkpoints that the finished weights are the mean of: the last ones, or only the best."""
+    kept = trainer.checkpoints.planned()
+    if recipe.train.average == "last":
+        return kept[-recipe.train.keep :]
+    best = trainer.position.best_step
+    return [best if best in kept else kept[-1]]  # a damaged one may have been deleted
+
+
 def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
-    newest = trainer.checkpoints.planned()
-    best = trainer.position.best_step or newest[-1]
-    steps = newest[-recipe.train.keep :] if recipe.train.average == "last" else [best]
+    steps = _averaged_steps(trainer, recipe)
     kind = "average." if recipe.train.average == "ema" else "model."
 
     def weights(step: int) -> dict[str, Tensor]:
@@ -285,5 +252,5 @@ def _opening(where: Path, trainer: Trainer, task: Task) -> str:
 
 
 def _say(processes: Processes, text: str) -> None:
-    if processes.first:
-        print(text, file=sys.stderr)
+    if processes.first:  # a file's name may hold anything, even what moves a terminal's cursor
+        print(re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text), file=sys.stderr)

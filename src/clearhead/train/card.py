@@ -34,5 +34,5 @@ def card(name: str, recipe: Recipe, task: Task, metrics: dict[str, Any]) -> str:
     if "dev" in metrics:
         lines += ["", "Scores on dev:", ""]
         lines += [f"- {key}: {value}" for key, value in metrics["dev"].items()]
-    use = f'```sh\nclearhead predict {name} "…"\n```'
+    use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

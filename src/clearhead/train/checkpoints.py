@@ -52,7 +52,7 @@ class Checkpoints:
             self._save_shards(step, tensors, state)
         elif self.processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with fresh_folder(self.path(step)) as fresh:
+            with fresh_folder(self.path(step), needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
                 save_file(
                     {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
                     fresh / "state.safetensors",
@@ -98,6 +98,8 @@ class Checkpoints:
                 gone = path.with_name(f".{path.name}{MARK}old")  # whole or not there: a kill may come while it goes
                 path.rename(gone)
                 shutil.rmtree(gone)
+        for parts in self.folder.glob(".*.parts"):  # of a save that was killed
+            shutil.rmtree(parts)
 
     def _save_shards(self, step: int, tensors: dict[str, Tensor], state: str) -> None:
         """Every process writes its part, through PyTorch's own safetensors storage."""

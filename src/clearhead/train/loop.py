@@ -61,6 +61,7 @@ class Trainer:
         seed: int = 1,
     ) -> None:
         self.train, self.task, self.processes, self.seed = train, task, processes, seed
+        self.data = [one.fingerprint() for one in (examples, *(dev[:1] if dev else ()))]
         self.examples, self.dev = examples.to(processes.device), dev
         self.checkpoints, self.observers = checkpoints, observers
         self.position, self.done, self.interrupted = Position(), 0.0, False
@@ -199,11 +200,11 @@ class Trainer:
 
     def _log(self, step: int) -> None:
         position = self.position
-        metrics: dict[str, float | str] = {
+        metrics: dict[str, Any] = {
             "epoch": round(step / self.windows, 4),
             "loss": position.loss / max(1, position.counted),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "norm": self._norm,
+            "norm": self._norm if math.isfinite(self._norm) else None,  # float16 may overflow; JSON knows no infinity
         }
         position.loss, position.counted = 0.0, 0
         self._tell("logged", step, metrics)
@@ -217,8 +218,6 @@ class Trainer:
             return
         metrics = self.evaluate()
         name = train.metric or self.task.metric
-        if name not in metrics:
-            raise ConfigError(f"train.metric: this task measures {', '.join(metrics)}, not {name!r}")
         score = self.processes.agree(float(metrics[name]) * (-1 if name == "loss" else 1))
         if position.best is None or score > position.best:
             position.best, position.best_step, position.stale = score, step, 0
@@ -274,7 +273,7 @@ class Trainer:
         self._settle()
         tensors = gathered(self.model, self.optimizer, self.average)
         state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
-        state |= {"scaler": self.scaler.state_dict(), "planned": self._planned()}
+        state |= {"scaler": self.scaler.state_dict(), "planned": self._planned(), "data": self.data}
         self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
 
     def resume(self, step: int) -> None:
@@ -287,13 +286,17 @@ class Trainer:
                 f"this run was begun with {state['processes']} processes, which share every batch; "
                 f"{self.processes.count} would train on other batches: go on with as many"
             )
+        if state["data"] != self.data:
+            raise ConfigError("the data of this run have changed since it was begun: restore them, or start anew")
         restore(tensors, self.model, self.optimizer, self.average)
-        self.position = Position(**state["position"])
+        self.position = position = Position(**state["position"])
         self.scaler.load_state_dict(state["scaler"])
-        # A finished run may be given more steps, a stopped one more time; patience stays exhausted.
         self.done = self._done()
-        if self.position.stopped in ("steps", "time") and self.done < 1:
-            self.position.stopped = None
+        patient = self.train.patience is None or position.stale < self.train.patience
+        if self.done < 1 and (position.stopped != "patience" or patient):
+            position.stopped = None  # a finished run may be given more steps, time or patience
+        elif self.done >= 1 and position.stopped is None:
+            position.stopped = "steps"  # and one that goes on, fewer than it has behind it
 
     def _make_room(self) -> None:
         """Moments for the shards of a checkpoint to be read into."""

@@ -93,7 +93,7 @@ class Curve(Observer):
         self.folder, self.metric = folder, metric
 
     def close(self) -> None:
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = _whole_lines(self.folder / "metrics.jsonl")
         train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
         dev = [(line["step"], line["dev"]) for line in lines if "dev" in line]
         if not train:
@@ -102,7 +102,7 @@ class Curve(Observer):
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(*zip(*train, strict=True), label="training (smoothed labels)", color="tab:blue")
+        axes.plot(*zip(*train, strict=True), label="training", color="tab:blue")
         if dev:
             axes.plot(
                 [step for step, _ in dev], [scores["loss"] for _, scores in dev], "o-", label="dev", color="tab:orange"
@@ -188,13 +188,26 @@ def clock(seconds: float) -> str:
 
 def _cut(path: Path, step: int) -> IO[str]:
     """The file, open at its end, without what was written after that step: it will be written again."""
-    kept = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
-                break
-            kept.append(line)
+    kept = [line for line in _whole_lines(path) if line["step"] <= step]
     whole = path.with_name(f".{path.name}")
-    whole.write_text("".join(kept), encoding="utf-8")
+    with whole.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
     whole.replace(path)
     return path.open("a", encoding="utf-8")
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines up to the first that is damaged, as the last may be after a power cut."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                values = json.loads(line)
+            except ValueError:
+                break
+            if not isinstance(values, dict) or "step" not in values:
+                break
+            lines.append(values)
+    return lines

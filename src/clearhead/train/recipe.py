@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,6 +20,9 @@ from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS
 
 Source = str | dict[str, str]  # one file, or one file for each column
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -36,7 +39,7 @@ class Data(Section):
     columns: list[str] | dict[str, str] | None = None
     lines: int | None = Field(None, ge=1)  # only the first so many of each training file
     longest: int = Field(128, ge=1)  # tokens of either side; longer pairs are dropped, and the report says so
-    ratio: float = Field(6.0, ge=0)  # how many times longer one side may be than the other; 0: any
+    ratio: float = Field(6.0, ge=0)  # how many times longer a side of more than 10 tokens may be than the other; 0: any
 
 
 class Text(Section):
@@ -46,7 +49,7 @@ class Text(Section):
     vocabulary: int = Field(8000, ge=300)
     shared: bool = True  # one tokenizer for both languages, or one for each
     source_vocabulary: int | None = Field(None, ge=300)  # of the source's own tokenizer; None: as vocabulary
-    script: Literal["simplified", "traditional"] | None = None  # Chinese characters are all turned into these
+    script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
 
 
@@ -62,7 +65,7 @@ class Train(Section):
     warmup: int = Field(1000, ge=0)  # steps in which the learning rate rises to that
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Share, Share] = (0.9, 0.98)
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
     average: Literal["none", "ema", "last"] = "none"  # weights that are kept: the last, a moving average, or…
@@ -86,7 +89,7 @@ class Recipe(Section):
     task: str
     about: str = ""  # for the model's card: what it is, on what it was trained
     licence: str = ""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     data: Data
     text: Text = Text()
     model: dict[str, Any] = {}  # shape = "classic", and changes to it
@@ -97,18 +100,32 @@ class Recipe(Section):
     def _fits_together(self) -> Recipe:
         if self.task not in TASKS:
             raise ValueError(f"task: {_unknown(self.task, TASKS)}")
-        changes = {key: value for key, value in self.model.items() if key != "shape"}
-        try:
-            ModelConfig.named(self.model.get("shape", "classic"), **{"vocabulary": 1, **changes})
-        except ConfigError as error:
-            raise ValueError(f"model: {error}") from None
-        known = TASKS[self.task].defaults
+        self._check_model()
+        task = TASKS[self.task]
         for key in self.decode:
-            if key not in known:
-                raise ValueError(f"decode.{key}: {_unknown(key, known)}")
+            if key not in task.defaults:
+                raise ValueError(f"decode.{key}: {_unknown(key, task.defaults)}")
+        if self.train.metric not in (None, "loss", *task.metrics):
+            raise ValueError(f"train.metric: {_unknown(self.train.metric, ('loss', *task.metrics))}")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self
+
+    def _check_model(self) -> None:
+        for key in ("vocabulary", "source_vocabulary"):
+            if key in self.model:
+                raise ValueError(f"model.{key}: the tokenizer decides that; set text.{key}")
+        shape = self.model.get("shape", "classic")
+        changes = {key: value for key, value in self.model.items() if key != "shape"}
+        try:
+            config = ModelConfig.named(str(shape), vocabulary=1, **changes)
+        except (ConfigError, TypeError) as error:
+            raise ValueError(f"model: {error}") from None
+        if config.positions == "learned" and config.max_length <= self.data.longest:
+            raise ValueError(
+                f"model.max_length: {config.max_length} learned positions are too few for data.longest = "
+                f"{self.data.longest} and the end; make it at least {self.data.longest + 1}"
+            )
 
 
 def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = None) -> tuple[Recipe, Path]:
@@ -227,6 +244,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-PRECISIONS = get_args(Train.model_fields["precision"].annotation)
