@@ -38,6 +38,8 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(RUN) benchmarks/attention_speed.py
 	$(RUN) benchmarks/model_speed.py
+	$(RUN) benchmarks/train_speed_cpu.py
+	$(RUN) benchmarks/decode_speed.py
 
 # Its output is kept: what was tried, and that nothing was found.
 soak: $(STAMP)

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,7 @@ class Competitor:
     """A process that does one training step each time it is called."""
 
     def __init__(self, name: str, size: dict[str, Any]) -> None:
-        python = os.environ.get("JOEYNMT_PYTHON", sys.executable) if name == "joeynmt" else sys.executable
+        python = os.environ["JOEYNMT_PYTHON"] if name == "joeynmt" else sys.executable
         self.process = subprocess.Popen(
             [python, str(WORKER), name, json.dumps(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -63,12 +64,12 @@ class Competitor:
 
 def measure(report: Report, case: str, size: dict[str, Any], rounds: int) -> None:
     count = tokens(size["vocabulary"])
-    with (
-        Competitor("joeynmt", size) as joeynmt,
-        Competitor("marian", size) as marian,
-        Competitor("clearhead", size) as own,
-    ):
-        competitors = {"JoeyNMT": joeynmt, "MarianMT": marian, "clearhead": own}
+    names = {"JoeyNMT": "joeynmt", "MarianMT": "marian", "clearhead": "clearhead"}
+    if "JOEYNMT_PYTHON" not in os.environ:
+        print("without JoeyNMT: its environment is not named in JOEYNMT_PYTHON")
+        del names["JoeyNMT"]
+    with ExitStack() as stack:
+        competitors = {name: stack.enter_context(Competitor(kind, size)) for name, kind in names.items()}
         timings = compare(competitors, rounds=rounds)
     named = {}
     for name, timing in timings.items():
