@@ -38,7 +38,7 @@ class BatchPlan:
 
     >>> plan = BatchPlan(np.array([[3, 4], [9, 7], [4, 4], [8, 8]]), tokens=16, seed=0)
     >>> [(batch.examples.tolist(), batch.sizes) for batch in plan.epoch(0)]
-    [([2, 0], (4, 4)), ([1], (9, 8)), ([3], (9, 8))]
+    [([1], (9, 7)), ([0, 2], (4, 4)), ([3], (8, 8))]
     """
 
     def __init__(self, lengths: Whole, *, tokens: int, seed: int, shapes: int = 16) -> None:
