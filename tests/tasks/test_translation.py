@@ -46,7 +46,7 @@ def test_answers_come_in_the_order_of_the_inputs(translator):
 
 def test_nothing_in_nothing_out(translator):
     for nothing in ("", " ", " \n\t\u3000\u200b "):
-        assert translator.predict(nothing) == ("", None, (), ())
+        assert translator.predict(nothing) == ("", None, [], [])
     assert translator.predict([]) == []
     assert [answer.text for answer in translator.predict(["", "我", "  ", "你", ""])] == ["", "I", "", "you", ""]
 
@@ -54,7 +54,7 @@ def test_nothing_in_nothing_out(translator):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
 def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
     task = prepared(sentences(50), {"tokenizer": kind})
-    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, (), ())] * 3
+    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, [], [])] * 3
 
 
 @pytest.mark.parametrize("beams", [1, 5])

@@ -234,7 +234,7 @@ class Translation(Task):
     def _prediction(self, found: list[_Written], best: int) -> Prediction:
         """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
         if not found:
-            return Prediction("")
+            return Prediction("", None, [], [])
         firsts = [one.hypotheses[0] for one in found]
         text = joined([self._spelled(first) for first in firsts])
         length = sum(len(first.tokens) + 1 for first in firsts)
