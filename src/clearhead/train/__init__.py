@@ -78,6 +78,7 @@ def run(
         ):
             trainer.run()
         _finish(where, wanted, trainer, dev)
+        processes.wait()  # all leave together: one that leaves early may crash in gloo's threads
     return where
 
 
