@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         explain,
     )
     from clearhead.errors import ClearheadError
+    from clearhead.lens import Measures, measure
     from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
     from clearhead.model.huggingface import from_huggingface, to_huggingface
     from clearhead.predictor import load
@@ -36,6 +37,7 @@ __all__ = [
     "KeyValueCache",
     "Learned",
     "Mask",
+    "Measures",
     "ModelConfig",
     "MultiHeadAttention",
     "Relative",
@@ -47,6 +49,7 @@ __all__ = [
     "explain",
     "from_huggingface",
     "load",
+    "measure",
     "to_huggingface",
 ]
 
@@ -55,6 +58,7 @@ _HOMES = {
     "ClearheadError": "errors",
     **dict.fromkeys(("Decoder", "Encoder", "EncoderDecoder", "ModelConfig"), "model"),
     **dict.fromkeys(("from_huggingface", "to_huggingface"), "model.huggingface"),
+    **dict.fromkeys(("Measures", "measure"), "lens"),
     "load": "predictor",
 }
 
@@ -64,7 +68,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"clearhead.{_HOMES.get(name, 'attention')}"), name)
         globals()[name] = value
         return value
-    if name in ("attention", "errors", "model"):  # as they were when all was imported at once
+    if name in ("attention", "errors", "lens", "model"):  # as they were when all was imported at once
         return import_module(f"clearhead.{name}")
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 

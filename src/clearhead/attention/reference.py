@@ -11,8 +11,8 @@ from torch import Tensor
 from clearhead.attention.inputs import Call
 
 
-def weights(call: Call) -> Tensor:
-    """softmax(cap(q·kᵀ·scale) + bias) over the visible keys; zeros for a query that sees nothing."""
+def scores(call: Call) -> tuple[Tensor, Tensor]:
+    """cap(q·kᵀ·scale) + bias, and which of them count: what a mask or a bias of −inf hides does not."""
     queries, keys = call.q.shape[2], call.k.shape[2]
     k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
     scale = call.scale.to(call.q.dtype) if isinstance(call.scale, Tensor) else call.scale
@@ -26,12 +26,18 @@ def weights(call: Call) -> Tensor:
         bias = call.bias.dense(queries, keys).to(scores.dtype)
         visible = visible & (bias > -math.inf)
         scores = scores + bias.masked_fill(bias == -math.inf, 0.0)
+    return scores, visible
+
+
+def weights(call: Call) -> Tensor:
+    """The softmax of the scores over the visible keys; zeros for a query that sees nothing."""
+    found, visible = scores(call)
     # finfo.min, not -inf: the softmax of a fully hidden row would be 0/0, and its gradient NaN
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    found = found.masked_fill(~visible, torch.finfo(found.dtype).min)
     if call.sinks is not None:
-        sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    return scores.softmax(-1)[..., :keys].masked_fill(~visible, 0.0)
+        sinks = call.sinks.to(found.dtype).view(1, -1, 1, 1).expand(*found.shape[:3], 1)
+        found = torch.cat([found, sinks], dim=-1)
+    return found.softmax(-1)[..., : call.k.shape[2]].masked_fill(~visible, 0.0)
 
 
 def attend(call: Call) -> Tensor:

@@ -1,0 +1,105 @@
+"""What is measured of an attention, defined once in plain code. It builds the whole square; the fast ways do not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention import reference
+from clearhead.attention.inputs import Call
+from clearhead.attention.mask_kinds import Band
+from clearhead.attention.masks import Mask
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Who looked where, in numbers. `queries` are those that were measured: all, unless every n-th was asked for.
+
+    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else.
+    """
+
+    logsumexp: Float[Tensor, "batch heads queries"]  # ln Σ exp(score), sinks included
+    entropy: Float[Tensor, "batch heads queries"]  # −Σ w ln w, in nats: 0 for one key, ln n for n alike
+    peak: Float[Tensor, "batch heads queries"]  # the largest weight
+    peak_key: Int[Tensor, "batch heads queries"]  # and whose it is: of several, the first
+    distance: Float[Tensor, "batch heads queries"]  # Σ w |position of query − position of key|
+    first: Float[Tensor, "batch heads queries"]  # the weight of the first visible key
+    top_keys: Int[Tensor, "batch heads queries top"]  # largest first, then −1
+    top_weights: Float[Tensor, "batch heads queries top"]  # then 0
+    received: Float[Tensor, "batch heads keys"] | None  # Σ over queries, or None if it was not asked for
+    map: Float[Tensor, "batch heads rows columns"]  # the weights, summed in blocks
+
+
+class Job(NamedTuple):
+    """What is to be measured: of which attention, of which of its queries, in which detail."""
+
+    call: Call
+    rows: range  # the queries
+    offset: int  # query i stands at the position of key `offset + i`
+    blocks: tuple[int, int]  # how many of these queries, and how many keys, one pixel of the map stands for; or 0, 0
+    top: int
+    received: bool
+    logsumexp: Tensor | None  # of these rows, if a kernel has left it
+
+
+def blocks_of(queries: int, keys: int, pixels: int) -> tuple[int, int]:
+    """The smallest blocks that make a map of at most so many pixels a side."""
+    return (-(-queries // pixels), -(-keys // pixels)) if pixels else (0, 0)
+
+
+def first_position(mask: Mask | None, queries: int, keys: int) -> int:
+    """Where the first query stands among the keys: where the mask says, or so that the last stand side by side."""
+    bands = [part for part in ([] if mask is None else mask.parts()) if isinstance(part, Band)]
+    return bands[0].start(queries, keys) if bands else keys - queries
+
+
+def defined(job: Job) -> Measures:
+    """Every measure, from the weights themselves: slow, and right at any precision."""
+    call, rows = job.call, torch.tensor(job.rows, dtype=torch.long, device=job.call.q.device)
+    scores, visible = (t.expand(call.sizes)[:, :, rows] for t in reference.scores(call))
+    weights, keys = reference.weights(call)[:, :, rows], call.k.shape[2]
+    scores = scores.masked_fill(~visible, -math.inf)
+    sinks = [] if call.sinks is None else [call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)]
+    seeing = visible.any(-1)
+    apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    found = order.masked_fill(ordered == -math.inf, -1)
+    top_keys = _padded(found, job.top, -1)
+    some = _padded(weights, max(keys, 1), 0)
+    return Measures(
+        logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
+        entropy=torch.special.entr(weights).sum(-1),
+        peak=some.amax(-1),
+        peak_key=_padded(found, 1, -1)[..., 0],
+        distance=(weights * apart).sum(-1),
+        first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
+        top_keys=top_keys,
+        top_weights=some.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
+        received=weights.sum(2) if job.received else None,
+        map=pooled(pooled(weights, job.blocks[0], 2), job.blocks[1], 3),
+    )
+
+
+def pooled(x: Tensor, block: int, axis: int) -> Tensor:
+    """Sums over blocks of an axis, the last one short; nothing at all for blocks of 0.
+
+    >>> pooled(torch.tensor([1, 2, 3, 4, 5]), 2, 0)
+    tensor([3, 7, 5])
+    """
+    if block == 0:
+        return x.narrow(axis, 0, 0)
+    edges = torch.arange(0, x.shape[axis], block, device=x.device)
+    index = torch.arange(x.shape[axis], device=x.device) // block
+    shape = [len(edges) if a == axis else n for a, n in enumerate(x.shape)]
+    return x.new_zeros(shape).index_add_(axis, index, x)
+
+
+def _padded(x: Tensor, size: int, fill: int) -> Tensor:
+    """At least and at most so many of the last axis."""
+    missing = max(0, size - x.shape[-1])
+    return torch.cat([x[..., :size], x.new_full((*x.shape[:-1], missing), fill)], -1) if missing else x[..., :size]
