@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
-from clearhead.attention.inputs import checked
+from clearhead.attention.inputs import Call, checked
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, ShapeError
 from clearhead.lens import kernel, tiled
@@ -48,6 +48,21 @@ def measure(
     ([0, 1, 2], [[0, -1], [1, 0], [2, 0]])
     """
     call = checked(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
+    job = planned(call, pixels=pixels, top=top, received=received, every=every, offset=offset, logsumexp=logsumexp)
+    return measured(job, backend)
+
+
+def planned(
+    call: Call,
+    *,
+    pixels: int = 256,
+    top: int = 8,
+    received: bool = True,
+    every: int = 1,
+    offset: int | None = None,
+    logsumexp: Tensor | None = None,
+) -> Job:
+    """What measure was asked for, as a job, or an error that names what makes no sense."""
     for name, value, least in (("pixels", pixels, 0), ("top", top, 0), ("every", every, 1)):
         if not isinstance(value, int) or value < least:
             raise ShapeError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -58,8 +73,7 @@ def measure(
         if logsumexp.shape != call.q.shape[:3]:
             raise ShapeError(f"logsumexp must be {tuple(call.q.shape[:3])}, got {tuple(logsumexp.shape)}")
         logsumexp = logsumexp[:, :, rows.start :: every]
-    job = Job(call, rows, start, blocks_of(len(rows), keys, pixels), top, received, logsumexp)
-    return measured(job, backend)
+    return Job(call, rows, start, blocks_of(len(rows), keys, pixels), top, received, logsumexp)
 
 
 def measured(job: Job, backend: str = "auto") -> Measures:
