@@ -9,6 +9,8 @@ ClearheadError
 ├── ConfigError        a model description that makes no sense
 ├── CheckpointError    a checkpoint that cannot be read, or not be expressed
 │   └── DiskFullError  no room for what is being written
+├── LensError          a layer, head or measure that is not there, or a model that cannot be watched
+├── RecordError        a record that cannot be read, or does not hold what it is asked for
 ├── DataError          a file of examples with something wrong in it
 ├── DecodeError        a way of writing that makes no sense, or scores that are not numbers
 ├── TrainingError      a training run that cannot go on
@@ -61,6 +63,14 @@ class TrainingError(ClearheadError, RuntimeError):
 
 
 class DataError(ClearheadError, ValueError):
+    pass
+
+
+class LensError(ClearheadError, ValueError):
+    pass
+
+
+class RecordError(ClearheadError, ValueError):
     pass
 
 

@@ -32,6 +32,8 @@ class Seen(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None
     logsumexp: Tensor | None = None
+    cache: KeyValueCache | None = None  # that the keys come out of: it knows of growth and beams
+    cross: bool = False  # whether the keys are a context's; several beams of it are then queries of one sample
 
     def weights(self) -> Float[Tensor, "batch heads queries keys"]:
         """Every weight of it, by the definition: for short texts, since it builds the whole square."""
@@ -95,6 +97,7 @@ class MultiHeadAttention(nn.Module):
         self.to_out = nn.Linear(heads * self.value_head_dim, width, bias=bias)
         self.strength = nn.Parameter(torch.ones(heads)) if temperature == "learned" else None
         self.observer: Callable[[Seen], None] | None = None
+        self.muted: Tensor | None = None  # (heads, 1, 1): True for those that add nothing, as `ablate` wants it
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -144,9 +147,11 @@ class MultiHeadAttention(nn.Module):
             scale = self.strength * scale
         bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
         if self.observer is not None:
-            self.observer(Seen(q, k, v, mask, scale, bias))
+            self.observer(Seen(q, k, v, mask, scale, bias, cache=cache, cross=context is not None))
         dropout = self.dropout if self.training else 0.0
         merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        if self.muted is not None:
+            merged = merged.masked_fill(self.muted, 0.0)
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
         return out.view(x.shape)  # beams that shared a context are samples again
 

@@ -1,0 +1,62 @@
+"""What attentions are called: "encoder.0.self", "decoder.3.cross"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+
+from torch import nn
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.errors import LensError
+
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DistributedDataParallel, FSDP
+
+
+def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """Every MultiHeadAttention of a model by its name, in the order in which it holds them.
+
+    One that is not in a layer of ours goes by its path; a bare one is called "attention".
+
+    >>> list(attentions(nn.ModuleDict({"mixer": MultiHeadAttention(6, 2)})))
+    ['mixer']
+    """
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, MultiHeadAttention):
+            found[path if name_of(path) in found else name_of(path)] = module
+    return found
+
+
+def name_of(path: str) -> str:
+    """The short name of a path in a model.
+
+    >>> name_of("_orig_mod.decoder.layers.3.cross_attention"), name_of("")
+    ('decoder.3.cross', 'attention')
+    """
+    parts = [part for part in path.split(".") if part not in WRAPPERS]
+    return re.sub(r"(^|\.)layers\.(\d+)\.(self|cross)_attention$", r"\1\2.\3", ".".join(parts)) or "attention"
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Refuses a name that no attention has, and says which comes near."""
+    names = list(known)
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {_some(names)}"
+        raise LensError(f"no attention of this model is called {name!r}; {hint}")
+
+
+def check_heads(name: str, heads: Collection[int], count: int) -> None:
+    """Refuses a number that no head of this attention has."""
+    if isinstance(heads, (str, bytes, Mapping)) or not isinstance(heads, Collection):
+        raise LensError(f"the heads of {name!r} must be a list of numbers such as [0, 2], got {heads!r}")
+    for head in heads:
+        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < count:
+            raise LensError(f"{name!r} has heads 0 to {count - 1}, not {head!r}")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:6])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > 6 else shown or "none"

@@ -1,0 +1,93 @@
+"""How many keys each query sees: what an entropy is to be compared with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.attention.biases import Dense as DenseBias
+from clearhead.attention.inputs import Call
+from clearhead.attention.mask_kinds import Band, Padding, Prefix
+from clearhead.attention.mask_kinds import Dense as DenseMask
+from clearhead.attention.masks import Mask
+
+CHUNK = 2**22  # cells of a mask looked at together
+
+
+def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
+    """The number of keys that these queries may see; batch and heads are 1 where nothing differs.
+
+    Bands and whatever hides the same keys from everybody are counted in O(n), other masks tile by tile.
+
+    >>> from clearhead import Mask
+    >>> from clearhead.attention.inputs import checked
+    >>> x = torch.zeros(1, 1, 5, 2)
+    >>> visible_keys(checked(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
+    tensor([[[1, 2, 3, 3, 2]]])
+    """
+    keys, device = call.k.shape[2], call.q.device
+    hiding = isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
+    if call.mask is None and not hiding:
+        return torch.full((1, 1, len(rows)), keys, device=device)
+    found = None if hiding or call.mask is None else _in_bands(call, call.mask, rows)
+    return _counted(call, rows, hiding) if found is None else found
+
+
+def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
+    """If each query sees what lies between two places and is hidden from nobody, or None."""
+    queries, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
+    index = torch.tensor(rows, dtype=torch.long, device=device)
+    low, high = torch.zeros_like(index), torch.full_like(index, keys)
+    shown = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
+    real = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    for part in mask.parts():
+        if isinstance(part, Band):
+            place = index + part.start(queries, keys)
+            low = low if part.left is None else torch.maximum(low, place - part.left)
+            high = high if part.right is None else torch.minimum(high, place + part.right + 1)
+        elif isinstance(part, (Prefix, Padding)) or (isinstance(part, DenseMask) and part.keys_only):
+            shown = shown & part.visible_keys(keys)
+            if isinstance(part, Padding) and part.hide_queries:
+                real = real & part.real_queries(queries, keys)[..., 0][:, :, index]
+        else:
+            return None
+    before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # how many are shown before each place
+    low, high = low.clamp(0, keys), high.clamp(0, keys)
+    return (before[..., high] - before[..., low]).clamp(min=0) * real
+
+
+def _counted(call: Call, rows: range, hiding: bool) -> Tensor:
+    queries, keys, device, mask = call.q.shape[2], call.k.shape[2], call.q.device, call.mask
+    parts = [part for part in (mask, call.bias) if part is not None]
+    batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
+    step = max(1, CHUNK // max(1, batch * heads * keys))
+    runs = _runs(mask, step * rows.step, queries, keys, device)
+    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        i = torch.tensor(some, dtype=torch.long, device=device).view(1, 1, -1, 1)
+        near = runs[some[0] // (step * rows.step) :][:2]  # a chunk may begin within one block and end in the next
+        j = torch.arange(min(run.start for run in near), max(run.stop for run in near), device=device).view(1, 1, 1, -1)
+        seen = torch.ones(1, 1, len(some), j.shape[3], dtype=torch.bool, device=device)
+        if mask is not None:
+            seen = seen & mask.at(b, h, i, j, queries, keys)
+        if hiding and call.bias is not None:
+            seen = seen & (call.bias.at(b, h, i, j, queries, keys) > -math.inf)
+        counts[:, :, start : start + step] = seen.sum(-1)
+    return counts
+
+
+def _runs(mask: Mask | None, tall: int, queries: int, keys: int, device: torch.device) -> list[range]:
+    """For each block of so many queries, from the first key that any of them may see to the last."""
+    count = -(-queries // tall)
+    if mask is None or not keys:
+        return [range(keys)] * count
+    width = max(64, keys // 256)
+    some = mask.blocks(queries, keys, tall, width, device)[0].expand(-1, -1, count, -(-keys // width))
+    found = [row.nonzero().flatten().tolist() for row in some.flatten(0, 1).any(0).cpu()]
+    return [range(row[0] * width, min(keys, (row[-1] + 1) * width)) if row else range(0) for row in found]
