@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         explain,
     )
     from clearhead.errors import ClearheadError
-    from clearhead.lens import Measures, measure
+    from clearhead.lens import Measures, Record, measure, watch
     from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
     from clearhead.model.huggingface import from_huggingface, to_huggingface
     from clearhead.predictor import load
@@ -40,6 +40,7 @@ __all__ = [
     "Measures",
     "ModelConfig",
     "MultiHeadAttention",
+    "Record",
     "Relative",
     "Rotary",
     "Seen",
@@ -51,6 +52,7 @@ __all__ = [
     "load",
     "measure",
     "to_huggingface",
+    "watch",
 ]
 
 # Each is imported when it is first asked for: `clearhead --help` need not wait two seconds for PyTorch.
@@ -58,7 +60,7 @@ _HOMES = {
     "ClearheadError": "errors",
     **dict.fromkeys(("Decoder", "Encoder", "EncoderDecoder", "ModelConfig"), "model"),
     **dict.fromkeys(("from_huggingface", "to_huggingface"), "model.huggingface"),
-    **dict.fromkeys(("Measures", "measure"), "lens"),
+    **dict.fromkeys(("Measures", "Record", "measure", "watch"), "lens"),
     "load": "predictor",
 }
 
