@@ -50,12 +50,15 @@ def test_a_tile_is_a_piece_of_the_whole_and_so_is_its_gradient(data, queries, ke
     parameter = parameter.requires_grad_()
     bias = Dense(parameter) if bias is None else bias.replace(parameter)
     rows, columns = (slice(*sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2)))) for n in (queries, keys))
+    rows = slice(rows.start, rows.stop, data.draw(st.sampled_from([None, 2, 3])))
     size = (2, 3, queries, keys)
     whole, piece = (
         bias.dense(queries, keys).expand(size)[:, :, rows, columns],
         bias.tile(rows, columns, queries, keys),
     )
     assert torch.equal(piece.expand(whole.shape), whole)
+    some = bias.of_heads(slice(1, 3)).tile(rows, columns, queries, keys)
+    assert torch.equal(some.expand(2, 2, *whole.shape[2:]), whole[:, 1:3])
 
     of_tile = random(1, *whole.shape)
     (wanted,) = torch.autograd.grad(whole, parameter, of_tile)

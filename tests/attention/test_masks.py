@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from clearhead import Mask
 from clearhead.attention.mask_kinds import Documents
+from clearhead.attention.runs import runs
 from tests.attention.cases import masks, simple_masks
 
 SIZES = (2, 3)  # batch, heads
@@ -93,15 +94,34 @@ def test_combined_masks_show_what_both_or_either_show(data, queries, keys):
     assert torch.equal((one | other).dense(queries, keys), (one.dense(queries, keys) | other.dense(queries, keys)))
 
 
+sides = st.sampled_from([1, 2, 3, 5, 16])
+
+
 @given(data=st.data(), queries=st.sampled_from([1, 5, 11]), keys=st.sampled_from([1, 7, 13]))
 def test_a_tile_is_a_piece_of_the_whole(data, queries, keys):
     mask = data.draw(masks(*SIZES, queries, keys))
     rows, columns = (slice(*sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2)))) for n in (queries, keys))
-    whole = mask.dense(queries, keys)
-    piece = mask.tile(rows, columns, queries, keys)
-    assert torch.equal(
-        piece.expand(*whole.shape[:2], rows.stop - rows.start, columns.stop - columns.start), whole[:, :, rows, columns]
-    )
+    rows = slice(rows.start, rows.stop, data.draw(st.sampled_from([None, 2, 3])))
+    whole = mask.dense(queries, keys)[:, :, rows, columns]
+    assert torch.equal(mask.tile(rows, columns, queries, keys).expand(whole.shape), whole)
+
+
+@given(data=st.data(), queries=st.sampled_from([1, 5, 11]), keys=st.sampled_from([1, 7, 13]), rows=sides, columns=sides)
+def test_runs_hold_all_that_is_visible_and_what_is_hidden_in_them_is_unsure(data, queries, keys, rows, columns):
+    mask = data.draw(masks(*SIZES, queries, keys))
+    whole = mask.dense(queries, keys).flatten(0, 1)
+    found = runs(mask, queries, keys, rows, columns)
+    assert len(found) == -(-queries // rows)
+    for number, run in enumerate(found):
+        block = whole[:, number * rows : (number + 1) * rows]
+        doubtful = torch.zeros(keys, dtype=torch.bool)
+        for piece in run.unsure:
+            doubtful[piece] = True
+        inside = torch.zeros(keys, dtype=torch.bool)
+        inside[run.columns] = True
+        assert not block[..., ~inside].any(), "outside of the run nothing is visible"
+        assert block[..., inside & ~doubtful].all(), "inside, what is not unsure is visible"
+        assert not (doubtful & ~inside).any()
 
 
 def blocks_of(whole: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,9 +130,6 @@ def blocks_of(whole: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tenso
     some = [torch.stack([block.flatten(2).any(-1) for block in line], -1) for line in grid]
     every = [torch.stack([block.flatten(2).all(-1) for block in line], -1) for line in grid]
     return torch.stack(some, -2), torch.stack(every, -2)
-
-
-sides = st.sampled_from([1, 2, 3, 5, 16])
 
 
 @given(data=st.data(), queries=st.sampled_from([1, 5, 11]), keys=st.sampled_from([1, 7, 13]), rows=sides, columns=sides)

@@ -67,20 +67,22 @@ class Bias(ABC):
         """What is added for query `i` and key `j` in sample `b`, head `h`: the definition, for any indices."""
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
-        """The numbers of some rows and columns, `(1, heads, rows, columns)`.
+        """The numbers of some rows and columns, `(1, heads, rows, columns)`; rows may be every n-th.
 
         They depend on the distance alone, which is the same along a diagonal: so one line of numbers, for the
         last row and as many columns more as there are rows, holds the whole tile.
         """
-        height, width = rows.stop - rows.start, columns.stop - columns.start
+        step, width = rows.step or 1, columns.stop - columns.start
+        height = len(range(rows.start, rows.stop, step))
+        last = rows.start + step * (height - 1)
         indices = functools.partial(torch.arange, device=self.parameter.device)
         heads = indices(self.heads).view(1, -1, 1)
         if torch.compiler.is_compiling():  # which fuses this, but makes a new kernel for every length of `unfold`
-            across, down = indices(columns.start, columns.stop), indices(rows.start, rows.stop).view(-1, 1)
+            across, down = indices(columns.start, columns.stop), indices(rows.start, rows.stop, step).view(-1, 1)
             return self.at(heads[..., None] * 0, heads[..., None], down, across, queries, keys)
-        across, down = indices(columns.start, columns.stop + max(height, 1) - 1), indices(rows.stop - 1, rows.stop)
+        across, down = indices(columns.start, columns.stop + step * max(height - 1, 0)), indices(last, last + 1)
         line = self.at(heads * 0, heads, down, across, queries, keys)
-        return line.unfold(-1, width, 1)[..., :height, :].flip(-2)
+        return line.unfold(-1, width, step)[..., :height, :].flip(-2)
 
     def dense(self, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
         return self.tile(slice(0, queries), slice(0, keys), queries, keys)
@@ -88,6 +90,10 @@ class Bias(ABC):
     @abstractmethod
     def replace(self, parameter: Tensor) -> Bias:
         """The same bias with another tensor in it."""
+
+    @abstractmethod
+    def of_heads(self, heads: slice) -> Bias:
+        """The same bias for some of the heads."""
 
     def to(self, device: Any) -> Bias:
         return self.replace(self.parameter.to(device))
@@ -125,6 +131,9 @@ class Alibi(Bias):
     def replace(self, parameter: Tensor) -> Bias:
         return Alibi(parameter, self.offset)
 
+    def of_heads(self, heads: slice) -> Bias:
+        return self.replace(self.parameter[heads]) if self.heads > 1 else self
+
     @property
     def heads(self) -> int:
         return self.parameter.shape[0]
@@ -142,6 +151,9 @@ class Relative(Bias):
 
     def replace(self, parameter: Tensor) -> Bias:
         return Relative(parameter, self.buckets, self.offset)
+
+    def of_heads(self, heads: slice) -> Bias:
+        return self.replace(self.parameter[:, heads]) if self.heads > 1 else self
 
     @property
     def heads(self) -> int:
@@ -175,6 +187,9 @@ class Dense(Bias):
 
     def replace(self, parameter: Tensor) -> Bias:
         return Dense(parameter)
+
+    def of_heads(self, heads: slice) -> Bias:
+        return self.replace(self.parameter[:, heads]) if self.heads > 1 else self
 
     @property
     def heads(self) -> int:

@@ -260,6 +260,13 @@ class Both(_Several):
             seen = seen & mask.at(b, h, i, j, queries, keys)
         return seen
 
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+        device = self.device if device is None else device
+        seen = self.masks[0].tile(rows, columns, queries, keys, device)
+        for mask in self.masks[1:]:
+            seen = seen & mask.tile(rows, columns, queries, keys, device)
+        return seen
+
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
         some, every = self.masks[0].blocks(queries, keys, rows, columns, device)
         for mask in self.masks[1:]:
@@ -273,6 +280,11 @@ class Either(_Several):
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
         first, second = (mask.at(b, h, i, j, queries, keys) for mask in self.masks)
+        return first | second
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+        device = self.device if device is None else device
+        first, second = (mask.tile(rows, columns, queries, keys, device) for mask in self.masks)
         return first | second
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:

@@ -178,17 +178,20 @@ class Mask(ABC):
         )
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
-        """The visible cells of some rows and columns, `(batch, heads, rows, columns)`, with 1 where equal."""
+        """The visible cells of some rows and columns, `(batch, heads, rows, columns)`, with 1 where equal.
+
+        The rows may be every n-th: a slice with a step.
+        """
         device = self.device if device is None else device
 
-        def index(start: int, stop: int, *shape: int) -> Tensor:
-            return torch.arange(start, stop, device=device).view(shape)
+        def index(part: slice, *shape: int) -> Tensor:
+            return torch.arange(part.start, part.stop, part.step or 1, device=device).view(shape)
 
         return self.at(
-            index(0, self.batch or 1, -1, 1, 1, 1),
-            index(0, self.heads or 1, 1, -1, 1, 1),
-            index(rows.start, rows.stop, 1, 1, -1, 1),
-            index(columns.start, columns.stop, 1, 1, 1, -1),
+            index(slice(0, self.batch or 1), -1, 1, 1, 1),
+            index(slice(0, self.heads or 1), 1, -1, 1, 1),
+            index(rows, 1, 1, -1, 1),
+            index(columns, 1, 1, 1, -1),
             queries,
             keys,
         )

@@ -18,6 +18,7 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.dropout import keepers
 from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
+from clearhead.attention.runs import Run, runs
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
@@ -38,11 +39,11 @@ class Options(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Where a block of queries lies, which keys any of them may see, and among which the mask has to be asked."""
+    """Where a block of queries lies, which keys any of them may see, and about which the mask has to be asked."""
 
     rows: slice
     columns: slice
-    unsure: slice
+    unsure: tuple[slice, ...]
 
 
 def refusal(call: Call) -> str | None:
@@ -162,18 +163,13 @@ class _Work:
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        runs, unsure = [whole] * -(-self.queries // rows), [whole] * -(-self.queries // rows)
+        found = [Run(whole, (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
             columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
-            blocks = self.options.mask.blocks(self.queries, self.keys, rows, columns, self.q.device)
-            shape = (-1, -1, len(runs), -(-self.keys // columns))
-            some, every = (t.expand(shape).flatten(0, 1) for t in blocks)
-            some, every = some.any(0), every.all(0)
-            between = (some.cumsum(1) > 0) & (some.flip(1).cumsum(1).flip(1) > 0)  # holes in the run are to be hidden
-            runs, unsure = (_runs(t, columns, self.keys) for t in (some, between & ~every))
+            found = runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
-            if runs[n].start < runs[n].stop:
-                yield Tile(slice(row, min(row + rows, self.queries)), runs[n], unsure[n])
+            if found[n].columns.stop:
+                yield Tile(slice(row, min(row + rows, self.queries)), *found[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
@@ -185,9 +181,9 @@ class _Work:
             scores.mul_(options.softcap)
         if self.bias is not None:
             scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        if options.mask is not None and unsure.start < unsure.stop:
-            seen = options.mask.tile(rows, unsure, self.queries, self.keys, scores.device)
-            scores[..., unsure.start - columns.start : unsure.stop - columns.start].masked_fill_(~seen, -math.inf)
+        for piece in unsure if options.mask is not None else ():
+            seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
+            scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
         return scores, slope
 
     def largest(self, scores: Tensor) -> Tensor:
@@ -236,13 +232,3 @@ def _unfolded(x: Tensor, heads: int) -> Tensor:
 def _exp_(x: Tensor) -> Tensor:
     """exp in place, by way of exp2: on a CPU that is faster, and far faster where it underflows, as with ALiBi."""
     return x.mul_(1 / math.log(2)).exp2_()
-
-
-def _runs(blocks: Tensor, width: int, size: int) -> list[slice]:
-    """For each row of blocks, from the first marked one to the last, in keys; empty if none is."""
-    count = torch.arange(1, blocks.shape[1] + 1, device=blocks.device)
-    starts = blocks.shape[1] - (blocks * count.flip(0)).amax(1)
-    ends = (blocks * count).amax(1)
-    return [
-        slice(min(start, end) * width, min(end * width, size)) for start, end in torch.stack([starts, ends], 1).tolist()
-    ]

@@ -1,0 +1,49 @@
+"""Runs: which keys a block of queries may see at all, and about which of them the mask has to be asked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.attention.masks import Mask
+
+PIECES = 4  # with more, asking about all between the first and the last is quicker
+
+
+class Run(NamedTuple):
+    """From the first to the last key that any query of a block may see, and the parts of it that are unsure."""
+
+    columns: slice
+    unsure: tuple[slice, ...]
+
+
+def runs(mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None) -> list[Run]:
+    """For each block of `rows` queries what it may see, found in blocks of `width` keys.
+
+    >>> runs(Mask.window(5), 8, 8, 2, 2)[3]
+    Run(columns=slice(0, 8, None), unsure=(slice(0, 2, None), slice(6, 8, None)))
+    """
+    shape = (-1, -1, -(-queries // rows), -(-keys // width))
+    blocks = mask.blocks(queries, keys, rows, width, device)
+    some, every = (t.expand(shape).flatten(0, 1) for t in blocks)
+    found = []
+    for seen, doubtful in zip(_pieces(some.any(0), width, keys), _pieces(~every.all(0), width, keys), strict=True):
+        run = slice(seen[0].start, seen[-1].stop) if seen else slice(0, 0)
+        inside = [slice(max(p.start, run.start), min(p.stop, run.stop)) for p in doubtful]
+        unsure = [p for p in inside if p.start < p.stop]
+        if len(unsure) > PIECES:
+            unsure = [slice(unsure[0].start, unsure[-1].stop)]
+        found.append(Run(run, tuple(unsure)))
+    return found
+
+
+def _pieces(marked: Tensor, width: int, size: int) -> list[list[slice]]:
+    """For each row of blocks, the stretches of marked ones, in keys."""
+    edges = F.pad(marked.int(), (1, 1)).diff(dim=1).cpu()
+    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
+    found: list[list[slice]] = [[] for _ in range(len(marked))]
+    for (row, start), (_, stop) in zip(starts, stops, strict=True):
+        found[row].append(slice(start * width, min(stop * width, size)))
+    return found
