@@ -163,7 +163,7 @@ class _Work:
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        found = [Run(whole, (whole,))] * -(-self.queries // rows)
+        found = [Run(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
             columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
             found = runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
@@ -181,7 +181,8 @@ class _Work:
             scores.mul_(options.softcap)
         if self.bias is not None:
             scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        for piece in unsure if options.mask is not None else ():
+        for piece in unsure:
+            assert options.mask is not None
             seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
             scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
         return scores, slope

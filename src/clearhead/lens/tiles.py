@@ -1,0 +1,93 @@
+"""Tiles: a job cut into pieces that fit a budget, without what the mask hides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from clearhead.attention.masks import Mask
+from clearhead.attention.runs import Run, runs
+from clearhead.lens.measures import Job
+
+ROWS = 512  # queries of a tile, at most
+REACH = 1024  # and from its first to its last query, where only some are measured
+LEAST = 16  # rows of a product, heads that share keys counted: with fewer, reading the keys takes the time
+BLOCK = 64  # a mask is asked by blocks of at least so many keys
+
+
+class Tile(NamedTuple):
+    """Some samples, some key heads with all query heads that share them, some rows, and the keys those may see."""
+
+    samples: slice
+    kv_heads: slice
+    rows: slice  # of those that are measured
+    columns: slice
+    unsure: tuple[slice, ...]  # where the mask has to be asked
+    mask: Mask | None  # of these samples
+
+
+def tiles(job: Job, held: int) -> Iterator[Tile]:
+    """The job in tiles of about `held` scores. Each lies within one row of the map's pixels, or is some whole ones."""
+    (batch, heads, _, keys), count, kv_heads = job.call.sizes, len(job.rows), job.call.k.shape[1]
+    if not (batch and heads and count and keys):
+        return
+    shared = heads // kv_heads
+    rows = max(1, min(ROWS, REACH // job.rows.step, count))
+    longest = max(run.columns.stop - run.columns.start for run in _runs(job, job.call.mask, rows))
+    rows = min(rows, max(-(-LEAST // shared), held // max(1, shared * longest)))
+    if 0 < job.blocks[0] <= rows:
+        rows -= rows % job.blocks[0]
+    together = max(1, held // max(1, shared * rows * longest))  # key heads
+    found = None if job.call.mask is not None and job.call.mask.batch else _runs(job, job.call.mask, rows)
+    for samples in _slices(batch, together // kv_heads):
+        mask = _of_samples(job.call.mask, samples)
+        seen = _runs(job, mask, rows) if found is None else found
+        for kv in _slices(kv_heads, together):
+            for part in _cuts(count, rows, job.blocks[0]):
+                run = _joined(
+                    seen,
+                    job.rows[part.start] // (rows * job.rows.step),
+                    job.rows[part.stop - 1] // (rows * job.rows.step),
+                )
+                if run.columns.stop:
+                    yield Tile(samples, kv, part, *run, mask)
+
+
+def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
+    """What each block of so many measured queries may see; a block begins at a multiple of as many queries."""
+    queries, keys = job.call.sizes[2:]
+    height = rows * job.rows.step
+    if mask is None:
+        return [Run(slice(0, keys), ())] * -(-queries // height)
+    return runs(mask, queries, keys, height, max(BLOCK, keys // 256), job.call.q.device)
+
+
+def _joined(found: list[Run], first: int, last: int) -> Run:
+    """The run of several blocks; what is not the same for all of them is unsure."""
+    if first == last:
+        return found[first]
+    some = [run.columns for run in found[first : last + 1] if run.columns.stop]
+    whole = slice(min(run.start for run in some), max(run.stop for run in some)) if some else slice(0, 0)
+    return Run(whole, (whole,) if some else ())
+
+
+def _cuts(count: int, rows: int, block: int) -> Iterator[slice]:
+    """Rows cut where tiles end, and where a row of pixels would not be whole."""
+    edges = {*range(0, count, rows), count}
+    if block:
+        edges |= {*range(0, count, block)} if block > rows else {count // block * block}
+    ordered = sorted(edges)
+    return (slice(start, stop) for start, stop in itertools.pairwise(ordered))
+
+
+def _of_samples(mask: Mask | None, samples: slice) -> Mask | None:
+    """The first axis of whatever a mask holds is that of the samples, or 1."""
+    if mask is None or not mask.batch:
+        return mask
+    return mask.map(lambda tensor: tensor[samples] if len(tensor) > 1 else tensor)
+
+
+def _slices(size: int, step: int) -> Iterator[slice]:
+    step = max(1, step)
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
