@@ -1,0 +1,228 @@
+"""Following a Hugging Face model through its forward passes: where each begins, what its cache holds, who moves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.lens.collecting import Collector, recomputing
+from clearhead.lens.huggingface import caches
+from clearhead.lens.huggingface.finding import attending
+from clearhead.lens.huggingface.looking import watched
+from clearhead.lens.huggingface.naming import attentions, is_cross
+from clearhead.lens.huggingface.outputs import output_weights
+from clearhead.lens.huggingface.reading import Given, Masks, seen
+
+
+class Attention(NamedTuple):
+    """What is known of an attention module beforehand."""
+
+    name: str
+    cross: bool
+    out: Tensor | None  # the weight that merges its heads
+
+
+class Growth:
+    """Stands for a call that goes on as long as a cache grows from one forward pass to the next."""
+
+    def __init__(self, cache: Any, length: int) -> None:
+        self.cache, self.length = weakref.ref(cache), length
+
+
+class Frame:
+    """A forward pass that is under way: of the whole model, or of a model in it."""
+
+    def __init__(self, cache: Any, around: Frame | None) -> None:
+        inherited = around if cache is None else None
+        self.cache: Any = cache if inherited is None else inherited.cache
+        self.before: dict[int, int] = caches.lengths(cache) if inherited is None else inherited.before
+        self.masks: Masks = {} if around is None else around.masks
+        self.counts: Counter[str] = Counter() if around is None else around.counts
+        self.growth: Growth | None = None
+
+    def place(self, layer: int | None, queries: int, keys: int, cross: bool) -> tuple[int, int, int]:
+        """The document positions of the first query and the first key, and how many keys are real.
+
+        A cache that slides hands over only its last keys, a static one also its empty slots.
+        """
+        before = 0 if layer is None else self.before.get(layer, 0)
+        if not before and keys > queries:  # a layer that looks at the keys of another
+            before = max(self.before.values(), default=0)
+        if cross:
+            return before, 0, keys
+        if self.cache is None or layer is None or (before and keys == queries):
+            return max(0, keys - queries), 0, keys
+        total = before + queries
+        return before, max(0, total - keys), min(keys, total)
+
+
+class Follower:
+    """Tells a collector of every forward pass and every attention of a model."""
+
+    def __init__(self, model: nn.Module, collector: Collector) -> None:
+        self.model, self.collector = model, collector
+        paths = {module: path for path, module in attending(model).items()}
+        outs = output_weights(model) if collector.settings.detail.norms else {}
+        self.known = {
+            module: Attention(name, is_cross(paths[module], module), outs.get(module))
+            for name, module in attentions(model).items()
+        }
+        self.listener = caches.Listener(self._moved)
+        self._here = threading.local()
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within it the collector is told of everything; afterwards all is as before."""
+        begin = torch.compiler.disable(self._begin, reason="clearhead.watch is told where a forward pass begins")
+        end = torch.compiler.disable(self._end, reason="clearhead.watch is told where a forward pass ends")
+        with ExitStack() as stack:
+            for module in self._models():
+                whole = module is self.model
+                hooks = (
+                    module.register_forward_pre_hook(begin if whole else _unless_traced(self._begin), with_kwargs=True),
+                    module.register_forward_hook(
+                        end if whole else _unless_traced(self._end), with_kwargs=True, always_call=True
+                    ),
+                )
+                for hook in hooks:
+                    stack.callback(hook.remove)
+            stack.callback(self.listener.stop)
+            stack.enter_context(watched(list(self.known), self.see))
+            yield
+
+    def see(self, module: nn.Module, got: Given) -> None:
+        """One attention, as its function was given it."""
+        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(None, None)
+        if recomputing():
+            return
+        layer = getattr(module, "layer_idx", None)
+        queries, keys = got.q.shape[2], got.k.shape[2]
+        first_query, first_key, keys = frame.place(layer, queries, keys, known.cross)
+        frame.counts[known.name] += 1
+        times = frame.counts[known.name]
+        self.collector.take(
+            known.name if times == 1 else f"{known.name}:{times}",
+            seen(got, keys, frame.masks),
+            first_query=first_query,
+            first_key=first_key,
+            cross=known.cross,
+            out=known.out,
+        )
+
+    @property
+    def _frames(self) -> list[Frame]:
+        if not hasattr(self._here, "frames"):
+            self._here.frames, self._here.growths = [], {}
+        frames: list[Frame] = self._here.frames
+        return frames
+
+    def _models(self) -> list[nn.Module]:
+        from transformers import PreTrainedModel
+
+        return [
+            self.model,
+            *(m for m in self.model.modules() if isinstance(m, PreTrainedModel) and m is not self.model),
+        ]
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if recomputing():
+            return
+        frames, named = self._frames, _named(type(module), args, kwargs)
+        if module is self.model:
+            frames.clear()  # an interrupted one may have left some
+        cache = caches.cache_in(named.values())
+        frame = Frame(cache, frames[-1] if frames else None)
+        if not frames:
+            frame.growth = self._growth(cache, frame, named)
+            self.collector.begin(growing=frame.growth, ids=_ids(module, named))
+        if frame.growth is not None and cache is not None:
+            self.listener.listen(cache)
+        frames.append(frame)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if recomputing() or not self._frames:
+            return
+        frame = self._frames.pop()
+        if self._frames:
+            return
+        cache = caches.cache_in(_parts(output)) if frame.cache is None else frame.cache
+        if frame.growth is not None and cache is not None:
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), caches.length(cache)
+            self._here.growths[id(cache)] = frame.growth
+            self.listener.listen(cache)
+        self.collector.end()
+
+    def _growth(self, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
+        """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
+        length = max(frame.before.values(), default=0)
+        known: Growth | None = self._here.growths.get(id(cache))
+        if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
+            return known
+        if cache is not None:
+            return Growth(cache, length)
+        keeps = named.get("use_cache")
+        config = getattr(self.model, "config", None)
+        keeps = getattr(config, "use_cache", False) if keeps is None else keeps
+        grows = keeps and any("decoder" in known.name for known in self.known.values())
+        return Growth(self, 0) if grows else None
+
+    def _moved(self, cache: Any, rows: Tensor) -> None:
+        """The samples of a cache changed places: so do those of the call that grows with it."""
+        growth: Growth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
+        if growth is not None and growth.cache() is cache:
+            self.collector.moved(rows)
+
+
+@contextmanager
+def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
+    """Within it the collector is told of every attention of the model; afterwards all is as before."""
+    with Follower(model, collector).following():
+        yield
+
+
+def _unless_traced(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that torch.compile sees nothing in: a model within a model is no forward pass of its own there."""
+
+    @functools.wraps(hook)
+    def quiet(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            hook(*args)
+
+    return quiet
+
+
+@functools.cache
+def _signature(kind: type) -> inspect.Signature:
+    return inspect.signature(kind.forward)  # type: ignore[attr-defined]
+
+
+def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a forward pass was given, by name."""
+    if not args:
+        return kwargs
+    names = list(_signature(kind).parameters)[1:]
+    return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
+
+
+def _parts(output: Any) -> list[Any]:
+    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []
+
+
+def _ids(module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
+    both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    source, target = named.get("input_ids"), named.get("decoder_input_ids")
+    if both and target is None and named.get("labels") is not None:
+        shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+        target = None if shift is None else shift(labels=named["labels"])
+    found = {"source" if both else "tokens": source, "target": target}
+    return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
