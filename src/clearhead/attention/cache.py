@@ -91,6 +91,8 @@ class KeyValueCache:
         self.capacity, self.beams = capacity, 1
         self._rooms: dict[Any, _Room] = {}
         self._fixed: dict[Any, Pair] = {}
+        # Told whenever samples move: (rows, done), with `done` where inputs that are not among the rows are finished.
+        self.followers: list[Callable[[Tensor, bool], None]] = []
 
     @property
     def length(self) -> int:
@@ -121,6 +123,7 @@ class KeyValueCache:
         for room in self._rooms.values():
             room.reorder(rows)
         self._reorder_contexts(rows)
+        self._tell(rows, done=False)
 
     def branch(self, rows: Tensor, beams: int, contexts: Tensor | None = None) -> None:
         """Keep these samples as beams: each `beams` of them in a row look at one sample of the context.
@@ -132,6 +135,11 @@ class KeyValueCache:
         if contexts is not None:
             self._reorder_contexts(contexts)
         self.beams = beams
+        self._tell(rows, done=contexts is not None)
+
+    def _tell(self, rows: Tensor, done: bool) -> None:
+        for follower in list(self.followers):
+            follower(rows, done)
 
     def _reorder_contexts(self, rows: Tensor) -> None:
         for owner, pair in self._fixed.items():

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.attention import Seen
 from clearhead.attention.inputs import Call, checked
-from clearhead.lens.growing import Detail, Growing
+from clearhead.errors import LensError
+from clearhead.lens.growing import Detail, Growing, Where
 from clearhead.lens.measures import first_position
-from clearhead.lens.record import Forward, Record
+from clearhead.lens.memory import Sizes, bytes_of, in_words
+from clearhead.lens.moves import Moves
+from clearhead.lens.norms import value_norms
+from clearhead.lens.ongoing import Ongoing
+from clearhead.lens.record import Record
+
+log = logging.getLogger(__name__)
+_watching: dict[int, list[Collector]] = {}  # by the thread that watches
+_lock = threading.RLock()
+
+
+OPTIONS = ("scale", "bias", "softcap", "sinks")
 
 
 class Settings(NamedTuple):
@@ -24,40 +38,72 @@ class Settings(NamedTuple):
     detail: Detail = Detail()
 
 
-class _Open(Forward):
-    """A call that may go on."""
+class _Here(threading.local):
+    """What a collector remembers of the thread that it is called in."""
 
-    def __init__(self, growing: object | None = None) -> None:
-        super().__init__()
-        self.growing = growing
+    call: Ongoing | None = None
+    growing: object | None = None  # the cache of the pass that has begun
+    begun: bool = False
+    ids: dict[str, Tensor] | None = None  # token numbers that went in, and belong to the call of the next attention
 
 
 class Collector:
     """One watch: `take` is told of every attention, in any thread; what it makes of them goes to the record.
 
     A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
-    cache that goes on begins a new call.
+    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch.
     """
 
-    def __init__(self, settings: Settings, record: Record, names: Sequence[str]) -> None:
-        self.settings, self.record, self.names = settings, record, list(names)
-        self._lock = threading.RLock()
-        self._here = threading.local()
+    def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
+        self.settings, self.record, self.names, self.model = settings, record, list(names), model
+        self.thread = threading.get_ident()
+        self._here, self._lock = _Here(), threading.RLock()
+        self._calls: dict[int, tuple[Callable[[], object | None], Ongoing]] = {}  # of caches, by their ids
+
+    def __enter__(self) -> Collector:
+        with _lock:
+            _watching.setdefault(self.thread, []).append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            _watching[self.thread].remove(self)
+            if not _watching[self.thread]:
+                del _watching[self.thread]
+        with self._lock:
+            for call in self.record.calls:
+                if isinstance(call, Ongoing):
+                    call.close()
+            self._calls.clear()
 
     def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
         """A forward pass of this thread begins. `growing` is the cache that it goes on with.
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
-        last: _Open | None = getattr(self._here, "call", None)
-        if last is None or growing is None or last.growing is not growing:
-            self._here.call = None
-        self._here.growing, self._here.ids = growing, dict(ids or {})
+        here = self._here
+        here.begun, here.growing, here.ids = True, growing, dict(ids or {})
+        if growing is None or (here.call is not None and here.call.cache is not None):
+            here.call = None
 
     def end(self) -> None:
         """It is over; only one that grows may go on."""
-        if getattr(self._here, "growing", None) is None:
-            self._here.call = None
+        self._here.begun, self._here.growing, self._here.ids = False, None, None
+
+    def note(self, kind: str, ids: Tensor | None) -> None:
+        """Token numbers go in, of a pass that was not announced: they belong to the attention that comes next."""
+        waiting = {} if self._here.ids is None or kind == "source" else self._here.ids
+        self._here.ids = {**waiting, kind: ids} if ids is not None else waiting
+
+    def moved(self, rows: Sequence[int] | Tensor) -> None:
+        """The samples of the growing call changed places: sample n is what rows[n] was."""
+        if self._here.call is not None:
+            self._here.call.moved(rows)
+
+    def hears(self) -> bool:
+        """Whether this thread is watched: any, unless it watches the same model itself."""
+        thread = threading.get_ident()
+        return thread == self.thread or all(one.model is not self.model for one in _watching.get(thread, ()))
 
     def take(
         self,
@@ -75,53 +121,106 @@ class Collector:
         merges the heads, (width, heads · d_v), for the norms of values.
         Ignored while autograd recomputes a layer for gradient checkpointing.
         """
-        if name not in self.settings.layers or recomputing():
+        if name not in self.settings.layers or recomputing() or not self.hears():
             return
+        _refuse_recording(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
-            call = of_heads(
-                checked(
-                    seen.q,
-                    seen.k,
-                    seen.v,
-                    seen.mask,
-                    scale=seen.scale,
-                    bias=seen.bias,
-                    softcap=seen.softcap,
-                    sinks=seen.sinks,
-                ),
-                self.settings.heads,
-            )
-            queries, keys = call.q.shape[2], call.k.shape[2]
+            named = seen._asdict()
+            whole = checked(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
+            call = of_heads(whole, self.settings.heads)
+            growing = self._here.growing if seen.cache is None else seen.cache
             if first_query is None:
-                first_query = 0 if cross else first_position(call.mask, queries, keys) + first_key
-            growing = getattr(self._here, "growing", None) if seen.cache is None else seen.cache
+                first_query = (
+                    self._next(name, growing) if cross else first_key + first_position(call.mask, *call.sizes[2:])
+                )
             part = self._part(name, call, first_query, growing, cross)
-            part.add(call, first_query, first_key, seen.logsumexp, growing is not None)
+            part.add(
+                call,
+                Where(first_query, first_key),
+                logsumexp=seen.logsumexp if self.settings.heads is None else None,
+                norms=self._norms(name, whole, out),
+                grows=growing is not None,
+            )
+
+    def _norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
+        if not self.settings.detail.norms:
+            return None
+        if out is None:
+            raise LensError(f"{name!r} does not say what merges its heads, so norms=True cannot be had of it")
+        chosen = list(self.settings.heads or range(call.q.shape[1]))
+        return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
     def _part(self, name: str, call: Call, first_query: int, growing: object | None, cross: bool) -> Growing:
-        """Where it belongs: a part of this thread's call that goes on, a new part of it, or one of a new call."""
-        current: _Open | None = getattr(self._here, "call", None)
-        if current is not None and name in current:
-            part = current.sights[name]
-            assert isinstance(part, Growing)
-            if growing is None or current.growing is not growing or not part.goes_on(call.q.shape[0], first_query):
-                current = None
-        if current is None:
-            current = self._here.call = _Open(growing)
-            with self._lock:
-                self.record.calls.append(current)
-        if current.growing is None:
-            current.growing = growing
-        if name not in current:
-            heads = self.settings.heads or tuple(range(call.q.shape[1]))
-            current.sights[name] = Growing(name, heads, cross, self.settings.detail)
-        part = current.sights[name]
+        """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
+        with self._lock:
+            forward, name = self._call(name, call, first_query, growing)
+            if growing is not None and forward.cache is None:
+                forward.bind(growing)
+                self._calls[id(growing)] = (weakref.ref(growing), forward)
+            if growing is not None and forward.moves is None:
+                forward.moves = Moves(call.q.shape[0])
+            if name not in forward:
+                moves = forward.moves
+                if growing is None or moves is None or len(moves.here) != call.q.shape[0]:
+                    moves = Moves(call.q.shape[0])  # it does not move with the cache
+                heads = self.settings.heads or tuple(range(call.q.shape[1]))
+                forward.sights[name] = Growing(name, heads, cross, self.settings.detail, moves)
+            self._here.call = forward
+        self._add_ids(forward, name, call, first_query)
+        part = forward.sights[name]
         assert isinstance(part, Growing)
         return part
 
-    def moved(self, rows: Tensor) -> None:
-        """The samples of the growing call changed places: sample n is what rows[n] was."""
-        raise NotImplementedError
+    def _next(self, name: str, growing: object | None) -> int:
+        """Where the queries over a context go on that nobody gave a position."""
+        known = self._calls.get(id(growing))
+        part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
+        return part.end if isinstance(part, Growing) else 0
+
+    def _add_ids(self, forward: Ongoing, name: str, call: Call, first_query: int) -> None:
+        """The token numbers that went in belong to this call; those that are no queries here wait for their own."""
+        waiting = self._here.ids or {}
+        reading = "encoder" in name.split(".")
+        for kind, numbers in list(waiting.items()):
+            fits = numbers.shape == (call.q.shape[0], call.q.shape[2]) and not (kind == "target" and reading)
+            if kind == "source" or fits:
+                forward.add_ids(kind, numbers, 0 if kind == "source" else first_query)
+                del waiting[kind]
+
+    def _call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[Ongoing, str]:
+        """The call that an attention belongs to, and the name that it has there."""
+        known = self._calls.get(id(growing))
+        if growing is not None and known is not None and known[0]() is growing:
+            part = known[1].sights.get(name)
+            if part is None or (isinstance(part, Growing) and part.goes_on(call.q.shape[0], first_query)):
+                return known[1], name
+            known[1].release()  # the cache was cropped: what comes now is another text from there on
+            return self._new_call(call), name
+        current = self._here.call
+        if growing is not None and current is not None and current.cache is not None:
+            current = None
+        if current is not None and self._here.begun and growing is None and name in current:
+            count = sum(other.partition(":")[0] == name for other in current)
+            return current, f"{name}:{count + 1}"  # a layer that is used several times
+        if current is None or name in current:
+            current = self._new_call(call)
+        return current, name
+
+    def _new_call(self, call: Call) -> Ongoing:
+        forward = Ongoing()
+        if self.settings.detail.keep == "qk":
+            batch, heads, queries, keys = call.sizes
+            sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
+            expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
+            self.record.expected_bytes += expected
+            log.info(
+                "keeping q and k of %d attentions over %d tokens will take about %s of memory",
+                len(self.settings.layers),
+                sizes.keys,
+                in_words(expected),
+            )
+        self.record.calls.append(forward)
+        return forward
 
 
 def recomputing() -> bool:
@@ -129,26 +228,40 @@ def recomputing() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def _refuse_recording(q: Tensor, name: str) -> None:
+    """Where nothing is computed now, or nothing can be brought to the CPU, nothing can be measured."""
+    if q.is_meta:
+        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LensError(
+            f"{name!r} is being recorded into a CUDA graph, which would not measure anything when it is played; "
+            "watch the model outside of the graph"
+        )
+
+
 def of_heads(call: Call, heads: Sequence[int] | None) -> Call:
     """The same attention with some of its heads."""
     if heads is None:
         return call
-    chosen = torch.tensor(heads, dtype=torch.long, device=call.q.device)
     group = call.q.shape[1] // call.k.shape[1]
+    groups = [head // group for head in heads]
+    shared = [one for n, one in enumerate(groups) if groups[n - 1 : n] != [one]]
+    each = len(heads) // max(1, len(shared))
+    if [one for one in shared for _ in range(each)] == groups:
+        groups = shared  # the chosen heads share keys as evenly as all do
+    chosen, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
 
     def of(tensor: Tensor, axis: int) -> Tensor:
         return tensor.index_select(axis, chosen) if tensor.shape[axis] > 1 else tensor
 
-    mask = call.mask if call.mask is None else call.mask.map(lambda t: of(t, 1) if t.ndim == 4 else t)
-    bias = call.bias
+    mask, bias = call.mask, call.bias
     if bias is not None and bias.heads > 1:
-        axis = 0 if bias.parameter.ndim == 1 else 1
-        bias = bias.replace(of(bias.parameter, axis))
+        bias = bias.replace(of(bias.parameter, 0 if bias.parameter.ndim == 1 else 1))
     return call._replace(
         q=call.q.index_select(1, chosen),
-        k=call.k.index_select(1, chosen // group),
-        v=call.v.index_select(1, chosen // group),
-        mask=mask,
+        k=call.k.index_select(1, keys),
+        v=call.v.index_select(1, keys),
+        mask=None if mask is None else mask.map(lambda tensor: of(tensor, 1) if tensor.ndim == 4 else tensor),
         bias=bias,
         scale=of(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
         sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.inputs import Call
+from clearhead.lens.kept import Keeping
 from clearhead.lens.measures import Job, Measures, blocks_of, pooled
 from clearhead.lens.measuring import measured
-from clearhead.lens.sights import Sight
-
-if TYPE_CHECKING:
-    from clearhead.lens.record import Forward
+from clearhead.lens.moves import Move, Moves, taken
+from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.sums import Sums, widened
 
 Probe = Callable[[Tensor], Tensor]
 BLIND = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
+PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 
 
@@ -34,136 +35,190 @@ class Detail(NamedTuple):
     norms: bool = False
 
 
-class Move(NamedTuple):
-    """The samples of a growing call change places: sample n is what rows[n] was; those of `leaving` are done."""
+class Where(NamedTuple):
+    """The document positions of the first query and of the first key."""
 
-    rows: Tensor
-    leaving: Sequence[int]
-
-
-class Piece(NamedTuple):
-    """What one step added: measures of its queries, by name, (batch, heads, queries, …)."""
-
-    of_queries: dict[str, Tensor]
+    query: int
+    key: int = 0
 
 
 class Growing:
     """One attention of one call. `end` is the position after its last query."""
 
-    def __init__(self, name: str, heads: tuple[int, ...], cross: bool, detail: Detail) -> None:
-        self.name, self.heads, self.cross, self.detail = name, heads, cross, detail
-        self.events: list[Piece | Move] = []
+    def __init__(self, name: str, heads: tuple[int, ...], cross: bool, detail: Detail, moves: Moves) -> None:
+        self.name, self.heads, self.cross, self.detail, self.moves = name, heads, cross, detail, moves
+        self.end = self.rows = self.keys = 0
+        self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
+        self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[Tensor] = []
-        self.end = self.rows = 0
-        self.batch: int | None = None
         self.blocks: tuple[int, int] | None = None
-        self.received: Tensor | None = None
-        self.map: Tensor | None = None
+        self.received, self.map = Sums(), Sums()
+        self.left: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
+        self.keeping = Keeping() if detail.keep == "qk" else None
         self._sight: Sight | None = None
 
     def goes_on(self, batch: int, first_query: int) -> bool:
         """Whether queries from this position on come right after those that are here."""
-        return self.batch == batch and self.end == first_query
+        return len(self.moves.here) == batch and self.end == first_query
 
-    def add(self, call: Call, first_query: int, first_key: int, logsumexp: Tensor | None, grows: bool) -> None:
-        """Measures these queries, and adds them to what is here."""
-        self._sight = None
-        self.batch, self.end = call.q.shape[0], first_query + call.q.shape[2]
-        every, queries = self.detail.every, call.q.shape[2]
-        rows = range(-(first_query + 1) % every, queries, every)
+    def add(
+        self,
+        call: Call,
+        where: Where,
+        *,
+        logsumexp: Tensor | None = None,
+        norms: Callable[[slice], Tensor] | None = None,
+        grows: bool = False,
+    ) -> None:
+        """Measures these queries, and adds them to what is here; `norms` gives those of some keys."""
+        queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.moves.time
+        rows = range(-(where.query + 1) % every, queries, every)
         if not rows and not grows:
             rows = range(max(queries - 1, 0), queries)
-        self.positions.append(torch.tensor(rows, dtype=torch.long) + first_query)
         if self.blocks is None:
-            height, width = blocks_of(len(rows), first_key + call.k.shape[2], self.detail.pixels)
+            height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        parts = [self._measure(call, part, first_query, first_key, logsumexp) for part in self._parts(rows, call)]
-        self.events.append(Piece(_joined(parts)))
+        self._sight, self.end = None, where.query + queries
+        self.positions.append(torch.tensor(rows, dtype=torch.long) + where.query)
+        found, exact = [], torch.float64 if grows else _result_dtype(call)
+        while rows:
+            part, rows = self._cut(rows, call, where)
+            found.append(self._measure(call, part, where, logsumexp, exact))
+        found = found or [_nothing(call, self.detail)]
+        nobody = torch.zeros(*call.q.shape[:2], 0, dtype=exact)
+        self.received.add(nobody, (where.key + keys,))  # also keys that no measured query could look at have places
+        self.pieces.append((time, {name: torch.cat([one[name] for one in found], 2) for name in found[0]}))
+        new = slice(max(0, self.keys - where.key), keys)
+        if norms is not None and where.key + keys > self.keys:
+            gap = max(0, where.key - self.keys)
+            self.norms.append((time, torch.nn.functional.pad(norms(new).cpu(), (gap, 0))))
+        if self.keeping is not None:
+            self.keeping.add(call, where.query, where.key, time)
+        self.keys = max(self.keys, where.key + keys)
 
-    def _parts(self, rows: range, call: Call) -> list[range]:
-        """The rows, cut where a row of the map ends, so that none is measured across its edge."""
-        assert self.blocks is not None
-        height = self.blocks[0]
-        head = -self.rows % height if height else 0
-        parts = [rows[:head], rows[head:]]
-        return [part for part in parts if part] or [rows]
+    def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
+        """Rows that can be measured together, and the rest: none lies across the edge of a block of the map."""
+        height, width = self.blocks or (0, 0)
+        count = len(rows)
+        if height:
+            count = -self.rows % height or count
+            if where.key % width:  # measured finer than it is kept
+                count = min(count, height * max(1, CELLS // max(1, math.prod(call.q.shape[:2]) * call.k.shape[2])))
+        return rows[:count], rows[count:]
 
-    def _measure(self, call: Call, rows: range, first_query: int, first_key: int, lse: Tensor | None) -> Measures:
+    def _measure(
+        self, call: Call, rows: range, where: Where, logsumexp: Tensor | None, exact: torch.dtype
+    ) -> dict[str, Tensor]:
         assert self.blocks is not None
         height, width = self.blocks
-        fine = math.gcd(first_key, width)  # columns that begin where those of the map do
-        chosen = None if lse is None else lse[:, :, rows.start : rows.stop : rows.step]
-        job = Job(call, rows, first_query - first_key, (height, fine), self.detail.top, True, chosen)
-        found = _at_home(measured(job), first_key)
-        assert found.received is not None
-        self.received = _added(self.received, found.received, first_key)
+        fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
+        chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
+        job = Job(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
+        result = measured(job)
+        found = {name: getattr(result, name) for name in PER_QUERY} | self._probed(job, result, where)
+        for name in ("peak_key", "top_keys"):
+            keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
+            found[name] = torch.where(keys >= 0, keys + where.key, keys)
+        assert result.received is not None
+        self.received.add(result.received.to("cpu", exact), (where.key,))
         if height:
-            coarse = pooled(torch.nn.functional.pad(found.map, (first_key // fine, 0)), width // fine, 3)
-            self._draw(coarse)
+            pixels = torch.nn.functional.pad(result.map.to("cpu", exact), (where.key // fine % (width // fine), 0))
+            self.map.add(pooled(pixels, width // fine, 3), (self.rows // height, where.key // width))
+            self._shrink()
         self.rows += len(rows)
+        return {name: tensor.cpu() for name, tensor in found.items()}
+
+    def _shrink(self) -> None:
+        """Where the map has too many pixels its blocks double."""
+        assert self.blocks is not None
+        for axis in (0, 1):
+            while self.map.value.shape[2 + axis] > self.detail.pixels:
+                self.map = Sums(pooled(self.map.value, 2, 2 + axis))
+                height, width = self.blocks
+                self.blocks = (height, 2 * width) if axis else (2 * height, width)
+
+    def _probed(self, job: Job, result: Measures, where: Where) -> dict[str, Tensor]:
+        """The weights of the keys that probes ask for."""
+        found: dict[str, Tensor] = {}
+        if self.detail.probes:
+            from clearhead.lens.probes import weights_at
+        for name, probe in (self.detail.probes or {}).items():
+            positions = torch.tensor(job.rows, dtype=torch.long) + where.query
+            keys = probe(positions).to(job.call.q.device)
+            keys = torch.where(keys >= where.key, keys - where.key, -1).expand(job.call.q.shape[0], -1)
+            found[f"probe {name}"] = weights_at(job.call, keys, result.logsumexp, rows=job.rows)
         return found
 
-    def _draw(self, piece: Tensor) -> None:
-        """Adds rows to the map, which grows; where it would have too many pixels its blocks double."""
-        assert self.blocks is not None
-        above = self.rows // self.blocks[0]
-        padded = torch.nn.functional.pad(piece, (0, 0, above, 0))
-        self.map = padded if self.map is None else _sum(self.map, padded)
-        for axis in (2, 3):
-            while self.map.shape[axis] > self.detail.pixels:
-                self.map = pooled(self.map, 2, axis)
-                height, width = self.blocks
-                self.blocks = (2 * height, width) if axis == 2 else (height, 2 * width)
+    def moved(self, move: Move, gone: int) -> None:
+        """Samples change places; what those that leave have got so far is put aside, by numbers from `gone` on."""
+        self._sight = None
+        if self.received.room is None:
+            return
+        for number, row in enumerate(move.leaving, start=gone):
+            sums = self.received.value[row].clone(), self._map()[row].clone()
+            self.left[number] = (*sums, self.blocks or (0, 0))
+        self.received.move(move.rows)
+        self.map.move(move.rows)
 
-    def moved(self, move: Move) -> None:
-        raise NotImplementedError
+    def _map(self) -> Tensor:
+        value = self.received.value
+        return self.map.value if self.map.room is not None else value.new_zeros(*value.shape[:2], 0, 0)
 
     def sight(self, forward: Forward) -> Sight:
         """What is here so far."""
         if self._sight is None:
-            whole = {
-                name: torch.cat([p.of_queries[name] for p in self.events if isinstance(p, Piece)], 2)
-                for name in self.events[0].of_queries
-            }
-            assert self.blocks is not None and self.received is not None
-            map = self.map if self.map is not None else self.received.new_zeros(*self.received.shape[:2], 0, 0)
+            whole = {name: self._joined(name) for name in self.pieces[0][1]}
+            received, drawn = self._sums()
+            kept = None
+            if self.keeping is not None:
+                kept = self.keeping.kept(self.moves, whole["logsumexp"] if self.detail.every == 1 else None)
             self._sight = Sight(
-                **whole,
-                received=self.received,
-                map=map,
+                **{name: whole[name] for name in PER_QUERY},
+                received=received,
+                map=drawn,
                 name=self.name,
                 cross=self.cross,
                 heads=self.heads,
                 queries=torch.cat(self.positions),
-                blocks=self.blocks,
-                inputs=tuple(range(len(self.received))),
+                blocks=self.blocks or (0, 0),
+                inputs=self.moves.inputs,
+                probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
+                norms=torch.cat([taken(t, self.moves.paths(time)) for time, t in self.norms], 2)
+                if self.norms
+                else None,
+                kept=kept,
+                forward=forward,
             )
         return self._sight
 
+    def _joined(self, name: str) -> Tensor:
+        found = [taken(piece[name], self.moves.paths(time), BLIND.get(name, 0)) for time, piece in self.pieces]
+        return torch.cat(found, 2) if len(found) > 1 else found[0]
 
-def _at_home(found: Measures, first_key: int) -> Measures:
-    """On the CPU, with keys counted from the beginning of the document."""
-    moved = {one.name: getattr(found, one.name).cpu() for one in fields(found)}
-    for name in ("peak_key", "top_keys"):
-        keys = moved[name].int()
-        moved[name] = torch.where(keys >= 0, keys + first_key, keys)
-    return Measures(**moved)
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """What keys received and the map, of all samples in the order of the record."""
+        dtype = self.pieces[0][1]["entropy"].dtype
+        received, drawn = self.received.value.to(dtype, copy=True), self._map().to(dtype, copy=True)
+        if not self.moves.gone:
+            return received, drawn
+        all_received, all_drawn = list(received), list(drawn)
+        for number in range(len(self.moves.gone)):
+            one, pixels, blocks = self.left.get(number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0)))
+            for axis, (had, have) in enumerate(zip(blocks, self.blocks or (0, 0), strict=True)):
+                pixels = pooled(pixels, have // had, 1 + axis) if have != had else pixels
+            all_received.append(widened(one.to(dtype), received.shape[1:]))
+            all_drawn.append(widened(pixels.to(dtype), drawn.shape[1:]))
+        order = self.moves.order
+        return torch.stack([all_received[path] for path in order]), torch.stack([all_drawn[path] for path in order])
 
 
-def _joined(parts: Sequence[Measures]) -> dict[str, Tensor]:
-    names = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
-    return {name: torch.cat([getattr(part, name) for part in parts], 2) for name in names}
+def _result_dtype(call: Call) -> torch.dtype:
+    return torch.promote_types(call.q.dtype, torch.float32)
 
 
-def _added(total: Tensor | None, more: Tensor, first: int) -> Tensor:
-    more = torch.nn.functional.pad(more, (first, 0))
-    return more if total is None else _sum(total, more)
-
-
-def _sum(first: Tensor, second: Tensor) -> Tensor:
-    """Of two that may differ in their last two sizes: what is missing counts as 0."""
-    sizes = [max(a, b) for a, b in zip(first.shape, second.shape, strict=True)]
-    total = first.new_zeros(sizes)
-    for one in (first, second):
-        total[tuple(slice(0, n) for n in one.shape)] += one
-    return total
+def _nothing(call: Call, detail: Detail) -> dict[str, Tensor]:
+    """Measures of no queries."""
+    empty = torch.zeros(*call.q.shape[:2], 0, dtype=_result_dtype(call))
+    tops = empty[..., None].expand(-1, -1, -1, detail.top)
+    found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
+    return found | {"peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}

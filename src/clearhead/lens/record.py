@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from clearhead.errors import RecordError
-from clearhead.lens.sights import Sight
-
-Namer = Callable[[int], str]
-
-
-class Pending(Protocol):
-    """What is still being watched."""
-
-    def sight(self, forward: Forward) -> Sight: ...
-
-
-class Forward:
-    """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
-
-    `ids` are the token numbers that went in, `(samples, tokens)`: of "source" and "target", or of "tokens".
-    """
-
-    def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: dict[str, Tensor] | None = None):
-        self.sights: dict[str, Sight | Pending] = dict(sights or {})
-        self.ids: dict[str, Tensor] = ids or {}
-        self.labels: dict[str, dict[int, str]] = {}
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.sights)
-
-    def __getitem__(self, name: str) -> Sight:
-        check_known(name, self.names)
-        found = self.sights[name]
-        return found if isinstance(found, Sight) else found.sight(self)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.sights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.sights)
-
-    def __repr__(self) -> str:
-        return f"Forward({', '.join(self.names)})"
+from clearhead.lens.sights import Forward, Sight, check_known
+from clearhead.lens.spreads import Statistics, over_all
 
 
 class Record:
-    """What was seen: `record[name]` of the only call, `record.calls[i][name]` where the model ran more than once."""
+    """What was seen: `record[name]` of the only call, `record.calls[i][name]` where the model ran more than once.
+
+    >>> import torch
+    >>> from clearhead import Encoder, ModelConfig, watch
+    >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
+    >>> with watch(model) as record:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> record.names
+    ['encoder.0.self', 'encoder.1.self']
+    >>> record["encoder.0.self"]
+    Sight('encoder.0.self': 1 sample × 4 heads × 3 queries × 3 keys)
+    """
 
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
         self.known, self.calls = list(names), list(calls)
+        self.expected_bytes = 0  # what keep="qk" was found to take, at the first attention of each call
 
     @property
     def names(self) -> list[str]:
@@ -81,30 +50,73 @@ class Record:
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
+    def __len__(self) -> int:
+        return len(self.names)
+
     @classmethod
     def merge(cls, records: Iterable[Record]) -> Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
         records = list(records)
-        names = list(dict.fromkeys(name for record in records for name in record.known))
-        return cls(names, [call for record in records for call in record.calls])
+        merged = cls(
+            list(dict.fromkeys(name for record in records for name in record.known)),
+            [call for record in records for call in record.calls],
+        )
+        merged.expected_bytes = sum(record.expected_bytes for record in records)
+        return merged
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Of every attention and head: the mean and spread of its measures over all queries that see anything."""
+        return {name: over_all([call[name] for call in self.calls if name in call]) for name in self.names}
+
+    def label(self, namer: Any = None, **kinds: Any) -> Record:
+        """Gives every token its text: from a tokenizer, or from a function of its number.
+
+        With one for each text where they differ: `record.label(source=…, target=…)`. Returns the record.
+        """
+        for call in self.calls:
+            for kind, ids in call.ids.items():
+                given = kinds.get(kind, namer)
+                if given is not None:
+                    name = named_by(given)
+                    call.labels[kind] = {number: name(number) for number in sorted(set(ids.unique().tolist()) - {-1})}
+        known = {kind for call in self.calls for kind in call.ids}
+        if unknown := sorted(set(kinds) - known):
+            raise RecordError(f"no tokens of {unknown[0]!r} went in; there are {', '.join(sorted(known)) or 'none'}")
+        return self
 
     def save(self, path: str | Path) -> None:
-        raise NotImplementedError
+        """Writes all of it to one file. It holds the tokens, and what keep="qk" kept can reveal them too."""
+        from clearhead.lens.files import write
+
+        write(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
-        raise NotImplementedError
+        """What was saved, or one error that says what is wrong with the file."""
+        from clearhead.lens.files import read
 
-    def label(self, namer: Any = None, **kinds: Any) -> Record:
-        raise NotImplementedError
+        return read(Path(path))
 
     def __repr__(self) -> str:
-        return f"Record({len(self.calls)} calls of {len(self.names)} attentions)"
+        calls = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)}"
+        lines = [f"  {call[name]!r}" for call in self.calls[:1] for name in call.names[:24]]
+        more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
+        rest = [f"  … and {more} more"] if more else []
+        return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
 
 
-def check_known(name: str, names: Sequence[str]) -> None:
-    """Refuses a name that nothing was seen of, and says which comes near."""
-    if name not in names:
-        near = get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"
-        raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
+def named_by(namer: Any) -> Callable[[int], str]:
+    """How a tokenizer of ours, of Hugging Face's, or a function names a token."""
+    for method, gets_list in (("pieces", True), ("convert_ids_to_tokens", False), ("id_to_token", False)):
+        if hasattr(namer, method):
+            name = getattr(namer, method)
+            return lambda number: _text(name([number])[0] if gets_list else name(number), number)
+    if callable(namer):
+        return lambda number: _text(namer(number), number)
+    raise RecordError(
+        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
+    )
+
+
+def _text(name: object, number: int) -> str:
+    return name if isinstance(name, str) else f"<{number}>"  # a number that the tokenizer does not know

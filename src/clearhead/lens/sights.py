@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from difflib import get_close_matches
+from typing import NamedTuple, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,6 +14,68 @@ from clearhead.attention.inputs import Call
 from clearhead.errors import RecordError
 from clearhead.lens.kept import Kept
 from clearhead.lens.measures import Measures
+
+
+class Pending(Protocol):
+    """What is still being watched."""
+
+    def sight(self, forward: Forward) -> Sight: ...
+
+
+class Forward:
+    """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
+
+    `ids` are the token numbers that went in, `(samples, tokens)`: of "source" and "target", or of "tokens"; −1 where
+    they are not known. `labels` say what they mean.
+    """
+
+    def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
+        self.sights: dict[str, Sight | Pending] = dict(sights or {})
+        self.labels: dict[str, dict[int, str]] = {}
+        self._ids = dict(ids or {})
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.sights)
+
+    @property
+    def ids(self) -> dict[str, Tensor]:
+        return self._ids
+
+    def __getitem__(self, name: str) -> Sight:
+        check_known(name, self.names)
+        found = self.sights[name]
+        return found if isinstance(found, Sight) else found.sight(self)
+
+    def kind_of(self, name: str, cross: bool) -> str | None:
+        """Of which text the keys of an attention are: "source", "target", "tokens", or None."""
+        stack = "encoder" if cross or "encoder" in name.split(".") else "decoder"
+        kinds = ("source", "tokens") if stack == "encoder" else ("target", "tokens")
+        return next((kind for kind in kinds if kind in self.ids), None)
+
+    def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
+        """What stands at a position of a text; several samples may share one text of the source."""
+        ids = None if kind is None else self.ids.get(kind)
+        if kind is None or ids is None or not position < ids.shape[1]:
+            return None
+        texts, samples = ids.shape[0], len(inputs)
+        if texts != samples and max(inputs, default=0) < texts:
+            sample = inputs[sample]
+        elif texts != samples and texts and samples % texts == 0:
+            sample //= samples // texts  # as Hugging Face repeats its inputs for beams
+        return self.labels.get(kind, {}).get(int(ids[sample, position])) if sample < texts else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.sights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.sights)
+
+    def __repr__(self) -> str:
+        return f"Forward({', '.join(self.names)})"
 
 
 class Looked(NamedTuple):
@@ -41,7 +104,7 @@ class Sight(Measures):
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
     kept: Kept | None = None
-    texts: Sequence[Sequence[str | None]] | None = None  # of the keys, sample by sample
+    forward: Forward | None = None
 
     @property
     def keys(self) -> int:
@@ -53,12 +116,15 @@ class Sight(Measures):
         place, row = self.place_of(head), self.row_of(query)
         self._check_sample(batch)
         keys, weights = self.top_keys[batch, place, row].tolist(), self.top_weights[batch, place, row].tolist()
-        texts = None if self.texts is None else self.texts[batch]
         return [
-            Looked(key, weight, None if texts is None or key >= len(texts) else texts[key])
-            for key, weight in zip(keys, weights, strict=True)
-            if key >= 0
+            Looked(key, weight, self.text(batch, key)) for key, weight in zip(keys, weights, strict=True) if key >= 0
         ]
+
+    def text(self, batch: int, key: int) -> str | None:
+        """What stands at a key's position, if the tokens are known and were given names: see `Record.label`."""
+        if self.forward is None:
+            return None
+        return self.forward.text(self.forward.kind_of(self.name, self.cross), batch, key, self.inputs)
 
     def weights(
         self, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
@@ -100,5 +166,19 @@ class Sight(Measures):
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape
+        sizes = ((batch, "sample"), (heads, "head"), (queries, "query"), (self.keys, "key"))
         kept = ", q and k kept" if self.kept is not None else ""
-        return f"Sight({self.name!r}: {batch} samples × {heads} heads × {queries} queries × {self.keys} keys{kept})"
+        return f"Sight({self.name!r}: {' × '.join(_counted(n, what) for n, what in sizes)}{kept})"
+
+
+def check_known(name: str, names: Sequence[str]) -> None:
+    """Refuses a name that nothing was seen of, and says which comes near."""
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"
+        raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
+
+
+def _counted(count: int, what: str) -> str:
+    many = "queries" if what == "query" else f"{what}s"
+    return f"{count:,} {what if count == 1 else many}"

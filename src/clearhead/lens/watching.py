@@ -10,11 +10,11 @@ from fractions import Fraction
 
 from torch import nn
 
-from clearhead.attention import MultiHeadAttention, Seen
 from clearhead.errors import LensError
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail, Probe
 from clearhead.lens.names import attentions, check_heads, check_name
+from clearhead.lens.own import listening as ours_listening
 from clearhead.lens.record import Record
 
 
@@ -42,8 +42,8 @@ def watch(
         check_heads(name, numbers or (), counts[name])
     detail = Detail(pixels, top, _every(rows), keep, probes, norms)
     record = Record(chosen)
-    collector = Collector(Settings(tuple(chosen), numbers, detail), record, chosen)
-    with listen(collector):
+    collector = Collector(Settings(tuple(chosen), numbers, detail), record, chosen, model)
+    with collector, listen(collector):
         yield record
     if not record.calls:
         raise LensError("nothing was seen: the model did not run while it was watched")
@@ -57,7 +57,7 @@ def _route(model: nn.Module) -> tuple[dict[str, int], Callable[[Collector], Abst
     """
     ours = attentions(model)
     if ours:
-        return {name: one.heads for name, one in ours.items()}, lambda collector: _listening(ours, collector)
+        return {name: one.heads for name, one in ours.items()}, lambda collector: ours_listening(model, ours, collector)
     if hasattr(model, "config") and hasattr(model, "set_attn_implementation"):
         from clearhead.lens import huggingface
 
@@ -66,28 +66,6 @@ def _route(model: nn.Module) -> tuple[dict[str, int], Callable[[Collector], Abst
         f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead, and it is no model "
         "of Hugging Face's transformers with an attention interface; measure(q, k, mask) works on the tensors of any"
     )
-
-
-@contextmanager
-def _listening(ours: Mapping[str, MultiHeadAttention], collector: Collector) -> Iterator[None]:
-    before = {name: attention.observer for name, attention in ours.items()}
-
-    def observer(name: str) -> Callable[[Seen], None]:
-        def see(seen: Seen) -> None:
-            earlier = before[name]
-            if earlier is not None:
-                earlier(seen)
-            collector.take(name, seen, cross=seen.cross)
-
-        return see
-
-    for name, attention in ours.items():
-        attention.observer = observer(name)
-    try:
-        yield
-    finally:
-        for name, attention in ours.items():
-            attention.observer = before[name]
 
 
 def _layers(layers: str | int | Sequence[str | int] | None, names: list[str]) -> list[str]:

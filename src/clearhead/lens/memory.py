@@ -1,0 +1,48 @@
+"""How much memory a record will take, before anything has run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from clearhead.lens.growing import Detail
+
+
+class Sizes(NamedTuple):
+    """What one attention is made of; `itemsize` is how many bytes a number of q has."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    queries: int
+    keys: int
+    itemsize: int = 4
+
+
+def bytes_of(detail: Detail, sizes: Sizes) -> int:
+    """What a record holds of such an attention.
+
+    >>> bytes_of(Detail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
+    560
+    """
+    rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
+    number = max(sizes.itemsize, 4)
+    per_query = 5 * number + 4 + detail.top * (number + 4) + len(detail.probes or {}) * number
+    per_key = number * (2 if detail.norms else 1)
+    pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
+    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number)
+    if detail.keep == "qk":
+        q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
+        total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize
+    return total
+
+
+def in_words(count: int) -> str:
+    """
+    >>> in_words(1_234_567), in_words(560)
+    ('1.2 MB', '560 bytes')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,97 @@
+"""Moves: what becomes of the samples of a growing call while beams branch, change places, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Move(NamedTuple):
+    """Sample n is what rows[n] was. What the rows of `leaving` saw stays in the record; other rows are dropped."""
+
+    rows: Tensor
+    leaving: tuple[int, ...]
+
+
+class Moves:
+    """All moves of a call, and from which sample of which time the samples of its record come.
+
+    A sample of the record is a path through time: it ends in a sample that is there at the end, or in one of an input
+    that was done before the others. `time` counts moves: before the first it is 0.
+
+    >>> moves = Moves(2)
+    >>> _ = moves.add([0, 0, 1, 1])  # two beams each
+    >>> _ = moves.add([3, 2], done=True)  # the first input is done; the beams of the second change places
+    >>> moves.inputs, [moves.paths(time).tolist() for time in range(3)]
+    ((0, 0, 1, 1), [[0, 0, 1, 1], [0, 1, 3, 2], [-1, -1, 0, 1]])
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.moves: list[Move] = []
+        self.here = list(range(batch))  # the input of each sample that is there now
+        self.gone: list[tuple[int, int, int]] = []  # input, time, row of each sample that has left
+        self._paths: list[Tensor] | None = None
+
+    @property
+    def time(self) -> int:
+        return len(self.moves)
+
+    def add(self, rows: Sequence[int] | Tensor, *, done: bool = False) -> Move:
+        """Sample n becomes what rows[n] was; with `done` an input that has no sample any more is done, not dropped."""
+        rows = torch.as_tensor(rows).long().cpu().flatten()
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.here):
+            raise AssertionError(f"rows {rows.tolist()} of {len(self.here)} samples")
+        new = [self.here[row] for row in rows.tolist()]
+        staying = set(new)
+        leaving = [row for row, number in enumerate(self.here) if done and number not in staying]
+        self.gone += [(self.here[row], self.time, row) for row in leaving]
+        self.here, self._paths = new, None
+        self.moves.append(Move(rows, tuple(leaving)))
+        return self.moves[-1]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Of each sample of the record, the number of its input."""
+        return tuple(self._ends()[path][0] for path in self.order)
+
+    @property
+    def order(self) -> list[int]:
+        """The samples that are there; with those that have left, which come after them, in the order of their inputs."""
+        ends = self._ends()
+        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.gone else path)
+
+    def paths(self, time: int) -> Tensor:
+        """Which row each sample of the record had at this time; −1 if it had left before."""
+        if self._paths is None:
+            self._paths = self._walked()
+        return self._paths[time]
+
+    def _ends(self) -> list[tuple[int, int, int]]:
+        return [(number, self.time, row) for row, number in enumerate(self.here)] + self.gone
+
+    def _walked(self) -> list[Tensor]:
+        """All paths, from their ends back to the beginning."""
+        ends = [self._ends()[path] for path in self.order]
+        when, where = (torch.tensor([end[n] for end in ends], dtype=torch.long) for n in (1, 2))
+        row = torch.where(when == self.time, where, -1)
+        found = [row]
+        for time in range(self.time - 1, -1, -1):
+            rows = self.moves[time].rows
+            before = rows[row.clamp(min=0)] if len(rows) else row
+            row = torch.where(when == time, where, torch.where(row >= 0, before, -1))
+            found.append(row)
+        return found[::-1]
+
+
+def taken(tensor: Tensor, rows: Tensor, fill: float = 0) -> Tensor:
+    """These samples of a tensor, filled where a row is −1; the tensor itself if nothing changes."""
+    if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
+        return tensor
+    if not len(tensor):
+        return tensor.new_full((len(rows), *tensor.shape[1:]), fill)
+    chosen = tensor.index_select(0, rows.clamp(min=0))
+    chosen[rows < 0] = fill
+    return chosen

@@ -1,0 +1,77 @@
+"""Ongoing: a call while it is being watched, with its parts, its tokens and the moves of its samples."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.lens.growing import Growing
+from clearhead.lens.moves import Moves, taken
+from clearhead.lens.sights import Forward
+
+
+class Ongoing(Forward):
+    """A call that may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: Moves | None = None  # of what grows with the cache
+        self.cache: Callable[[], object | None] | None = None
+        self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
+
+    def bind(self, cache: object) -> None:
+        """The call goes on when this cache does; one of ours tells when its samples move."""
+        self.cache = weakref.ref(cache)
+        if hasattr(cache, "followers"):
+            cache.followers.append(self.moved)
+
+    def moved(self, rows: Sequence[int] | Tensor, done: bool = False) -> None:
+        """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten."""
+        if self.moves is None:
+            return
+        gone = len(self.moves.gone)
+        move = self.moves.add(rows, done=done)
+        for part in self.sights.values():
+            if isinstance(part, Growing) and part.moves is self.moves:
+                part.moved(move, gone)
+
+    def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
+        """Token numbers that went in, the first of them at this position."""
+        time = 0 if self.moves is None else self.moves.time
+        pieces = self._tokens.setdefault(kind, [])
+        if kind == "source":
+            pieces.clear()
+        if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
+            pieces.append((time, position, numbers.detach().to("cpu", torch.long, copy=True)))
+
+    @property
+    def ids(self) -> dict[str, Tensor]:
+        return {kind: self._text(pieces, kind != "source") for kind, pieces in self._tokens.items()} | self._ids
+
+    def _text(self, pieces: list[tuple[int, int, Tensor]], moves: bool) -> Tensor:
+        found: list[Tensor] = []
+        end = 0
+        for time, position, numbers in pieces:
+            if moves and self.moves is not None:
+                numbers = taken(numbers, self.moves.paths(time), -1)
+            found.append(torch.nn.functional.pad(numbers, (position - end, 0), value=-1))
+            end = position + numbers.shape[1]
+        return torch.cat(found, 1)
+
+    def close(self) -> None:
+        """Nothing more is coming: what was seen so far is put together, and the cache let go."""
+        self.release()
+        self._ids = self.ids
+        # A part without pieces is one whose measuring failed.
+        self.sights = {name: self[name] for name, part in self.sights.items() if getattr(part, "pieces", True)}
+        self.moves, self._tokens = None, {}
+
+    def release(self) -> None:
+        """Follows its cache no more."""
+        cache = None if self.cache is None else self.cache()
+        if cache is not None and hasattr(cache, "followers"):
+            cache.followers.remove(self.moved)
+        self.cache = None
