@@ -17,6 +17,7 @@ from clearhead.lens.measuring import measured
 from clearhead.lens.moves import Move, Moves, taken
 from clearhead.lens.sights import Forward, Sight
 from clearhead.lens.sums import Sums, widened
+from clearhead.lens.visible import visible_keys
 
 Probe = Callable[[Tensor], Tensor]
 BLIND = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
@@ -116,6 +117,7 @@ class Growing:
         job = Job(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
         result = measured(job)
         found = {name: getattr(result, name) for name in PER_QUERY} | self._probed(job, result, where)
+        found["visible"] = visible_keys(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys)
@@ -182,6 +184,7 @@ class Growing:
                 queries=torch.cat(self.positions),
                 blocks=self.blocks or (0, 0),
                 inputs=self.moves.inputs,
+                visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
                 norms=torch.cat([taken(t, self.moves.paths(time)) for time, t in self.norms], 2)
                 if self.norms
@@ -221,4 +224,4 @@ def _nothing(call: Call, detail: Detail) -> dict[str, Tensor]:
     empty = torch.zeros(*call.q.shape[:2], 0, dtype=_result_dtype(call))
     tops = empty[..., None].expand(-1, -1, -1, detail.top)
     found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
-    return found | {"peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}
+    return found | {"visible": empty[:, :1].int(), "peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}

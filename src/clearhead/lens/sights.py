@@ -101,6 +101,7 @@ class Sight(Measures):
     queries: Int[Tensor, " queries"] = field(kw_only=True)  # the positions of the queries that were measured
     blocks: tuple[int, int] = (0, 0)
     inputs: tuple[int, ...] = ()  # which input each sample belongs to: several, where beams are
+    visible: Int[Tensor, "batch #heads queries"] | None = None  # how many keys each query could see
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
     kept: Kept | None = None

@@ -13,8 +13,10 @@ from clearhead.attention.inputs import Call
 from clearhead.attention.mask_kinds import Band, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
+from clearhead.attention.runs import Run, runs
 
 CHUNK = 2**22  # cells of a mask looked at together
+BLOCK = 64  # a mask is asked by blocks of at least so many keys
 
 
 def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
@@ -60,34 +62,26 @@ def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
 
 
 def _counted(call: Call, rows: range, hiding: bool) -> Tensor:
-    queries, keys, device, mask = call.q.shape[2], call.k.shape[2], call.q.device, call.mask
-    parts = [part for part in (mask, call.bias) if part is not None]
+    (_, _, queries, keys), device, mask, bias = call.sizes, call.q.device, call.mask, call.bias
+    parts = [part for part in (mask, bias if hiding else None) if part is not None]
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
     step = max(1, CHUNK // max(1, batch * heads * keys))
-    runs = _runs(mask, step * rows.step, queries, keys, device)
-    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
-    h = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    height = step * rows.step
+    found = [Run(slice(0, keys), ())] * -(-queries // height)
+    if mask is not None and keys:
+        found = runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
     counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
-    for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        i = torch.tensor(some, dtype=torch.long, device=device).view(1, 1, -1, 1)
-        near = runs[some[0] // (step * rows.step) :][:2]  # a chunk may begin within one block and end in the next
-        j = torch.arange(min(run.start for run in near), max(run.stop for run in near), device=device).view(1, 1, 1, -1)
-        seen = torch.ones(1, 1, len(some), j.shape[3], dtype=torch.bool, device=device)
-        if mask is not None:
-            seen = seen & mask.at(b, h, i, j, queries, keys)
-        if hiding and call.bias is not None:
-            seen = seen & (call.bias.at(b, h, i, j, queries, keys) > -math.inf)
-        counts[:, :, start : start + step] = seen.sum(-1)
+    for number, (columns, unsure) in enumerate(found):
+        low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
+        some = rows[low:high]
+        if not some:
+            continue
+        counts[:, :, low:high] = columns.stop - columns.start
+        for piece in (columns,) if hiding else unsure:
+            tile = slice(some.start, some.stop, some.step), piece, queries, keys
+            seen = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
+            if hiding and bias is not None:
+                seen = seen & (bias.tile(*tile) > -math.inf)
+            seen = seen.expand(*seen.shape[:2], len(some), piece.stop - piece.start)
+            counts[:, :, low:high] -= (~seen).sum(-1)
     return counts
-
-
-def _runs(mask: Mask | None, tall: int, queries: int, keys: int, device: torch.device) -> list[range]:
-    """For each block of so many queries, from the first key that any of them may see to the last."""
-    count = -(-queries // tall)
-    if mask is None or not keys:
-        return [range(keys)] * count
-    width = max(64, keys // 256)
-    some = mask.blocks(queries, keys, tall, width, device)[0].expand(-1, -1, count, -(-keys // width))
-    found = [row.nonzero().flatten().tolist() for row in some.flatten(0, 1).any(0).cpu()]
-    return [range(row[0] * width, min(keys, (row[-1] + 1) * width)) if row else range(0) for row in found]
