@@ -1,0 +1,100 @@
+"""Axes: what stands along a map: the tokens of a text, the patches of a picture, the frames of a sound."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from clearhead.errors import RecordError
+from clearhead.explore.heads import DELIMITERS
+from clearhead.explore.words import words
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The tokens of an axis, by document position; make one with `text`, `image` or `audio`."""
+
+    tokens: Sequence[str]
+    kind: str = "text"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def text(cls, tokens: Sequence[str], **extra: Any) -> Axis:
+        return cls(tokens, "text", extra)
+
+    @classmethod
+    def numbers(cls, count: int) -> Axis:
+        """Of tokens nobody knows: their positions."""
+        return cls([str(position) for position in range(count)], "text", {"unknown": True})
+
+    @classmethod
+    def image(
+        cls, picture: Shaped[Tensor, "height width *colours"], grid: tuple[int, int], before: Sequence[str] = ()
+    ) -> Axis:
+        """The patches of a picture, row by row; `before` are the tokens that come first, such as [CLS].
+
+        The picture is bytes from 0 to 255 or numbers from 0 to 1, grey or with three colours last.
+        """
+        rows, columns = grid
+        if rows < 1 or columns < 1:
+            raise RecordError(f"a picture has at least one row and one column of patches, got {rows} × {columns}")
+        patches = [f"{row},{column}" for row in range(rows) for column in range(columns)]
+        return cls([*before, *patches], "image", {"grid": [rows, columns], "picture": picture_url(picture)})
+
+    @classmethod
+    def audio(cls, spectrogram: Float[Tensor, "bands frames"], frames: int, seconds: float | None = None) -> Axis:
+        """The frames of a sound; the spectrogram, low bands first, may have more frames than the model has tokens."""
+        if frames < 1:
+            raise RecordError(f"a sound has at least one frame, got {frames}")
+        low, high = float(spectrogram.min()), float(spectrogram.max())
+        picture = (spectrogram.flip(0) - low) / max(high - low, 1e-12)
+        each = None if seconds is None else seconds / frames
+        tokens = [str(frame) if each is None else f"{frame * each:.2f} s" for frame in range(frames)]
+        return cls(tokens, "audio", {"grid": [1, frames], "picture": picture_url(picture)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the page reads it."""
+        shown = words(self.tokens) if self.kind == "text" and "unknown" not in self.extra else None
+        return {
+            "kind": self.kind,
+            "tokens": list(self.tokens),
+            "shown": list(self.tokens) if shown is None else [word.shown for word in shown],
+            "glued": [False] * len(self.tokens) if shown is None else [word.glued for word in shown],
+            "special": [False] * len(self.tokens) if shown is None else [word.special for word in shown],
+            **self.extra,
+        }
+
+    def delimiters(self) -> list[bool]:
+        """Which of them are punctuation, or the end of something."""
+        return [
+            place > 0 and (word.special or (word.shown != "" and set(word.shown) <= DELIMITERS))
+            for place, word in enumerate(words(self.tokens))
+        ]
+
+
+def picture_url(picture: Shaped[Tensor, "height width *colours"]) -> str:
+    """A picture as a data: URL of a PNG."""
+    pixels = picture.detach().cpu()
+    if pixels.is_floating_point():
+        pixels = (pixels.clamp(0, 1) * 255).round()
+    raw = pixels.numpy().astype(np.uint8)
+    if raw.ndim not in (2, 3) or (raw.ndim == 3 and raw.shape[2] not in (1, 3)):
+        raise RecordError(f"a picture is (height, width) or (height, width, 3), got {tuple(picture.shape)}")
+    raw = raw[:, :, 0] if raw.ndim == 3 and raw.shape[2] == 1 else raw
+    height, width = raw.shape[:2]
+    colour = 2 if raw.ndim == 3 else 0
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), raw.reshape(height, -1)], axis=1)  # each begins with 0
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode("ascii")

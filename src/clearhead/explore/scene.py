@@ -1,0 +1,215 @@
+"""Scene: what a page needs to know of a record; the numbers themselves come from its panoramas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from clearhead.errors import RecordError
+from clearhead.explore.axes import Axis
+from clearhead.explore.heads import NONE, summaries
+from clearhead.explore.panorama import OVERVIEW, Panorama
+from clearhead.lens.record import Record
+from clearhead.lens.roles import HeadRoles
+from clearhead.lens.sights import Forward, Sight
+
+FORMAT = 1
+LANGUAGES = ["en", "zh"]
+LABEL = 24  # characters of the text that a view is called by
+
+
+class Scene:
+    """One view of a record: one of its calls, and one sample of that.
+
+    `axes` replaces what the record says of its tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        view: int = 0,
+        *,
+        title: str | None = None,
+        axes: Mapping[str, Axis] | None = None,
+        roles: HeadRoles | None = None,
+        live: bool = False,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.record, self.live, self.roles = record, live, roles
+        self.places = views(record)
+        if not 0 <= view < len(self.places):
+            known = "holds nothing that was seen" if not self.places else f"has views 0 to {len(self.places) - 1}"
+            raise RecordError(f"the record {known}, not {view}")
+        self.view = view
+        call, self.sample = self.places[view]
+        self.forward: Forward = record.calls[call]
+        self.about: dict[str, Any] = about(self.forward)
+        self.title = title or self.about.get("model") or "attention"
+        self.notes = [*self.about.get("notes", []), *notes]
+        self.given = dict(axes or {})
+
+    @cached_property
+    def panoramas(self) -> dict[str, Panorama]:
+        """By the name of the attention."""
+        return {name: Panorama(self.forward[name], self.sample) for name in self.forward.names}
+
+    def panorama(self, name: str) -> Panorama:
+        if name not in self.panoramas:
+            raise RecordError(f"nothing was seen of an attention called {name!r}")
+        return self.panoramas[name]
+
+    def to_dict(self, pixels: int = OVERVIEW) -> dict[str, Any]:
+        """As JSON for the page, which gets maps of so many pixels."""
+        attentions = [self._attention(name, pixels) for name in self.panoramas]
+        return {
+            "format": FORMAT,
+            "title": self.title,
+            "subtitle": self._subtitle(),
+            "notes": self.notes,
+            "live": self.live,
+            "exact": all(one.exact for one in self.panoramas.values()),
+            "axes": {name: axis.to_dict() for name, axis in self.axes.items()},
+            "output": self._output(),
+            "attentions": attentions,
+            "norms": any(one.sight.norms is not None for one in self.panoramas.values()),
+            "languages": LANGUAGES,
+            "start": self._start(attentions),
+            "views": [self._label(place) for place in range(len(self.places))],
+            "view": self.view,
+        }
+
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Every axis that an attention has, by its name."""
+        found: dict[str, Axis] = {}
+        for name, panorama in self.panoramas.items():
+            for axis, needed in zip(self._sides(name), _ends(panorama), strict=True):
+                if axis not in found or len(found[axis].tokens) < needed:
+                    found[axis] = self._axis(axis, needed)
+        return found
+
+    def _axis(self, name: str, needed: int) -> Axis:
+        kind, _, _ = name.partition("#")
+        if kind in self.given:
+            axis = self.given[kind]
+            return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
+        if kind == "written":
+            writes = self.about["writes"]
+            return Axis.text([*writes, *[""] * (needed - len(writes))], reads="target", shift=1)
+        inputs = self._sight_of(kind).inputs
+        texts = [self.forward.text(kind, self.sample, place, inputs) for place in range(needed)]
+        if all(text is None for text in texts):
+            return Axis.numbers(needed)
+        return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
+
+    def _sight_of(self, kind: str) -> Sight:
+        """An attention over this kind of text, which knows how samples and inputs belong together."""
+        owners = [one.sight for name, one in self.panoramas.items() if kind in self._sides(name)]
+        return owners[0] if owners else next(iter(self.panoramas.values())).sight
+
+    def _sides(self, name: str) -> tuple[str, str]:
+        """The axes of an attention's queries and keys. A tower of its own, of another length, has an own axis."""
+        sight = self.panoramas[name].sight
+        both = any(one.sight.cross for one in self.panoramas.values())
+        if sight.cross:
+            return ("written" if self.about.get("writes") else "target", "source")
+        kind = ("source" if name.split(".")[0] == "encoder" else "target") if both else "tokens"
+        ids = self.forward.ids.get(kind)
+        if kind not in self.given and ids is not None and ids.shape[1] < sight.keys:
+            kind = f"{kind}#{sight.keys}"
+        return (kind, kind)
+
+    def _attention(self, name: str, pixels: int) -> dict[str, Any]:
+        panorama, (queries, keys) = self.panoramas[name], self._sides(name)
+        part, layer, kind = _parts(name, panorama.sight.cross)
+        delimiters = self.axes[keys].delimiters() if self.axes[keys].kind == "text" else None
+        effects = self.about.get("effects")
+        heads = summaries(panorama.sight, self.sample, delimiters, roles=self.roles, effects=effects)
+        return {
+            "name": name,
+            "part": part,
+            "layer": layer,
+            "kind": kind,
+            "queries": queries,
+            "keys": keys,
+            "counts": list(panorama.counts),
+            "blocks": list(panorama.overview(pixels)),
+            "first": list(panorama.first),
+            "heads": [{**head, "exact": panorama.exact} for head in heads],
+        }
+
+    def _output(self) -> dict[str, Any] | None:
+        if "text" not in self.about and "next" not in self.about:
+            return None
+        writes = bool(self.about.get("writes")) and "written" in self.axes
+        return {
+            "text": self.about.get("text", ""),
+            "axis": "written" if writes else "tokens",
+            "shift": 0 if writes else 1,
+            "next": self.about.get("next"),
+            "loss": self.about.get("loss"),
+            "given": bool(self.about.get("given", False)),
+        }
+
+    def _start(self, attentions: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is shown first: the head that aligns best, or else the last cross-attention, or the first attention."""
+        crossing = [one for one in attentions if one["kind"] == "cross"]
+        scored = [
+            (head["score"] or 0.0, one, head)
+            for one in crossing
+            for head in one["heads"]
+            if head["role"] == "alignment"
+        ]
+        if scored:
+            _, one, head = max(scored, key=lambda some: some[0])
+            return {"name": one["name"], "head": head["number"]}
+        one = (crossing or attentions)[-1 if crossing else 0]
+        named = [head for head in one["heads"] if head["role"] != NONE] or one["heads"]
+        return {"name": one["name"], "head": named[0]["number"] if named else 0}
+
+    def _subtitle(self) -> str:
+        layers: dict[str, set[int]] = {}
+        for name, panorama in self.panoramas.items():
+            part, layer, _ = _parts(name, panorama.sight.cross)
+            layers.setdefault(part, set()).add(layer)
+        heads = max((len(one.sight.heads) for one in self.panoramas.values()), default=0)
+        counts = "+".join(str(len(some)) for some in layers.values())
+        return f"{counts} layer{'s' * (counts != '1')} × {heads} head{'s' * (heads != 1)}"
+
+    def _label(self, place: int) -> str:
+        call, sample = self.places[place]
+        text = about(self.record.calls[call]).get("input")
+        number = f"{call + 1}" if len({one for one, _ in self.places}) > 1 else ""
+        several = len([one for one, _ in self.places if one == call]) > 1
+        name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"
+        return f"{name}: {text[:LABEL]}" if text else name
+
+
+def views(record: Record) -> list[tuple[int, int]]:
+    """Every call with each of its samples."""
+    found = []
+    for number, call in enumerate(record.calls):
+        samples = max((call[name].entropy.shape[0] for name in call.names), default=0)
+        found += [(number, sample) for sample in range(samples)]
+    return found
+
+
+def about(forward: Forward) -> dict[str, Any]:
+    """What else is known of a call: the model's name, what it wrote, with which probabilities."""
+    known: dict[str, Any] = getattr(forward, "about", None) or {}
+    return known
+
+
+def _parts(name: str, cross: bool) -> tuple[str, int, str]:
+    """The stack, the layer and the kind that a name speaks of."""
+    pieces = name.split("#")[0].split(".")
+    numbers = [int(piece) for piece in pieces if re.fullmatch(r"\d+", piece)]
+    kind = "cross" if cross else "self"
+    return pieces[0], numbers[0] if numbers else 0, kind
+
+
+def _ends(panorama: Panorama) -> tuple[int, int]:
+    """The position after the last query, and after the last key."""
+    return panorama.first[0] + panorama.counts[0], panorama.counts[1]

@@ -1,0 +1,147 @@
+"""Windows: exact weights between some queries and some keys, summed in blocks, at the speed of the matrix product.
+
+With the logsumexp that was measured, a weight is exp(score − logsumexp): a window costs what it holds, however long the
+text is. 8,000 × 8,000 tokens are 64 million weights, which are never all there at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.lens.kept import Kept
+from clearhead.lens.measures import pooled
+from clearhead.lens.sights import Sight
+
+TILE = 2**19  # scores held at once: they should stay in the processor's cache
+GRAIN = 128  # the mask is asked by blocks of so many
+LOG2E = math.log2(math.e)
+
+
+class Weights:
+    """The weights of one head in one sample, by document position."""
+
+    def __init__(self, sight: Sight, sample: int, head: int) -> None:
+        self.sight, self.sample, self.head, self.place = sight, sample, head, sight.place_of(head)
+        self.kept = sight.kept
+        self.quick = self.kept is not None and len(self.kept.parts) == 1 and self.kept.logsumexp is not None
+        if self.kept is not None and self.quick:
+            self._prepare(self.kept)
+
+    def _prepare(self, kept: Kept) -> None:
+        dtype = torch.promote_types(kept.q.dtype, torch.float32)
+        group = kept.q.shape[1] // kept.k.shape[1]
+        self.q = kept.q[self.sample, self.place].to(dtype)
+        self.k = kept.k[self.sample, self.place // group].to(dtype)
+        assert kept.logsumexp is not None
+        self.logsumexp = kept.logsumexp[self.sample, self.place].to(dtype)
+        scale = kept.scale.flatten() if isinstance(kept.scale, Tensor) else torch.tensor([kept.scale])
+        self.scale = float(scale[self.place if len(scale) > 1 else 0])
+        self.part = kept.parts[0]
+        if self.part.mask is not None:
+            blocks = self.part.mask.blocks(self.part.queries, self.part.keys, GRAIN, GRAIN)
+            self.some, self.every = (self._own(some) for some in blocks)
+
+    def sums(self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)) -> Float[Tensor, "rows columns"]:
+        """Sums of the weights in blocks that begin with the first query and the first key; the last may be short."""
+        height, width = blocks
+        found = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
+        if not self.quick:
+            return self._slowly(found, queries, keys, blocks)
+        step = max(1, min(2048, TILE // max(1, len(keys))) // height) * height
+        for start in range(0, len(queries), step):
+            rows = queries[start : start + step]
+            columns, weights = self._tile(rows, keys)
+            if not columns:
+                continue
+            down = pooled(weights, height, 0) if height > 1 else weights
+            inset = columns.start - keys.start
+            if width > 1:
+                down = F.pad(down, (inset % width, 0))
+                down = F.pad(down, (0, -down.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
+            first, left = start // height, inset // width
+            found[first : first + len(down), left : left + down.shape[1]] = down
+        return found
+
+    def _slowly(
+        self, found: Tensor, queries: range, keys: range, blocks: tuple[int, int]
+    ) -> Float[Tensor, "rows columns"]:
+        """Where every step of a growing text had a rule of its own, or only some queries were measured."""
+        step = max(1, TILE // max(1, len(keys)) // blocks[0]) * blocks[0]
+        for start in range(0, len(queries), step):
+            rows = queries[start : start + step]
+            across = slice(keys.start, keys.stop)
+            weights = self.sight.weights(self.sample, self.head, slice(rows.start, rows.stop), across)
+            some = pooled(pooled(weights, blocks[0], 0), blocks[1], 1)
+            found[start // blocks[0] : start // blocks[0] + len(some)] = some
+        return found
+
+    def _tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
+        """The keys of these that these queries may see, from the first to the last, and the weights."""
+        kept, part = self.kept, self.part
+        assert kept is not None
+        mine = slice(rows.start - part.first_query, rows.stop - part.first_query)
+        columns, unsure = self._visible(mine, range(keys.start - part.first_key, keys.stop - part.first_key))
+        if not columns:
+            return range(0), self.q[:0]
+        theirs = slice(columns.start, columns.stop)
+        lse = self.logsumexp[mine]
+        q = self.q[mine] * self.scale
+        k = self.k[columns.start + part.first_key : columns.stop + part.first_key]
+        if kept.softcap is None and part.bias is None:
+            scores = torch.addmm(lse[:, None] * -LOG2E, q * LOG2E, k.T)
+        else:
+            scores = q @ k.T
+            if kept.softcap is not None:
+                scores = scores.div_(kept.softcap).tanh_().mul_(kept.softcap)
+            if part.bias is not None:
+                tile = part.bias.of_heads(slice(self.place, self.place + 1)).tile(mine, theirs, part.queries, part.keys)
+                scores += self._own(tile)
+            scores = scores.sub_(lse[:, None]).mul_(LOG2E)
+        weights = scores.exp2_()
+        for some in unsure:
+            assert part.mask is not None
+            seen = self._own(part.mask.tile(mine, some, part.queries, part.keys))
+            weights[:, some.start - columns.start : some.stop - columns.start].masked_fill_(~seen, 0.0)
+        real = int(kept.lengths[self.sample])
+        blind = (lse == -math.inf) | (torch.arange(mine.start, mine.stop) >= real)
+        if bool(blind.any()):
+            weights[blind] = 0.0
+        return range(columns.start + part.first_key, columns.stop + part.first_key), weights
+
+    def _visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
+        """What of these keys any of these queries may see, and about which the mask has to be asked."""
+        keys = range(max(keys.start, 0), min(keys.stop, self.part.keys))
+        if self.part.mask is None or not keys:
+            return keys, []
+        tall, wide = (range(r.start // GRAIN, -(-r.stop // GRAIN)) for r in (rows, keys))
+        some, every = _part(self.some, tall, wide).any(0).tolist(), _part(self.every, tall, wide).all(0).tolist()
+        seen = [place for place, one in enumerate(some) if one]
+        if not seen:
+            return range(0), []
+        edges = [max(keys.start, min(keys.stop, (wide.start + place) * GRAIN)) for place in range(len(wide) + 1)]
+        doubtful = [place for place in range(seen[0], seen[-1] + 1) if not every[place]]
+        unsure: list[slice] = []
+        for place in doubtful:
+            if unsure and unsure[-1].stop == edges[place]:
+                unsure[-1] = slice(unsure[-1].start, edges[place + 1])
+            else:
+                unsure.append(slice(edges[place], edges[place + 1]))
+        return range(edges[seen[0]], edges[seen[-1] + 1]), unsure
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """Of what is for all samples and heads, this one's."""
+        samples, heads = tensor.shape[:2]
+        own: Tensor = tensor[self.sample if samples > 1 else 0, self.place if heads > 1 else 0]
+        return own
+
+
+def _part(blocks: Tensor, rows: range, columns: range) -> Tensor:
+    """Some rows and columns; what is the same for all of them has one."""
+    blocks = blocks[rows.start : rows.stop] if len(blocks) > 1 else blocks
+    blocks = blocks[:, columns.start : columns.stop] if blocks.shape[1] > 1 else blocks
+    return blocks.expand(-1, len(columns))
