@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,6 +32,7 @@ class Forward:
     def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
+        self.about: dict[str, Any] = {}  # what else is known, as JSON: the model's name, its answer and how sure it was
         self._ids = dict(ids or {})
 
     @property
