@@ -5,21 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 import clearhead.shipped as shipped
-from clearhead.errors import CheckpointError, ConfigError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.folder import ModelFolder
+from clearhead.lens import Record, watch
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
 from clearhead.tasks import Prediction, Task
+from clearhead.tasks.reading import Reading
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
+LONG, FINE = 8000, 2048  # tokens from which on a map should have so many pixels
+PROBABLE = 5  # next tokens that are kept
 
 
 def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
@@ -64,6 +70,48 @@ class Predictor:
         with torch.inference_mode():
             answers = self.task.predict(self.model, many, **options)
         return answers[0] if isinstance(inputs, str) else answers
+
+    def look(self, text: str, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
+        """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
+
+        The model answers first, unless an `answer` is given, and then reads both in one forward pass. A text that is
+        answered in parts is read in parts: `record.calls` has one for each. `options` are those of `watch` and of the
+        task's `readings`, such as `beams`.
+        """
+        _check_options(options, self.look, watch, self.task.readings)
+        own = inspect.signature(self.task.readings).parameters
+        asked = {name: options.pop(name) for name in list(options) if name in own}
+        with torch.inference_mode():
+            readings = self.task.readings(self.model, text, answer=answer, **asked)
+            if not readings:
+                raise DataError(f"there is nothing to look at: {text!r} has no tokens")
+            longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
+            wanted = {"norms": True, "pixels": 256 if longest <= LONG else FINE, **options}
+            with watch(self.model, keep=keep, **wanted) as record:
+                scores = [self.task.read_through(self.model, reading) for reading in readings]
+        for call, reading, written in zip(record.calls, readings, scores, strict=True):
+            call.about.update(self._about(text, reading, written))
+        kinds = {kind: partial(self._piece, kind) for kind in readings[0].reads}
+        return record.label(**kinds)
+
+    def _about(self, text: str, reading: Reading, scores: Tensor | None) -> dict[str, Any]:
+        """What a page shows beside the weights: who answered what, and how sure it was."""
+        about: dict[str, Any] = {"model": self.name, "task": self.task.name, "input": text, "text": reading.text}
+        about |= {"given": reading.given, "notes": list(reading.notes)}
+        if scores is None or not reading.writes:
+            return about
+        kind = list(reading.reads)[-1]
+        sure = scores.float().log_softmax(-1).cpu()
+        best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
+        pieces = [self.task.pieces(kind, row) for row in best.indices.tolist()]
+        rows = zip(pieces, best.values.tolist(), strict=True)
+        about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
+        about["writes"] = self.task.pieces(kind, reading.writes)
+        about["loss"] = -float(sure.gather(1, torch.tensor(reading.writes)[:, None]).mean())
+        return about
+
+    def _piece(self, kind: str, number: int) -> str:
+        return self.task.pieces(kind, [number])[0]
 
     def evaluate(
         self,

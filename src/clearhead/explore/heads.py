@@ -14,7 +14,7 @@ from clearhead.lens.sights import Sight
 
 LEAST = 5  # keys that a query must see to count: of fewer, each gets much by chance alone
 NEAR = 2
-ALIGNMENT = 0.3  # the mean largest weight, times the share of keys that are some query's largest, from which on ...
+ALIGNMENT = 0.5  # from which on a head that looks sharply, and ever elsewhere, is said to align
 DELIMITERS = frozenset(".,;:!?。，、；：！？…")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
+from clearhead.tasks.reading import Reading
 
 if TYPE_CHECKING:
     from clearhead.text import Report, Row
@@ -118,6 +119,18 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: Model, rows: Sequence[Row], **options: Any) -> dict[str, float | str]:
         """Scores of a model's answers, and the signatures of how they were computed."""
+
+    def readings(self, model: Model, text: str, *, answer: str | None = None) -> list[Reading]:
+        """How a model reads a text and its answer, one for each forward pass; for those who want to look at it."""
+        raise ConfigError(f"{self.name} does not say how a model reads a text, so there is nothing to look at")
+
+    def read_through(self, model: Model, reading: Reading) -> Tensor | None:
+        """One forward pass over it: the scores of all tokens at each place where one is written, if any are."""
+        raise NotImplementedError
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        """Tokens of a reading as they can be shown."""
+        raise NotImplementedError
 
     @abstractmethod
     def save(self, folder: Path) -> None:

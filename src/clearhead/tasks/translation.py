@@ -18,6 +18,7 @@ from clearhead.decode import Hypothesis, Writer, beam, greedy
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
+from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
 from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts
 from clearhead.tasks.task import Examples, Prediction, Task
@@ -180,6 +181,36 @@ class Translation(Task):
             tokenize=self.settings["bleu_tokenizer"],
             lowercase=lowercase,
         )
+
+    def readings(  # type: ignore[override]
+        self, model: EncoderDecoder, text: str, *, answer: str | None = None, beams: int | None = None
+    ) -> list[Reading]:
+        """A text with its translation, part by part; with an answer given, all of it at once."""
+        if answer is not None:
+            source, target = self.source.encode(text), self.target.encode(answer)
+            return [self._reading(source, target, answer, given=True)] if source else []
+        pieces = self._parts(text)
+        how = _Search(self.settings["beam"] if beams is None else beams, 1, 64, self.settings["length_penalty"])
+        found = self._written(model, pieces, how)
+        notes = self._prediction(found, 1).notes
+        firsts = [one.hypotheses[0] for one in found]
+        return [
+            self._reading(piece, first.tokens, self._spelled(first), notes=notes)
+            for piece, first in zip(pieces, firsts, strict=True)
+        ]
+
+    def _reading(self, source: list[int], target: list[int], text: str, **known: Any) -> Reading:
+        reads = {"source": [*source, self.source.end], "target": [self.target.start, *target]}
+        return Reading(reads, [*target, self.target.end], text, **known)
+
+    def read_through(self, model: EncoderDecoder, reading: Reading) -> Tensor:  # type: ignore[override]
+        device = model.vocabulary.words.weight.device
+        source, target = (torch.tensor([reading.reads[side]], device=device) for side in self.columns)
+        scores: Tensor = model.logits(model(source, target))[0]
+        return scores
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return (self.source if kind == "source" else self.target).pieces(numbers)
 
     def _parts(self, text: str) -> list[list[int]]:
         """The input's tokens, as one part or split where it is too long; none if it is empty."""

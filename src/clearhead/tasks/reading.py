@@ -1,0 +1,20 @@
+"""Reading: a text as a model reads it in one forward pass, and what it writes there, so that one can look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Reading(NamedTuple):
+    """What goes into one forward pass, and what should come out.
+
+    `reads` are token numbers: of "source" and "target", or of "tokens". `writes[i]` is what the model writes at the
+    i-th token of the last of them; nothing where it does not write tokens.
+    """
+
+    reads: dict[str, list[int]]
+    writes: Sequence[int] = ()
+    text: str = ""  # the answer
+    given: bool = False  # by the user: the model itself might have written something else
+    notes: Sequence[str] = ()
