@@ -7,7 +7,7 @@ Where a head looks is not why a model answers. What changes when it is switched 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Float
@@ -33,17 +33,16 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     ...     attention(torch.ones(1, 3, 6)).abs().max().item()
     0.0
     """
-    ours, counts = attentions(model), head_counts(model)
     if not isinstance(heads, Mapping):
         raise LensError(f'say which heads of which attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
-    if not counts:
-        raise LensError("there is no attention in this model")
-    for name in heads:
+    counts, ours = head_counts(model), attentions(model)
+    chosen = {}
+    for name, numbers in heads.items():
         check_name(name, counts)
-        check_heads(name, heads[name], counts[name])
-    with ExitStack() as stack:
-        for name, numbers in heads.items():
-            stack.enter_context(_muted(ours[name], numbers))
+        check_heads(name, numbers, counts[name])
+        chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
+        chosen[name][list(numbers)] = True
+    with _muted({ours[name]: one for name, one in chosen.items()}) if ours else _muted_theirs(model, chosen):
         yield
 
 
@@ -90,7 +89,12 @@ def effect(model: nn.Module, run: Callable[[], Number], heads: Heads) -> float:
 
 def head_counts(model: nn.Module) -> dict[str, int]:
     """How many heads each attention of a model has."""
-    return {name: attention.heads for name, attention in attentions(model).items()}
+    ours = {name: attention.heads for name, attention in attentions(model).items()}
+    if ours:
+        return ours
+    from clearhead.lens import huggingface
+
+    return huggingface.head_counts(model)
 
 
 @torch.no_grad()
@@ -114,13 +118,21 @@ def _repeatable(run: Callable[[], Number]) -> float:
 
 
 @contextmanager
-def _muted(attention: MultiHeadAttention, heads: Collection[int]) -> Iterator[None]:
-    before = attention.muted
-    muted = torch.zeros(attention.heads, 1, 1, dtype=torch.bool)
-    muted[list(heads)] = True
-    muted = muted.to(attention.to_out.weight.device)
-    attention.muted = muted if before is None else muted | before
+def _muted(heads: Mapping[MultiHeadAttention, Tensor]) -> Iterator[None]:
+    before = {attention: attention.muted for attention in heads}
+    for attention, chosen in heads.items():
+        new, old = chosen.to(attention.to_out.weight.device).view(-1, 1, 1), attention.muted
+        attention.muted = new if old is None else new | old
     try:
         yield
     finally:
-        attention.muted = before
+        for attention, old in before.items():
+            attention.muted = old
+
+
+def _muted_theirs(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    from clearhead.lens.huggingface import attentions as theirs
+    from clearhead.lens.huggingface.muting import muted
+
+    modules = theirs(model)
+    return muted({modules[name]: one for name, one in heads.items()})

@@ -18,8 +18,8 @@ from torch import Tensor
 from clearhead.attention.inputs import Call
 from clearhead.attention.runs import Run, runs
 from clearhead.errors import LensError
-from clearhead.lens.record import Forward, Record
-from clearhead.lens.sights import Sight
+from clearhead.lens.record import Record
+from clearhead.lens.sights import Forward, Sight
 
 TILE = 2**20  # scores held at once
 WIDTH = 64  # keys about which a mask is asked together
