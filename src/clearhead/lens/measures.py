@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,13 +55,22 @@ def blocks_of(queries: int, keys: int, pixels: int) -> tuple[int, int]:
 
 def first_position(mask: Mask | None, queries: int, keys: int) -> int:
     """Where the first query stands among the keys: where the mask says, or so that the last stand side by side."""
-    bands = [part for part in ([] if mask is None else mask.parts()) if isinstance(part, Band)]
-    return bands[0].start(queries, keys) if bands else keys - queries
+    band = next(_bands(mask), None)
+    return keys - queries if band is None else band.start(queries, keys)
+
+
+def _bands(mask: Mask | None) -> Iterator[Band]:
+    if isinstance(mask, Band):
+        yield mask
+    for part in getattr(mask, "masks", ()):
+        yield from _bands(part)
 
 
 def defined(job: Job) -> Measures:
-    """Every measure, from the weights themselves: slow, and right at any precision."""
-    call, rows = job.call, torch.tensor(job.rows, dtype=torch.long, device=job.call.q.device)
+    """Every measure, from the weights themselves: slow, and right at any precision; half precision is left first."""
+    dtype = torch.promote_types(job.call.q.dtype, torch.float32)
+    call = job.call._replace(**{name: getattr(job.call, name).to(dtype) for name in "qkv"})
+    rows = torch.tensor(job.rows, dtype=torch.long, device=call.q.device)
     scores, visible = (t.expand(call.sizes)[:, :, rows] for t in reference.scores(call))
     weights, keys = reference.weights(call)[:, :, rows], call.k.shape[2]
     scores = scores.masked_fill(~visible, -math.inf)

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.attention.biases import Bias
 from clearhead.attention.inputs import Call, checked
 from clearhead.attention.masks import Mask
-from clearhead.errors import BackendError, ShapeError
+from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.lens import kernel, tiled
 from clearhead.lens.measures import Job, Measures, blocks_of, defined, first_position
 
@@ -72,6 +72,8 @@ def planned(
     if logsumexp is not None:
         if logsumexp.shape != call.q.shape[:3]:
             raise ShapeError(f"logsumexp must be {tuple(call.q.shape[:3])}, got {tuple(logsumexp.shape)}")
+        if logsumexp.device != call.q.device:
+            raise DeviceError(f"logsumexp is on {logsumexp.device}, q on {call.q.device}; move it with .to(q.device)")
         logsumexp = logsumexp[:, :, rows.start :: every]
     return Job(call, rows, start, blocks_of(len(rows), keys, pixels), top, received, logsumexp)
 

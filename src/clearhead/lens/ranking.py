@@ -1,8 +1,8 @@
 """The largest of many scores, in order; of equal ones the first comes first.
 
-Two levels: the n largest of all lie in the n blocks with the largest maxima. So most scores are looked at once, by a
-maximum over blocks, and only a few blocks are ranked. That holds for ties too, if blocks with equal maxima are taken
-from the left.
+The n largest of all lie in the n groups with the largest maxima, so most scores are looked at only once, by a maximum
+over blocks; then those blocks are sifted once more, across, and what is left is ranked. Where equal scores compete
+for a place, which is rare, whole numbers that hold score and place together decide.
 """
 
 from __future__ import annotations
@@ -10,42 +10,74 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 64  # measured at 4,096 keys, top 8: 32 and 64 are alike, 16 and 128 slower
+BLOCK = 64
 
 
 def maxima(scores: Tensor) -> Tensor:
     """The largest score of each block: (…, keys) → (…, blocks). Keys are a multiple of the block."""
-    return scores.unflatten(-1, (-1, BLOCK)).amax(-1)
+    return _blocks(scores).amax(-1)
 
 
 def best(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The so many largest scores, given their maxima, and where they are."""
-    few = min(count, blocks.shape[-1])
-    chosen = _ranked(blocks, _places(blocks), few)[1]
-    inside = scores.unflatten(-1, (-1, BLOCK)).gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK))
-    places = chosen[..., None] * BLOCK + torch.arange(BLOCK, device=scores.device)
-    return _ranked(inside.flatten(-2), places.flatten(-2), min(count, few * BLOCK))
+    """The so many largest scores, or all if there are fewer, and where they are; `blocks` are their maxima."""
+    chosen, tie = _largest(blocks, count)
+    inside = _chosen(scores, chosen)  # (…, chosen blocks, BLOCK)
+    columns, another = _largest(inside.amax(-2), count)
+    sifted = inside.gather(-1, columns[..., None, :].expand(*inside.shape[:-1], columns.shape[-1])).flatten(-2)
+    few = min(count, sifted.shape[-1])
+    values, order = sifted.topk(min(few + 1, sifted.shape[-1]))
+    equal = ((values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)).any()
+    if bool(tie | another | equal):
+        return _ranked(scores, blocks, count)
+    order, width = order[..., :few], columns.shape[-1]
+    places = chosen.gather(-1, order // width) * BLOCK + columns.gather(-1, order % width)
+    return values[..., :few], places
 
 
 def first(scores: Tensor, blocks: Tensor) -> Tensor:
     """Where the first score is that is not −inf; 0 if there is none."""
-    chosen = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)
-    inside = scores.unflatten(-1, (-1, BLOCK)).gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK))
-    return chosen * BLOCK + (inside[..., 0, :] > -torch.inf).byte().argmax(-1, keepdim=True)
+    block = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)
+    inside = _chosen(scores, block)[..., 0, :]
+    return block * BLOCK + (inside > -torch.inf).byte().argmax(-1, keepdim=True)
 
 
-def _places(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+def _blocks(scores: Tensor) -> Tensor:
+    return scores.view(*scores.shape[:-1], scores.shape[-1] // BLOCK, BLOCK)
 
 
-def _ranked(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values, of equal ones those with the smallest place, and their places."""
+def _chosen(scores: Tensor, blocks: Tensor) -> Tensor:
+    """Some blocks of each row: (…, keys), (…, few) → (…, few, BLOCK)"""
+    each = scores.shape[-1] // BLOCK
+    before = torch.arange(0, scores[..., 0].numel() * each, each, device=scores.device)
+    flat = scores.view(-1, BLOCK).index_select(0, (blocks + before.view(*blocks.shape[:-1], 1)).flatten())
+    return flat.view(*blocks.shape, BLOCK)
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where so many of the largest are, in any order, and whether another is as large as the last of them."""
+    if values.shape[-1] <= count:
+        places = torch.arange(values.shape[-1], device=values.device)
+        return places.expand(values.shape), torch.zeros((), dtype=torch.bool, device=values.device)
+    found = values.topk(count + 1)
+    last, next_one = found.values[..., count - 1], found.values[..., count]
+    return found.indices[..., :count], ((last == next_one) & (last > -torch.inf)).any()
+
+
+def _ranked(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The same, with ties in the order of their places: blocks with equal maxima are taken from the left."""
+    chosen = _ordered(blocks, torch.arange(blocks.shape[-1], device=blocks.device), min(count, blocks.shape[-1]))[1]
+    chosen = chosen.sort(dim=-1).values
+    places = chosen[..., None] * BLOCK + torch.arange(BLOCK, device=scores.device)
+    return _ordered(_chosen(scores, chosen).flatten(-2), places.flatten(-2), min(count, places.shape[-2] * BLOCK))
+
+
+def _ordered(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest values and their places, which ascend."""
     if values.dtype != torch.float32:
-        order = places.argsort(dim=-1)  # so that a stable sort by value leaves equal ones in the order of their places
-        ordered, where = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-        return ordered[..., :count], places.gather(-1, order).gather(-1, where[..., :count])
-    # A value and its place in one whole number that sorts as they do, for topk is not stable and a stable sort is slow.
-    # The bits of a positive float sort as it does; those of a negative one backwards. Adding 0 makes −0 equal to 0.
+        ordered, order = values.sort(dim=-1, descending=True, stable=True)
+        return ordered[..., :count], places.expand(values.shape).gather(-1, order[..., :count])
+    # A stable sort is slow. The bits of a positive float sort as it does, those of a negative one the other way round;
+    # with the place in the lower half no two are equal, and topk can do it. Adding 0 makes −0 equal to 0.
     bits = (values + 0.0).view(torch.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     found = ((bits.long() << 32) - places).topk(count).values

@@ -17,7 +17,7 @@ from clearhead.lens import ranking
 from clearhead.lens.measures import Job, Measures
 from clearhead.lens.tiles import Tile, tiles
 
-TILE = 2**19  # scores held at once
+TILE = 2**20  # scores held at once
 GPU_TILES = 32  # how many times as many on a GPU, which is idle between small ones
 LOG2 = math.log(2)
 NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision, and so is their product

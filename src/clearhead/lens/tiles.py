@@ -10,7 +10,7 @@ from clearhead.attention.masks import Mask
 from clearhead.attention.runs import Run, runs
 from clearhead.lens.measures import Job
 
-ROWS = 512  # queries of a tile, at most
+ROWS = 128  # queries of a tile, at most: with more, a narrow window would lie in wide tiles
 REACH = 1024  # and from its first to its last query, where only some are measured
 LEAST = 16  # rows of a product, heads that share keys counted: with fewer, reading the keys takes the time
 BLOCK = 64  # a mask is asked by blocks of at least so many keys
