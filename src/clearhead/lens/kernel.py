@@ -1,13 +1,311 @@
-"""The measures in Triton, on CUDA."""
+"""The measures in Triton, on CUDA: a pass along rows, one along columns, and a look at single keys.
+
+Along rows everything about a query is summed up, in one pass over q·kᵀ if its logsumexp is at hand; along columns,
+what keys receive. Nothing grows with queries · keys but the number of tiles. `TRITON_INTERPRET=1` runs it on CPU
+tensors, slowly: that is how it is tested where there is no GPU.
+"""
 
 from __future__ import annotations
 
-from clearhead.lens.measures import Job, Measures
+import importlib.util
+import math
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.attention import biases
+from clearhead.attention.inputs import Call
+from clearhead.lens.kernels import masking, skipping
+from clearhead.lens.kernels.shapes import Shape, Shapes, classes, shapes_for, slots
+from clearhead.lens.measures import Job, Measures, pooled
+
+WIDEST = 256  # numbers a head
+MOST = 32  # keys asked for of each query
+LONGEST = 2**19  # queries, and keys: a candidate's tile and its bits share 32 bits
+LOG2E = 1 / math.log(2)
 
 
 def refusal(job: Job) -> str | None:
-    return "it is not written yet"
+    """Why the kernels cannot do a job, or None."""
+    call = job.call
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if call.q.device.type != "cuda" and not interpreted():
+        return f"it runs on CUDA, and q is on {call.q.device}"
+    if call.q.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(call.q.device) < (8, 0)):
+        return f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
+    if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in float32, and q is {call.q.dtype}"
+    if 0 in call.sizes or 0 in (call.q.shape[3], len(job.rows)):
+        return "there is nothing to measure"
+    if call.q.shape[3] > WIDEST:
+        return f"its heads are at most {WIDEST} wide, these are {call.q.shape[3]}"
+    if job.top > MOST:
+        return f"it finds the best {MOST} keys at most, not {job.top}"
+    if max(call.sizes[2:]) > LONGEST:
+        return f"it takes up to {LONGEST:,} queries and keys, not {max(call.sizes[2:]):,}"
+    if call.bias is not None and not isinstance(call.bias, (biases.Alibi, biases.Relative, biases.Dense)):
+        return f"it does not know {call.bias!r}"
+    return masking.refusal(call.mask, call.sizes)
 
 
-def run(job: Job) -> Measures:
-    raise NotImplementedError
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on any tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def run(job: Job, shapes: Shapes | None = None) -> Measures:
+    """The measures of a job, with tiles of the shapes that are known to be fast, or of others."""
+    call = job.call
+    width = 1 << max(call.q.shape[3] - 1, 15).bit_length()
+    if shapes is None:
+        sizes = (len(job.rows), call.k.shape[2])
+        shapes = shapes_for(width, call.q.element_size(), *sizes, job.blocks[1], job.top)
+    with torch.cuda.device_of(call.q):
+        work = _Work(job, width, shapes)
+        work.along_rows()
+        if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
+            work.along_columns()
+        work.pick()
+        return work.result()
+
+
+class _Place(NamedTuple):
+    """A tensor as a kernel takes it: by descriptor or by pointer, with what leads to a sample and a head."""
+
+    source: Any
+    place: tuple[int, ...]
+    described: bool
+
+
+class _Work:
+    """One job under way: what the kernels read and write."""
+
+    def __init__(self, job: Job, width: int, shapes: Shapes) -> None:
+        call, rows = job.call, job.rows
+        self.job, self.call, self.shapes = job, call, shapes
+        self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
+        batch, heads, queries, keys = call.sizes
+        self.samples, self.device = batch * heads, call.q.device
+        self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
+        shape = (batch, heads, len(rows))
+        self.floats = torch.empty(6, *shape, device=self.device)  # logsumexp, entropy, peak, distance, first, threshold
+        self.whole = torch.empty(3, *shape, dtype=torch.int32, device=self.device)  # first key, best tile, classes
+        self.received = torch.empty(batch, heads, keys, device=self.device) if job.received else None
+        some = slots(job.top) if job.top else 0
+        self.count = torch.zeros(shape, dtype=torch.int32, device=self.device) if job.top else self.whole
+        self.candidates = torch.empty(*shape, some, dtype=torch.int32, device=self.device) if job.top else self.whole
+        kept = (*shape, max(job.top, 1))
+        self.top_keys = torch.empty(kept, dtype=torch.int32, device=self.device)
+        self.top_weights = torch.empty(kept if job.top else 1, device=self.device)
+        self.cells = self._cells()
+        self.scales, self.cap = self._scales()
+        self.bias, kind = _bias(call)
+        self.rules = masking.rules(call.mask, call.sizes, self.device)
+        self.constants = {
+            "D": call.q.shape[3],
+            "WIDTH": width,
+            "CAP": call.softcap is not None,
+            "BIAS": kind,
+            "TERMS": self.rules.terms,
+            "DOCUMENTS": self.rules.documents,
+            "DENSE": self.rules.dense,
+        }
+        # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
+        self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": interpreted()}
+
+    def along_rows(self) -> None:
+        from clearhead.lens.kernels.rows import look_along_rows
+
+        job, shape = self.job, self.shapes.rows
+        given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
+        sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
+        q, k = self._placed(self.q, shape.queries), self._placed(self.k, shape.keys)
+        rows, sizes = job.rows, self.call.sizes[2:]
+        plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
+        logsumexp, entropy, peak, distance, _, threshold = self.floats
+        out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, self.whole[1], self.whole[2])
+        look_along_rows[(-(-len(rows) // shape.queries) * self.samples,)](
+            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, plan, self.scales, self.cap),
+            *(sinks, self.scales if given is None else given, out, self._pixels(), self.sizes),
+            SINKS=self.call.sinks is not None,
+            GIVEN=given is not None,
+            TOP=job.top,
+            CLASSES=classes(job.top),
+            **self._map_constants(shape, given is not None),
+            **self._constants(shape, q, k),
+        )
+
+    def along_columns(self) -> None:
+        from clearhead.lens.kernels.columns import look_along_columns
+
+        job, shape = self.job, self.shapes.columns
+        q, k = self._placed(self.q, shape.queries), self._placed(self.k, shape.keys)
+        rows, sizes = job.rows, self.call.sizes[2:]
+        plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
+        found = (self.floats[5], self.count, self.candidates)
+        received = self.floats if self.received is None else self.received
+        look_along_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
+            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, plan, self.scales, self.cap),
+            *(self.floats[0], received, found, self._pixels(), self.sizes),
+            WARPS=min(shape.warps, shape.queries // 16),
+            RECEIVED=self.received is not None,
+            COLLECT=job.top > 0,
+            SLOTS=slots(job.top),
+            **self._map_constants(shape, job.logsumexp is None),
+            **self._constants(shape, q, k),
+        )
+
+    def pick(self) -> None:
+        from clearhead.lens.kernels.picking import pick, pick_from_all
+
+        job, shape = self.job, self.shapes.pick
+        q, k = (_Place(t, t.stride(), False) for t in (self.q, self.k))
+        found = (self.floats[5], self.count, self.candidates) if job.top else (self.whole[1], self.whole[2])
+        arguments = (
+            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, self.scales, self.cap),
+            *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), self.sizes),
+        )
+        constants = {"TOP": job.top, "LIST": 1 << max(job.top - 1, 0).bit_length(), "SLOTS": slots(job.top)}
+        rows = len(job.rows)
+        pick[(-(-rows // shape.queries) * self.samples,)](
+            *arguments,
+            BM=shape.queries,
+            BN=(self.shapes.columns if job.top else self.shapes.rows).keys,
+            CLASSES=classes(job.top),
+            num_warps=shape.warps,
+            **constants,
+            **self.constants,
+        )
+        if job.top:
+            shape = self.shapes.every
+            pick_from_all[(-(-rows // shape.queries) * self.samples,)](
+                *arguments,
+                BM=shape.queries,
+                BN=shape.keys,
+                num_warps=shape.warps,
+                num_stages=shape.stages,
+                **constants,
+                **self.products,
+                **self.constants,
+            )
+
+    def result(self) -> Measures:
+        job = self.job
+        logsumexp, entropy, peak, distance, first, _ = self.floats
+        nothing = self.whole[0] < 0
+        natural = logsumexp / LOG2E if job.logsumexp is None else job.logsumexp.float()
+        keys = self.top_keys.long()
+        return Measures(
+            logsumexp=natural.masked_fill(nothing, -math.inf),
+            entropy=entropy,
+            peak=peak,
+            peak_key=keys[..., 0],
+            distance=distance,
+            first=first,
+            top_keys=keys[..., : job.top],
+            top_weights=self.top_weights if job.top else peak.new_zeros(*peak.shape, 0),
+            received=self.received,
+            map=self._map(),
+        )
+
+    def _placed(self, x: Tensor, rows: int) -> _Place:
+        width = int(self.constants["WIDTH"])
+        return _described(x, rows, width) or _Place(x, x.stride(), False)
+
+    def _constants(self, shape: Shape, q: _Place, k: _Place) -> dict[str, Any]:
+        described = {"TMA_Q": q.described, "TMA_K": k.described}
+        tile = {"BM": shape.queries, "BN": shape.keys, "num_warps": shape.warps, "num_stages": shape.stages}
+        return tile | described | self.products | self.constants
+
+    def _scales(self) -> tuple[Tensor, float]:
+        """What turns a product into a score in units of ln 2, for each head; with a cap, into a part of the cap."""
+        cap, scale = self.call.softcap, self.call.scale
+        unit = LOG2E if cap is None else 1 / cap
+        if not isinstance(scale, Tensor):
+            scales = torch.full((self.call.q.shape[1],), scale * unit, device=self.device)
+        else:
+            scales = (scale.detach().double().flatten() * unit).float().expand(self.call.q.shape[1]).contiguous()
+        return scales, 0.0 if cap is None else cap * LOG2E
+
+    def _cells(self) -> Tensor:
+        """The map in chunks of rows: (batch, heads, chunks, parts, columns)."""
+        (high, wide), (batch, heads, _, keys) = self.job.blocks, self.call.sizes
+        if not high:
+            return torch.zeros(batch, heads, 0, 1, 0, device=self.device)
+        chunk, parts = _chunks(high)
+        chunks = -(-len(self.job.rows) // chunk)
+        return torch.zeros(batch, heads, chunks, parts, -(-keys // wide), device=self.device)
+
+    def _pixels(self) -> tuple[Tensor | int, ...]:
+        high, wide = self.job.blocks
+        cells = self.cells if high else self.floats
+        return (cells, high, wide, self.cells.shape[4], self.cells[0, 0].numel())
+
+    def _map_constants(self, shape: Shape, now: bool) -> dict[str, Any]:
+        """What `pool` is told, if the map is filled in this pass."""
+        high, wide = self.job.blocks
+        if not high or not now:
+            return {"MAP": False, "EVEN": True, "TOUCHED": 1, "CHUNK": 1, "PARTS": 1}
+        even = shape.keys % wide == 0 or wide % shape.keys == 0
+        touched = max(1, shape.keys // wide) if even else (shape.keys - 2) // wide + 2
+        chunk, parts = _chunks(high)
+        return {"MAP": True, "EVEN": even, "TOUCHED": touched, "CHUNK": chunk, "PARTS": parts}
+
+    def _map(self) -> Tensor:
+        high = self.job.blocks[0]
+        if not high:
+            return self.cells[:, :, :, 0]
+        chunk, parts = _chunks(high)
+        if parts == 1:
+            return pooled(self.cells[:, :, :, 0], high // chunk, 2)
+        rows = -(-len(self.job.rows) // high)
+        begins = torch.arange(self.cells.shape[2], device=self.device) * chunk // high
+        lines = (begins[:, None] + torch.arange(2, device=self.device)).clamp(max=rows - 1).flatten()
+        empty = self.cells.new_zeros(*self.cells.shape[:2], rows, self.cells.shape[4])
+        return empty.index_add_(2, lines, self.cells.flatten(2, 3))
+
+
+def _chunks(high: int) -> tuple[int, int]:
+    """How many rows the map keeps together at first, and into how many pixels such a chunk can reach."""
+    return (16, 2 if high % 16 else 1) if high >= 16 else (1, 1)
+
+
+def _bias(call: Call) -> tuple[tuple[Any, ...], int]:
+    """What `scoring.biased` reads: nothing (0), a number for each j − i (1), or the tensor itself (2)."""
+    if call.bias is None:
+        return (torch.zeros(1, device=call.q.device), 0, 0, 0, 0), 0
+    own = call.bias.replace(call.bias.parameter.detach().float())
+    if isinstance(own, biases.Dense):
+        return (own.parameter, *masking.strides(own.parameter)), 2
+    queries, keys = call.sizes[2:]
+    last = torch.tensor(queries - 1, device=call.q.device)
+    heads = torch.arange(own.heads, device=call.q.device)[:, None]
+    line = own.at(heads * 0, heads, last, torch.arange(queries + keys - 1, device=call.q.device), queries, keys)
+    return (line.contiguous(), 0, 0 if own.heads == 1 else line.stride(0), 0, 0), 1
+
+
+def _described(x: Tensor, rows: int, width: int) -> _Place | None:
+    """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
+
+    None where its strides do not allow it, or its columns would run into the next head.
+    """
+    batch, heads, tokens, d = x.shape
+    by_sample, by_head = (0 if size == 1 else stride for size, stride in zip((batch, heads), x.stride(), strict=False))
+    by_row, itemsize = x.stride(2), x.element_size()
+    if not interpreted() and (not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] < 9):
+        return None
+    if x.stride(3) != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if by_head % by_row == 0:
+        place, columns = (by_sample // by_row, by_head // by_row, 0), d
+    elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
+        place, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
+    else:
+        return None
+    length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
+    return _Place(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), place, True)

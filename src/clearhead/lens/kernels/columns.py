@@ -1,0 +1,127 @@
+"""The pass along columns: some keys stay, queries go by, their logsumexp known. It gives what each key receives.
+
+Besides, it finds the keys that may be among the best of a query, namely all that reach a threshold; and it fills the
+map, where the pass along rows had no logsumexp yet.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from clearhead.lens.kernels.pooling import pool
+from clearhead.lens.kernels.scoring import HIDDEN, biased, products, scored, tile_of, visible
+
+
+@triton.jit
+@no_type_check
+def look_along_columns(
+    q,
+    q_place,
+    k,
+    k_place,
+    mask,
+    bias,
+    plan,
+    scales,
+    cap,
+    logsumexps,
+    received,
+    found,
+    pixels,
+    sizes,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WARPS: tl.constexpr,
+    TMA_Q: tl.constexpr,
+    TMA_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAST: tl.constexpr,
+    CAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    TERMS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    RECEIVED: tl.constexpr,
+    COLLECT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    MAP: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOUCHED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
+    rows, start, step = sizes[4], sizes[5], sizes[6]
+    tiles = tl.cdiv(keys, BN)
+    sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    b, h = sample // heads, sample % heads
+    j = tile * BN + tl.arange(0, BN)
+    scale = tl.load(scales + h)
+    base = sample.to(tl.int64) * rows
+    cells = pixels[0] + sample.to(tl.int64) * pixels[4]
+    tile_k = tile_of(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
+    # By warp and by eighth row: so far a sum stays within a thread, as the tensor cores lay out their results.
+    sums = tl.zeros([WARPS, 8, BN], tl.float32)
+
+    run = plan[0] + b * plan[1] + h * plan[2] + tile * 5
+    first, end = tl.load(run), tl.load(run + 1)
+    for n in tl.range(first, end):
+        row = n * BM + tl.arange(0, BM)
+        logsumexp = tl.load(logsumexps + base + row, mask=row < rows, other=-HIDDEN)
+        tile_q = tile_of(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
+        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+        x = biased(x, bias, b, h, (start + step * row)[:, None], j[None, :], queries, keys, BIAS)
+        x -= logsumexp[:, None]
+        weights = tl.exp2(x)
+        if RECEIVED:
+            sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
+        if COLLECT:
+            collect(x, found, base, row, rows, tile, BM, BN, SLOTS)
+        if MAP:
+            weights = tl.reshape(weights, [BM, BN // 8, 8])
+            pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+
+    others = plan[3] + b * plan[4] + h * plan[5] + tile * plan[6]
+    for turn in tl.range(0, tl.load(run + 4)):
+        n = tl.load(others + turn)
+        row = n * BM + tl.arange(0, BM)
+        i = (start + step * row)[:, None]
+        logsumexp = tl.load(logsumexps + base + row, mask=row < rows, other=-HIDDEN)
+        tile_q = tile_of(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
+        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+        x = biased(x, bias, b, h, i, j[None, :], queries, keys, BIAS)
+        seen = visible(mask, b, h, i, j[None, :], queries, keys, TERMS, DOCUMENTS, DENSE)
+        x = tl.where(seen & (row < rows)[:, None], x, HIDDEN) - logsumexp[:, None]
+        weights = tl.exp2(x)
+        if RECEIVED:
+            sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
+        if COLLECT:
+            collect(x, found, base, row, rows, tile, BM, BN, SLOTS)
+        if MAP:
+            weights = tl.reshape(weights, [BM, BN // 8, 8])
+            pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+
+    if RECEIVED:
+        tl.store(received + sample.to(tl.int64) * keys + j, tl.sum(tl.sum(sums, 0), 0), mask=j < keys)
+
+
+@triton.jit
+@no_type_check
+def collect(x, found, base, row, rows, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
+    """Notes which keys of a tile reach the threshold of their query: eight words, one of every eighth key, a bit each.
+
+    A word that is not empty takes the next slot of its row, and says where it comes from in its upper bits.
+    """
+    inside = row < rows
+    limit = tl.load(found[0] + base + row, mask=inside, other=-HIDDEN)
+    bit = (1 << tl.arange(0, BN // 8))[None, :, None]
+    reached = tl.reshape(x, [BM, BN // 8, 8]) >= limit[:, None, None]
+    word = tl.sum(tl.where(reached, bit, 0), 1)
+    some = word != 0
+    at = (base + row)[:, None] + tl.zeros([1, 8], tl.int32)
+    slot = tl.atomic_add(found[1] + at, 1, mask=some, sem="relaxed")
+    name = ((tile * 8 + tl.arange(0, 8)) << (BN // 8))[None, :] | word
+    tl.store(found[2] + at * SLOTS + slot, name, mask=some & (slot < SLOTS))

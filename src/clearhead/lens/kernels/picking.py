@@ -1,0 +1,210 @@
+"""What is left to find of single keys: the first one's weight, and the best by their exact scores.
+
+The passes have left a few candidates of each query; their scores are worked out once more, key by key.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from clearhead.lens.kernels.scoring import FAR, HIDDEN, NOTHING, biased, products, scored, tile_of, visible
+
+
+@triton.jit
+@no_type_check
+def pick(
+    q,
+    q_place,
+    k,
+    k_place,
+    mask,
+    bias,
+    scales,
+    cap,
+    seen,
+    found,
+    out,
+    sizes,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    TERMS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    TOP: tl.constexpr,
+    LIST: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """The weight of the first visible key, and the best TOP keys (or, with none asked for, the best one).
+
+    BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps and the first keys.
+    """
+    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
+    rows, start, step = sizes[4], sizes[5], sizes[6]
+    tiles = tl.cdiv(rows, BM)
+    sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    b, h = sample // heads, sample % heads
+    row = tile * BM + tl.arange(0, BM)
+    inside = row < rows
+    i = start + step * row
+    at = sample.to(tl.int64) * rows + row
+    logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
+    scale = tl.load(scales + h)
+    tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
+
+    j = tl.load(seen[1] + at, mask=inside, other=-1)
+    x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+    tl.store(out[0] + at, tl.where(j >= 0, tl.exp2(x - logsumexp), 0.0), mask=inside)
+
+    if TOP == 0:
+        number = tl.load(found[0] + at, mask=inside, other=0)
+        bits = tl.where(logsumexp < -NOTHING, tl.load(found[1] + at, mask=inside, other=0), 0)
+        best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], -1, tl.int32)
+        while tl.max(tl.where(bits != 0, 1, 0)) > 0:
+            lowest = bits & -bits
+            for piece in tl.range(BN // CLASSES):
+                j = number * BN + piece * CLASSES + place_of(lowest)
+                j = tl.where(lowest != 0, j, -1)
+                x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+                shown = visible(mask, b, h, i, j, queries, keys, TERMS, DOCUMENTS, DENSE)
+                x = tl.where(shown & (j >= 0), x, HIDDEN)
+                better = (x > best) | ((x == best) & (j < key))
+                best, key = tl.where(better, x, best), tl.where(better, j, key)
+            bits -= lowest
+        tl.store(out[1] + at, key, mask=inside)
+    else:
+        count = tl.load(found[1] + at, mask=inside, other=0)
+        count = tl.where(count > SLOTS, 0, count)  # these are for `pick_from_all`
+        values = tl.full([BM, LIST], HIDDEN, tl.float32)
+        names = tl.full([BM, LIST], -1, tl.int32)
+        for slot in tl.range(tl.max(count)):
+            word = tl.load(found[2] + at * SLOTS + slot, mask=slot < count, other=0)
+            bits = word & ((1 << (BN // 8)) - 1)
+            group_of = word >> (BN // 8)
+            while tl.max(bits) > 0:
+                lowest = bits & -bits
+                j = group_of // 8 * BN + place_of(lowest) * 8 + group_of % 8
+                j = tl.where(bits != 0, j, -1)
+                x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+                values, names = inserted(values, names, tl.where(j >= 0, x, HIDDEN), j, LIST)
+                bits -= lowest
+        write(values, names, logsumexp, out, at, inside, TOP, LIST)
+
+
+@triton.jit
+@no_type_check
+def pick_from_all(
+    q,
+    q_place,
+    k,
+    k_place,
+    mask,
+    bias,
+    scales,
+    cap,
+    seen,
+    found,
+    out,
+    sizes,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAST: tl.constexpr,
+    CAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    TERMS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    TOP: tl.constexpr,
+    LIST: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """The best TOP keys of the rows that had more candidates than slots, as when all keys are alike: from all keys."""
+    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
+    rows, start, step = sizes[4], sizes[5], sizes[6]
+    tiles = tl.cdiv(rows, BM)
+    sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    b, h = sample // heads, sample % heads
+    row = tile * BM + tl.arange(0, BM)
+    at = sample.to(tl.int64) * rows + row
+    inside = row < rows
+    over = tl.load(found[1] + at, mask=inside, other=0) > SLOTS
+    if tl.max(tl.where(over, 1, 0)) > 0:
+        i = start + step * row
+        logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
+        limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN) + logsumexp
+        scale = tl.load(scales + h)
+        tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
+        values = tl.full([BM, LIST], HIDDEN, tl.float32)
+        names = tl.full([BM, LIST], -1, tl.int32)
+        for n in tl.range(tl.cdiv(keys, BN)):
+            j = n * BN + tl.arange(0, BN)
+            tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
+            x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+            x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+            shown = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, DOCUMENTS, DENSE)
+            x = tl.where(shown & (over & inside)[:, None] & (x >= limit[:, None]), x, HIDDEN)
+            least = tl.min(values, 1)
+            best = tl.max(x, 1)
+            while tl.max(tl.where(best > least, 1, 0)) > 0:
+                key = tl.min(tl.where(x == best[:, None], j[None, :], FAR), 1)
+                values, names = inserted(values, names, best, key, LIST)
+                x = tl.where(j[None, :] == key[:, None], HIDDEN, x)
+                least = tl.min(values, 1)
+                best = tl.max(x, 1)
+        write(values, names, logsumexp, out, at, inside & over, TOP, LIST)
+
+
+@triton.jit
+@no_type_check
+def score_of(
+    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap,
+    D: tl.constexpr, WIDTH: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The score of one key for each query; −1 is no key."""
+    column = tl.arange(0, WIDTH)
+    start = k + b.to(tl.int64) * k_place[0] + (h // group).to(tl.int64) * k_place[1]
+    inside = ((j >= 0) & (j < keys))[:, None] & (column < D)[None, :]
+    own = tl.load(start + j.to(tl.int64)[:, None] * k_place[2] + column[None, :] * k_place[3], mask=inside, other=0.0)
+    x = scored(tl.sum(tile_q * own.to(tl.float32), 1), scale, cap, CAP)
+    return biased(x, bias, b, h, i, tl.maximum(j, 0), queries, keys, BIAS)
+
+
+@triton.jit
+@no_type_check
+def place_of(bit):
+    """Which bit of a word is set: of 1 the 0th."""
+    return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # the exponent of its number
+
+
+@triton.jit
+@no_type_check
+def inserted(values, names, value, name, LIST: tl.constexpr):
+    """The lists with one more each, in place of the least: of equal ones the largest key goes."""
+    least = tl.min(values, 1)
+    slot = tl.arange(0, LIST)[None, :]
+    oldest = tl.max(tl.where(values == least[:, None], names, -2), 1)
+    leaving = tl.min(tl.where((values == least[:, None]) & (names == oldest[:, None]), slot, LIST), 1)
+    better = (value > least) | ((value == least) & (value > NOTHING) & (name < oldest))
+    here = better[:, None] & (slot == leaving[:, None])
+    return tl.where(here, value[:, None], values), tl.where(here, name[:, None], names)
+
+
+@triton.jit
+@no_type_check
+def write(values, names, logsumexp, out, at, inside, TOP: tl.constexpr, LIST: tl.constexpr):
+    """The lists in order: largest first, of equal ones the smallest key."""
+    for place in tl.range(TOP):
+        best = tl.max(values, 1)
+        name = tl.min(tl.where((values == best[:, None]) & (best > NOTHING)[:, None], names, FAR), 1)
+        some = best > NOTHING
+        tl.store(out[1] + at * TOP + place, tl.where(some, name, -1), mask=inside)
+        tl.store(out[2] + at * TOP + place, tl.where(some, tl.exp2(best - logsumexp), 0.0), mask=inside)
+        values = tl.where((names == name[:, None]) & some[:, None], HIDDEN, values)

@@ -1,0 +1,68 @@
+"""The shapes of the tiles, one table for each pass: what there is to tune, with `benchmarks/lens_speed.py --tune`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """A tile of so many queries and keys, by so many warps, with so many tiles on their way."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Shapes(NamedTuple):
+    """The tiles of each pass; `pick` has no keys."""
+
+    rows: Shape
+    columns: Shape
+    pick: Shape
+    every: Shape  # for the few rows whose best keys are picked from all
+
+
+PICK = Shape(16, 0, 4, 1)
+# By the bytes of a row of q and k, rounded up: the first that is wide enough.
+TABLE: tuple[tuple[int, Shapes], ...] = (
+    (128, Shapes(Shape(128, 128, 8, 3), Shape(128, 128, 8, 3), PICK, Shape(64, 64, 4, 1))),
+    (256, Shapes(Shape(128, 128, 8, 2), Shape(128, 128, 8, 2), PICK, Shape(64, 64, 4, 1))),
+    (512, Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 32, 4, 1))),
+    (1024, Shapes(Shape(64, 32, 4, 2), Shape(32, 64, 4, 2), PICK, Shape(16, 32, 4, 1))),
+)
+
+
+def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: int) -> Shapes:
+    """The tiles for heads of this width (a power of two), no larger than there is to do.
+
+    `wide` keys make a pixel of the map: where that is few, and not a power of two, tiles are narrow.
+    """
+    found = next(shapes for limit, shapes in TABLE if width * itemsize <= limit)
+    narrow = 32 if wide < 8 and wide & (wide - 1) else 256
+
+    def fitting(shape: Shape) -> Shape:
+        queries = min(shape.queries, max(16, _power(rows)))
+        columns = min(shape.keys, max(classes(top), _power(keys)), narrow)
+        return shape._replace(queries=queries, keys=columns)
+
+    return Shapes(fitting(found.rows), fitting(found.columns), found.pick, found.every)
+
+
+def classes(top: int) -> int:
+    """Into how many classes keys fall, of each of which the best score is kept: some more than keys are asked for."""
+    return 16 if top <= 8 else 32
+
+
+def slots(top: int) -> int:
+    """How many words of candidates a query may have: some more than it usually has."""
+    return 32 if top <= 8 else 64
+
+
+def _power(n: int) -> int:
+    """The next power of two.
+
+    >>> _power(5), _power(8)
+    (8, 8)
+    """
+    return 1 << max(n - 1, 0).bit_length()
