@@ -65,6 +65,8 @@ def test_a_run_leaves_what_it_promises(finished):
         "metrics.jsonl",
         "speed.jsonl",
         "loss.png",
+        "heads.jsonl",
+        "heads.png",
         "tensorboard",
         "model",
     }

@@ -5,6 +5,7 @@ runs/NAME/
   task/            tokenizers                                checkpoints/  the newest, and the best
   metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
   loss.png         the same, as a curve                      tensorboard/
+  heads.jsonl      what every head did while it learned      heads.png     the same, to look at
   model/           the finished model: `clearhead predict runs/NAME`
 """
 
@@ -33,6 +34,7 @@ from clearhead.tasks import TASKS, Examples, Task
 from clearhead.text import Report, Row
 from clearhead.train.card import card
 from clearhead.train.checkpoints import Checkpoints, averaged, gathered
+from clearhead.train.heads import Heads
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
 from clearhead.train.processes import Processes, joined
@@ -142,6 +144,8 @@ def _watched(
         if recipe.train.tensorboard:
             observers.append(Board(where / "tensorboard", begun))
         observers.append(Curve(where, metric))
+        if recipe.train.heads_every:
+            observers.append(Heads(where, begun))
     trainer.observers = observers
     with ExitStack() as stack:
         for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote

@@ -20,6 +20,7 @@ from clearhead.tasks.task import Model
 from clearhead.text import Row
 from clearhead.text.batches import Batch, BatchPlan
 from clearhead.train.checkpoints import Checkpoints, gathered, restore
+from clearhead.train.heads import alike, head_states
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
@@ -69,6 +70,7 @@ class Trainer:
             examples.lengths, tokens=train.batch_tokens * processes.count, seed=seed, shapes=train.shapes
         )
         self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
+        self.few = alike(examples.lengths)  # what the heads are watched with
         self.precision = precision_of(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
@@ -164,6 +166,8 @@ class Trainer:
         if step % train.log_every == 0 or ended:
             self._settle()
             self._log(step)
+        if train.heads_every and (step % train.heads_every == 0 or ended):
+            self._look(step)
         if step % train.evaluate_every == 0 or ended:
             self._evaluate(step)
         if self.interrupted or self._planned():
@@ -208,6 +212,15 @@ class Trainer:
         }
         position.loss, position.counted = 0.0, 0
         self._tell("logged", step, metrics)
+
+    def _look(self, step: int) -> None:
+        """What the heads do with a few examples, as the weights are now."""
+        few = self.examples.batch(self.few)
+        self.model.eval()
+        heads = head_states(self.model, lambda: self._forward(few))
+        self.model.train()
+        for observer in self.observers:
+            observer.watched(step, heads)
 
     def _evaluate(self, step: int) -> None:
         """The scores on dev, and whether they are the best so far."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.tasks.task import Model
+
+if TYPE_CHECKING:
+    from clearhead.train.heads import HeadState
 
 
 class Moment(NamedTuple):
@@ -32,6 +36,9 @@ class Observer:
     def evaluated(self, moment: Moment) -> None:
         """After each look at dev."""
 
+    def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
+        """Every `train.heads_every` steps: what the heads of each attention do."""
+
     def close(self) -> None:
         """At the end, however it came."""
 
@@ -40,8 +47,8 @@ class Journal(Observer):
     """metrics.jsonl, which is the same for the same seed, and speed.jsonl, which never is."""
 
     def __init__(self, folder: Path, resumed_from: int) -> None:
-        self.metrics = _cut(folder / "metrics.jsonl", resumed_from)
-        self.speed = _cut(folder / "speed.jsonl", resumed_from)
+        self.metrics = cut(folder / "metrics.jsonl", resumed_from)
+        self.speed = cut(folder / "speed.jsonl", resumed_from)
 
     def logged(self, moment: Moment) -> None:
         self._write(self.metrics, {"step": moment.step, **moment.metrics})
@@ -77,6 +84,13 @@ class Board(Observer):
     def evaluated(self, moment: Moment) -> None:
         self._write("dev", moment)
 
+    def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
+        for name, state in heads.items():
+            for field, values in state._asdict().items():
+                self.writer.add_scalar(f"heads.{field}/{name}", sum(values) / len(values), step)
+        for trouble in ("collapsed", "sunk", "dead"):
+            self.writer.add_scalar(f"heads/{trouble}", sum(s.troubles()[trouble] for s in heads.values()), step)
+
     def close(self) -> None:
         self.writer.close()
 
@@ -93,7 +107,7 @@ class Curve(Observer):
         self.folder, self.metric = folder, metric
 
     def close(self) -> None:
-        lines = _whole_lines(self.folder / "metrics.jsonl")
+        lines = whole_lines(self.folder / "metrics.jsonl")
         train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
         dev = [(line["step"], line["dev"]) for line in lines if "dev" in line]
         if not train:
@@ -186,9 +200,9 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _cut(path: Path, step: int) -> IO[str]:
+def cut(path: Path, step: int) -> IO[str]:
     """The file, open at its end, without what was written after that step: it will be written again."""
-    kept = [line for line in _whole_lines(path) if line["step"] <= step]
+    kept = [line for line in whole_lines(path) if line["step"] <= step]
     whole = path.with_name(f".{path.name}")
     with whole.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
@@ -198,7 +212,7 @@ def _cut(path: Path, step: int) -> IO[str]:
     return path.open("a", encoding="utf-8")
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
+def whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines up to the first that is damaged, as the last may be after a power cut."""
     lines: list[dict[str, Any]] = []
     if path.exists():

@@ -21,11 +21,13 @@ FILES = (
     "metrics.jsonl",
     "speed.jsonl",
     "loss.png",
+    "heads.jsonl",
+    "heads.png",
     "tensorboard",
     "model",
 )
 # What may differ when a run goes on: the length of the run, and what is kept or shown of it.
-CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every"}
+CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every", "heads_every"}
 
 
 def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:

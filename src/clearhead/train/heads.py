@@ -1,0 +1,134 @@
+"""The heads while they learn: every so many steps a look at a few examples, cheap enough to leave on.
+
+Three things go wrong with heads: their entropy collapses (they stare at one word, and learning becomes unstable, Zhai
+2023), they look at nothing but the first word (a sink, Xiao 2023), or they add nothing to the output (Michel 2019).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clearhead.lens import Record, watch
+from clearhead.tasks.task import Model
+from clearhead.text.batches import Batch
+from clearhead.train.observers import Observer, cut, whole_lines
+
+EXAMPLES = 8  # that are looked at
+COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
+
+
+class HeadState(NamedTuple):
+    """One number a head of one attention."""
+
+    entropy: list[float]  # as a share of the greatest possible: 1 looks at all alike, 0 at one alone
+    sink: list[float]  # the mass on the first visible key
+    strength: list[float]  # Σ w·‖v W_O‖, what it can add to the output, against the mean of its layer's heads
+
+    def troubles(self) -> dict[str, int]:
+        """How many heads have collapsed, sunk, or died."""
+        return {
+            "collapsed": sum(value < COLLAPSED for value in self.entropy),
+            "sunk": sum(value > SUNK for value in self.sink),
+            "dead": sum(value < DEAD for value in self.strength),
+        }
+
+
+def alike(lengths: NDArray[np.int64], count: int = EXAMPLES) -> Batch:
+    """Examples of the same lengths, so that no pads are looked at: of the usual lengths, where so many are found.
+
+    >>> alike(np.array([[3, 4], [9, 7], [3, 4], [8, 8]]), 2)
+    Batch(examples=array([0, 2]), sizes=(3, 4))
+    """
+    kinds, which, often = np.unique(lengths, axis=0, return_inverse=True, return_counts=True)
+    enough = np.minimum(often, count)
+    unusual = np.abs(kinds.sum(1) - lengths.sum(1).mean())
+    best = np.lexsort((unusual, -enough))[0]
+    chosen = np.flatnonzero(which.reshape(-1) == best)[:count]
+    return Batch(chosen, tuple(int(size) for size in kinds[best]))
+
+
+@torch.no_grad()
+def head_states(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState]:
+    """What every head does in one forward pass over texts without pads."""
+    # What is compiled for training would be compiled once more for the lens.
+    with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
+        forward()
+    return dict(_states(record))
+
+
+def _states(record: Record) -> Iterator[tuple[str, HeadState]]:
+    for name in record.names:
+        sight = record[name]
+        assert sight.visible is not None, "it was measured"
+        assert sight.received is not None, "it was asked for"
+        assert sight.norms is not None, "it was asked for"
+        most = sight.visible.double().clamp(min=1).log().sum((0, 2)).clamp(min=1e-9)
+        entropy = sight.entropy.double().sum((0, 2)) / most
+        strength = (sight.received * sight.norms).double().sum((0, 2))
+        relative = strength / strength.mean().clamp(min=1e-30)
+        yield name, HeadState(entropy.tolist(), sight.first.double().mean((0, 2)).tolist(), relative.tolist())
+
+
+class Heads(Observer):
+    """heads.jsonl, and at the end heads.png."""
+
+    def __init__(self, folder: Path, resumed_from: int) -> None:
+        self.path = folder / "heads.jsonl"
+        self.file = cut(self.path, resumed_from)
+
+    def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
+        rounded = {
+            name: {field: [round(value, 4) for value in values] for field, values in state._asdict().items()}
+            for name, state in heads.items()
+        }
+        self.file.write(json.dumps({"step": step, "heads": rounded}) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+        if lines := whole_lines(self.path):
+            draw(lines, self.path.with_suffix(".png"))
+
+
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
+    """heads.png: a row for every head, a column for every look; what has turned dark is worth a look."""
+    from matplotlib.figure import Figure
+
+    steps = [line["step"] for line in lines]
+    names = list(lines[-1]["heads"])
+    titles = {
+        "entropy": "entropy, of the greatest possible\n(0: looks at one word)",
+        "sink": "mass on the first word\n(1: at nothing else)",
+        "strength": "strength, of its layer's mean\n(0: adds nothing)",
+    }
+    counts = [len(lines[-1]["heads"][name]["sink"]) for name in names]
+    figure = Figure(figsize=(12, max(3.0, 1.2 + 0.09 * sum(counts) + 0.12 * len(names))), layout="constrained")
+    for axes, (field, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        grid = np.array([[value for name in names for value in line["heads"][name][field]] for line in lines]).T
+        palette = "cividis_r" if field == "sink" else "cividis"
+        image = axes.imshow(grid, aspect="auto", interpolation="nearest", cmap=palette, vmin=0, vmax=1)
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(*_few(steps))
+        edges = np.cumsum([0, *counts])
+        axes.set_yticks(
+            (edges[:-1] + edges[1:]) / 2 - 0.5, names if field == "entropy" else [""] * len(names), fontsize=8
+        )
+        axes.hlines(edges[1:-1] - 0.5, -0.5, len(steps) - 0.5, colors="white", linewidth=1)
+        axes.set_xlabel("step")
+        figure.colorbar(image, ax=axes, shrink=0.8)
+    whole = path.with_name(f".{path.name}")
+    figure.savefig(whole, dpi=120, format="png")
+    whole.replace(path)
+
+
+def _few(steps: list[int]) -> tuple[list[int], list[str]]:
+    """At most five of the steps, with their places, for an axis."""
+    places = sorted({round(place) for place in np.linspace(0, len(steps) - 1, min(5, len(steps)))})
+    return places, [f"{steps[place]:,}" for place in places]

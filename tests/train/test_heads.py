@@ -1,0 +1,134 @@
+"""What is seen of the heads while they learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead.train
+from clearhead import EncoderDecoder, Mask, ModelConfig
+from clearhead.train.heads import HeadState, alike, head_states
+from tests.train.corpus import write_recipe
+from tests.train.test_observers import scalars
+
+
+@pytest.fixture
+def model() -> EncoderDecoder:
+    torch.manual_seed(0)
+    return EncoderDecoder(ModelConfig.named("tiny", vocabulary=31, width=24, heads=3, layers=2, dropout=0.0)).eval()
+
+
+def states(model: EncoderDecoder) -> dict[str, HeadState]:
+    source, target = torch.randint(5, 31, (3, 11)), torch.randint(5, 31, (3, 7))
+    return head_states(model, lambda: model(source, target, Mask.padding([11, 11, 11])))
+
+
+def head_of(attention: torch.nn.Module, head: int, part: int) -> torch.Tensor:
+    """The rows of one head in the projection to q (0), k (1) or v (2)."""
+    size = attention.head_dim
+    return attention.projections()[part][head * size : (head + 1) * size]
+
+
+def test_every_attention_and_head_is_seen(model):
+    found = states(model)
+    names = [f"{name}.{layer}.{kind}" for name, layer, kind in _attentions()]
+    assert sorted(found) == sorted(names)
+    assert all(len(values) == 3 for state in found.values() for values in state)
+    assert not model.encoder.layers[0].self_attention.observer, "and nobody watches any more"
+
+
+def _attentions() -> list[tuple[str, int, str]]:
+    places = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
+    return [(side, layer, kind) for side, kind in places for layer in range(2)]
+
+
+@pytest.mark.parametrize(("side", "kind"), [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")])
+def test_a_head_that_looks_at_all_alike_has_the_greatest_entropy(model, side, kind):
+    attention = getattr(getattr(model, side).layers[1], f"{kind}_attention")
+    with torch.no_grad():
+        head_of(attention, 2, 0).zero_()
+    entropy = states(model)[f"{side}.1.{kind}"].entropy
+    assert entropy[2] == pytest.approx(1.0, abs=1e-5)
+    assert max(entropy[:2]) < 1 - 1e-4
+
+
+def test_a_head_that_stares_has_collapsed(model):
+    with torch.no_grad():
+        head_of(model.encoder.layers[0].self_attention, 1, 0).mul_(1e6)
+    state = states(model)["encoder.0.self"]
+    assert state.entropy[1] < 0.02
+    assert state.troubles() == {"collapsed": 1, "sunk": 0, "dead": 0}
+
+
+def test_a_head_without_values_is_dead(model):
+    with torch.no_grad():
+        head_of(model.decoder.layers[0].cross_attention, 0, 2).zero_()
+    state = states(model)["decoder.0.cross"]
+    assert state.strength[0] == 0
+    assert np.mean(state.strength) == pytest.approx(1.0)
+    assert state.troubles()["dead"] == 1
+
+
+def test_the_mass_on_the_first_word_is_the_sink(model):
+    state = states(model)["decoder.0.self"]
+    assert all(0 < value < 1 for value in state.sink)
+    with torch.no_grad():
+        for part in (0, 1):
+            head_of(model.decoder.layers[0].self_attention, 1, part).zero_()
+    expected = np.mean([1 / n for n in range(1, 8)])  # alike over 1, 2, … 7 words
+    assert states(model)["decoder.0.self"].sink[1] == pytest.approx(expected, abs=1e-5)
+
+
+def test_examples_of_one_length_are_chosen_near_the_usual_one():
+    lengths = np.array([[2, 2]] * 9 + [[5, 7]] * 8 + [[40, 40]] * 2 + [[6, 6]])
+    chosen = alike(lengths)
+    assert (chosen.sizes, chosen.examples.tolist()) == ((5, 7), list(range(9, 17)))
+    assert alike(lengths[:3]).examples.tolist() == [0, 1, 2], "fewer, if there are no more"
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("heads")
+    recipe = write_recipe(base, train="steps = 7\nheads_every = 3")
+    return clearhead.train.run(str(recipe), out=base / "run", device="cpu", overrides=["train.tensorboard=true"])
+
+
+def lines_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "heads.jsonl").read_text().splitlines()]
+
+
+def test_a_run_keeps_what_its_heads_did(watched):
+    lines = lines_of(watched)
+    assert [line["step"] for line in lines] == [3, 6, 7], "every third step, and at the end"
+    assert set(lines[0]["heads"]) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
+    assert lines[0]["heads"]["decoder.0.cross"].keys() == {"entropy", "sink", "strength"}
+    assert (watched / "heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_shows_the_heads(watched):
+    found = scalars(watched / "tensorboard")
+    lines = lines_of(watched)
+    wanted = [np.mean(line["heads"]["encoder.0.self"]["entropy"]) for line in lines]
+    assert [value for _, value in found["heads.entropy/encoder.0.self"]] == pytest.approx(wanted, abs=1e-4)
+    assert [step for step, _ in found["heads/dead"]] == [3, 6, 7]
+
+
+def test_watching_changes_nothing_and_can_be_switched_off(watched, tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 7\nheads_every = 0")
+    out = clearhead.train.run(str(recipe), out=tmp_path / "run", device="cpu")
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (watched / name).read_bytes()
+    assert not list(out.glob("heads*"))
+
+
+def test_a_run_that_goes_on_looks_again_only_at_what_it_does_again(watched, tmp_path):
+    recipe = write_recipe(tmp_path, train="steps = 7\nheads_every = 3\nsave_every = 4")
+    run = clearhead.train.run(str(recipe), out=tmp_path / "run", device="cpu", overrides=["train.steps=4"])
+    assert [line["step"] for line in lines_of(run)] == [3, 4]
+    clearhead.train.run(str(recipe), out=run, device="cpu", resume=True)
+    assert [line["step"] for line in lines_of(run)] == [3, 4, 6, 7]
+    assert lines_of(run)[-1] == lines_of(watched)[-1]
