@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
@@ -19,7 +19,7 @@ from clearhead.lens import Record, watch
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
 from clearhead.tasks import Prediction, Task
-from clearhead.tasks.reading import Reading
+from clearhead.tasks.reading import Reading, Reads
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
@@ -78,40 +78,7 @@ class Predictor:
         answered in parts is read in parts: `record.calls` has one for each. `options` are those of `watch` and of the
         task's `readings`, such as `beams`.
         """
-        _check_options(options, self.look, watch, self.task.readings)
-        own = inspect.signature(self.task.readings).parameters
-        asked = {name: options.pop(name) for name in list(options) if name in own}
-        with torch.inference_mode():
-            readings = self.task.readings(self.model, text, answer=answer, **asked)
-            if not readings:
-                raise DataError(f"there is nothing to look at: {text!r} has no tokens")
-            longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
-            wanted = {"norms": True, "pixels": 256 if longest <= LONG else FINE, **options}
-            with watch(self.model, keep=keep, **wanted) as record:
-                scores = [self.task.read_through(self.model, reading) for reading in readings]
-        for call, reading, written in zip(record.calls, readings, scores, strict=True):
-            call.about.update(self._about(text, reading, written))
-        kinds = {kind: partial(self._piece, kind) for kind in readings[0].reads}
-        return record.label(**kinds)
-
-    def _about(self, text: str, reading: Reading, scores: Tensor | None) -> dict[str, Any]:
-        """What a page shows beside the weights: who answered what, and how sure it was."""
-        about: dict[str, Any] = {"model": self.name, "task": self.task.name, "input": text, "text": reading.text}
-        about |= {"given": reading.given, "notes": list(reading.notes)}
-        if scores is None or not reading.writes:
-            return about
-        kind = list(reading.reads)[-1]
-        sure = scores.float().log_softmax(-1).cpu()
-        best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
-        pieces = [self.task.pieces(kind, row) for row in best.indices.tolist()]
-        rows = zip(pieces, best.values.tolist(), strict=True)
-        about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
-        about["writes"] = self.task.pieces(kind, reading.writes)
-        about["loss"] = -float(sure.gather(1, torch.tensor(reading.writes)[:, None]).mean())
-        return about
-
-    def _piece(self, kind: str, number: int) -> str:
-        return self.task.pieces(kind, [number])[0]
+        return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
     def evaluate(
         self,
@@ -132,6 +99,53 @@ class Predictor:
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
         return f"Predictor({self.name!r}: {self.task.name}, {size / 1e6:.1f} million weights, on {self.device})"
+
+
+def look_through(
+    model: nn.Module,
+    task: Reads,
+    text: str,
+    *,
+    name: str,
+    answer: str | None = None,
+    keep: str = "qk",
+    **options: Any,
+) -> Record:
+    """What `Predictor.look` gives, of any model with something that knows how it reads a text."""
+    _check_options(options, Predictor.look, watch, task.readings)
+    own = inspect.signature(task.readings).parameters
+    asked = {option: options.pop(option) for option in list(options) if option in own}
+    with torch.inference_mode():
+        readings = task.readings(model, text, answer=answer, **asked)
+        if not readings:
+            raise DataError(f"there is nothing to look at: {text!r} has no tokens")
+        longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
+        wanted = {"norms": True, "pixels": 256 if longest <= LONG else FINE, **options}
+        with watch(model, keep=keep, **wanted) as record:
+            scores = [task.read_through(model, reading) for reading in readings]
+    for call, reading, written in zip(record.calls, readings, scores, strict=True):
+        call.about.update({"model": name, "task": task.name, "input": text, **told(task, reading, written)})
+
+    def piece(kind: str, number: int) -> str:
+        return task.pieces(kind, [number])[0]
+
+    return record.label(**{kind: partial(piece, kind) for kind in readings[0].reads})
+
+
+def told(task: Reads, reading: Reading, scores: Tensor | None) -> dict[str, Any]:
+    """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
+    about: dict[str, Any] = {"text": reading.text, "given": reading.given, "notes": list(reading.notes)}
+    if scores is None or not reading.writes:
+        return about
+    kind = list(reading.reads)[-1]
+    sure = scores.float().log_softmax(-1).cpu()
+    best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
+    pieces = [task.pieces(kind, row) for row in best.indices.tolist()]
+    rows = zip(pieces, best.values.tolist(), strict=True)
+    about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
+    about["written"], about["writes"] = list(reading.writes), task.pieces(kind, reading.writes)
+    about["loss"] = -float(sure.gather(1, torch.tensor(reading.writes)[:, None]).mean())
+    return about
 
 
 def _located(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:

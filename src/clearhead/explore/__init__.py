@@ -1,1 +1,72 @@
 """Looking: figures, a page on which every weight can be read, and the local server behind it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.explore.axes import Axis
+from clearhead.explore.scene import Scene
+
+if TYPE_CHECKING:
+    from clearhead.explore.live import Live
+    from clearhead.explore.server import Server
+    from clearhead.lens.record import Record
+
+__all__ = ["Axis", "Scene", "open_record", "show_record", "write_page"]
+
+
+def open_record(
+    record: Record,
+    *,
+    title: str | None = None,
+    axes: Mapping[str, Axis] | None = None,
+    live: Live | None = None,
+    port: int = 0,
+    browser: bool | None = None,
+) -> Server:
+    """The page of a record with all its weights, from a server on this machine; `Record.open` is this.
+
+    With `browser` it is shown at once; None: where there is a screen. The server runs until it is closed, or Python
+    ends.
+    """
+    from clearhead.explore.answers import Answers
+    from clearhead.explore.server import Server
+
+    server = Server(Answers(record, title=title, axes=axes, live=live), port=port)
+    return server.open() if (has_screen() if browser is None else browser) else server
+
+
+def write_page(
+    record: Record,
+    path: str | Path,
+    *,
+    view: int = 0,
+    title: str | None = None,
+    axes: Mapping[str, Axis] | None = None,
+    heads: Mapping[str, Sequence[int]] | None = None,
+) -> Path:
+    """Writes the page of a record as one file that needs nothing else; it holds the text that went in.
+
+    Up to 512 tokens it has every weight within ±0.0005; for longer texts maps and top keys, and the weights of `heads`.
+    """
+    from clearhead.explore.single import page
+
+    path = Path(path)
+    path.write_text(page(Scene(record, view, title=title, axes=axes), heads=heads), encoding="utf-8", newline="\n")
+    return path
+
+
+def show_record(record: Record, *, height: int = 640) -> str:
+    """The page of a record as HTML for a notebook; `Record._repr_html_` is this."""
+    from clearhead.explore.single import notebook
+
+    return notebook(Scene(record), height)
+
+
+def has_screen() -> bool:
+    """Whether a browser could show something here."""
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

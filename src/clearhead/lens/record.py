@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.sights import Forward, Sight, check_known
 from clearhead.lens.spreads import Statistics, over_all
+
+VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
 
 
 class Record:
@@ -96,6 +99,17 @@ class Record:
         from clearhead.lens.files import read
 
         return read(Path(path))
+
+    def open(self, **options: Any) -> Any:
+        """Shows every weight on a page, from a server on this machine; `clearhead.explore.open_record` says what else.
+
+        The page and its address hold what went in: they are for this machine alone.
+        """
+        return import_module(VIEWER).open_record(self, **options)
+
+    def _repr_html_(self) -> str | None:
+        shown: str | None = import_module(VIEWER).show_record(self) if self.calls else None
+        return shown
 
     def __repr__(self) -> str:
         calls = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
 
 
 class Reading(NamedTuple):
@@ -18,3 +20,15 @@ class Reading(NamedTuple):
     text: str = ""  # the answer
     given: bool = False  # by the user: the model itself might have written something else
     notes: Sequence[str] = ()
+
+
+class Reads(Protocol):
+    """What knows how a model reads a text: every task, and what stands in for one."""
+
+    name: ClassVar[str]
+
+    def readings(self, model: Any, text: str, *, answer: str | None = None) -> list[Reading]: ...
+
+    def read_through(self, model: Any, reading: Reading) -> Tensor | None: ...
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]: ...

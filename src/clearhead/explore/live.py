@@ -1,0 +1,88 @@
+"""Live: a model behind the page, which reads new text and shows what changes when heads are switched off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from clearhead.errors import DataError, LensError
+from clearhead.lens.ablation import ablate, head_effects
+from clearhead.lens.record import Record
+from clearhead.lens.sights import Forward
+from clearhead.predictor import Predictor, look_through, told
+from clearhead.tasks.reading import Reading, Reads
+
+LONGEST = 100_000  # characters of a text that a page may send
+PATIENCE = 5.0  # seconds that the effects of all heads may take
+
+
+class Live:
+    """A model and what knows how it reads; one request at a time, since a head that is off is off for everybody."""
+
+    def __init__(self, model: nn.Module, task: Reads, name: str, **options: Any) -> None:
+        self.model, self.task, self.name, self.options = model, task, name, options
+        self.lock = threading.RLock()
+
+    @classmethod
+    def of(cls, predictor: Predictor, **options: Any) -> Live:
+        """`options` are those of `Predictor.look`."""
+        return cls(predictor.model, predictor.task, predictor.name, **options)
+
+    def look(self, text: str, **options: Any) -> Record:
+        """A record of this text."""
+        if len(text) > LONGEST:
+            raise DataError(f"the text has {len(text):,} characters; the page takes {LONGEST:,} at most")
+        with self.lock:
+            return look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+
+    def without(self, record: Record, number: int, heads: Mapping[str, Collection[int]]) -> dict[str, Any]:
+        """What the model answers without these heads, and how much it loses on the answer that it gave with them."""
+        call = record.calls[number]
+        with self.lock, torch.inference_mode(), ablate(self.model, heads):
+            again = told(self.task, _reading(call), self.task.read_through(self.model, _reading(call)))
+            text = None
+            if not call.about.get("given"):
+                asked = {name: value for name, value in self.options.items() if name == "beams"}
+                text = self.task.readings(self.model, call.about["input"], **asked)[number].text
+        before = call.about.get("text")
+        return {
+            "text": text,
+            "before_text": before,
+            "changed": text is not None and text != before,
+            "loss": [call.about.get("loss"), again.get("loss")],
+            "next": again.get("next"),
+        }
+
+    def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:
+        """By how much the loss grows without each head, one after the other; None if that would take too long."""
+        call = record.calls[number]
+        if "loss" not in call.about:
+            return None
+        reading = _reading(call)
+
+        def loss() -> float:
+            return float(told(self.task, reading, self.task.read_through(self.model, reading))["loss"])
+
+        with self.lock, torch.inference_mode():
+            loss()
+            begin = time.perf_counter()
+            loss()
+            heads = sum(len(call[name].heads) for name in call.names)
+            if (time.perf_counter() - begin) * heads > patience:
+                return None
+            found = head_effects(self.model, loss, call.names)
+        return {name: effect.tolist() for name, effect in found.items()}
+
+
+def _reading(call: Forward) -> Reading:
+    """What went into a call, from what the record kept of it."""
+    if "input" not in call.about:
+        raise LensError("the record does not say what the model was asked; look at a text with the model itself")
+    reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
+    about = call.about
+    return Reading(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))
