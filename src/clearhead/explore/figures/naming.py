@@ -1,0 +1,69 @@
+"""What a record's attentions and tokens are called in figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from clearhead.errors import RecordError
+from clearhead.lens import Forward, Record, Sight
+
+Texts = Sequence[str | None] | None
+Sides = Mapping[str, Sequence[str | None]] | None  # {"source": …, "target": …}, or {"tokens": …}
+
+
+def kind_and_layer(name: str) -> tuple[str, int | None]:
+    """The kind of an attention and the number of its layer, where its name has one.
+
+    >>> kind_and_layer("decoder.3.cross"), kind_and_layer("encoder.0.self#2"), kind_and_layer("mixer")
+    (('decoder cross', 3), ('encoder self #2', 0), ('mixer', None))
+    """
+    found = re.fullmatch(r"(.*?)\.?(\d+)\.?([^#]*)(#\d+)?", name)
+    if not found:
+        return name, None
+    parts = (part.replace(".", " ") for part in (found[1], found[3], found[4] or ""))
+    return " ".join(part for part in parts if part) or "attention", int(found[2])
+
+
+def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names of each kind, in their order: {"encoder self": ["encoder.0.self", …], …}."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(kind_and_layer(name)[0], []).append(name)
+    return kinds
+
+
+def forward_of(source: Record | Forward) -> Forward:
+    """The only call of a record."""
+    if isinstance(source, Forward):
+        return source
+    if len(source.calls) != 1:
+        raise RecordError(f"the record holds {len(source.calls)} calls; give one of them, as record.calls[0]")
+    return source.calls[0]
+
+
+def key_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:
+    """The texts of the keys, as they were given or as the record knows them; None if nobody knows."""
+    if given is not None:
+        return _given(given, source=sight.cross or "encoder" in sight.name.split("."))
+    return _known([sight.text(sample, key) for key in range(sight.keys)])
+
+
+def query_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:
+    """The texts of the queries that were measured."""
+    if given is None and not sight.cross:
+        return _known([sight.text(sample, place) for place in sight.queries.tolist()])
+    if given is None:
+        forward = sight.forward
+        kind = None if forward is None else forward.kind_of(sight.name, False)
+        return None if forward is None else _known([forward.text(kind, sample, p) for p in sight.queries.tolist()])
+    texts = _given(given, source=not sight.cross and "encoder" in sight.name.split("."))
+    return None if texts is None else [texts[place] if place < len(texts) else None for place in sight.queries.tolist()]
+
+
+def _given(given: Mapping[str, Sequence[str | None]], *, source: bool) -> Texts:
+    return given.get("source" if source else "target", given.get("tokens"))
+
+
+def _known(texts: list[str | None]) -> Texts:
+    return texts if any(text is not None for text in texts) else None
