@@ -71,7 +71,7 @@ class Follower:
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self.model, self.collector = model, collector
         paths = {module: path for path, module in attending(model).items()}
-        outs = output_weights(model) if collector.settings.detail.norms else {}
+        outs = output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
         self.known = {
             module: Attention(name, is_cross(paths[module], module), outs.get(module))
             for name, module in attentions(model).items()
@@ -142,7 +142,7 @@ class Follower:
         cache = caches.cache_in(named.values())
         frame = Frame(cache, frames[-1] if frames else None)
         if not frames:
-            frame.growth = self._growth(cache, frame, named)
+            frame.growth = self._growth(module, cache, frame, named)
             self.collector.begin(growing=frame.growth, ids=_ids(module, named))
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
@@ -161,7 +161,7 @@ class Follower:
             self.listener.listen(cache)
         self.collector.end()
 
-    def _growth(self, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
+    def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
         length = max(frame.before.values(), default=0)
         known: Growth | None = self._here.growths.get(id(cache))
@@ -170,10 +170,9 @@ class Follower:
         if cache is not None:
             return Growth(cache, length)
         keeps = named.get("use_cache")
-        config = getattr(self.model, "config", None)
-        keeps = getattr(config, "use_cache", False) if keeps is None else keeps
-        grows = keeps and any("decoder" in known.name for known in self.known.values())
-        return Growth(self, 0) if grows else None
+        keeps = getattr(getattr(module, "config", None), "use_cache", False) if keeps is None else keeps
+        decodes = any("decoder" in self.known[part].name for part in module.modules() if part in self.known)
+        return Growth(self, 0) if keeps and decodes else None
 
     def _moved(self, cache: Any, rows: Tensor) -> None:
         """The samples of a cache changed places: so do those of the call that grows with it."""
