@@ -2,8 +2,8 @@
 
 from clearhead.lens.measures import Measures
 from clearhead.lens.measuring import measure
-from clearhead.lens.record import Forward, Record
-from clearhead.lens.sights import Sight
+from clearhead.lens.record import Record
+from clearhead.lens.sights import Forward, Sight
 from clearhead.lens.watching import watch
 
 __all__ = ["Forward", "Measures", "Record", "Sight", "measure", "watch"]

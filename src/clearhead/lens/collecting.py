@@ -195,7 +195,9 @@ class Collector:
             if part is None or (isinstance(part, Growing) and part.goes_on(call.q.shape[0], first_query)):
                 return known[1], name
             known[1].release()  # the cache was cropped: what comes now is another text from there on
-            return self._new_call(call), name
+            forward = self._new_call(call)
+            forward.inherit(known[1], first_query)
+            return forward, name
         current = self._here.call
         if growing is not None and current is not None and current.cache is not None:
             current = None

@@ -78,7 +78,10 @@ class Eye(Organ):
         self.tell(seen)
 
 
-@torch.library.custom_op("clearhead::observe", mutates_args=("counter",))
+SCHEMA = "(Tensor[] tensors, SymInt[] numbers, float[] floats, Tensor(a!) counter) -> ()"
+
+
+@torch.library.custom_op("clearhead::observe", mutates_args=("counter",), schema=SCHEMA)
 def observe(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float], counter: Tensor) -> None:
     """Tells the organ of this number what a compiled graph sees."""
     organ = _organs.get(numbers[0])

@@ -79,8 +79,7 @@ class Growing:
         if self.blocks is None:
             height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        self._sight, self.end = None, where.query + queries
-        self.positions.append(torch.tensor(rows, dtype=torch.long) + where.query)
+        positions = torch.tensor(rows, dtype=torch.long) + where.query
         found, exact = [], torch.float64 if grows else _result_dtype(call)
         while rows:
             part, rows = self._cut(rows, call, where)
@@ -88,6 +87,7 @@ class Growing:
         found = found or [_nothing(call, self.detail)]
         nobody = torch.zeros(*call.q.shape[:2], 0, dtype=exact)
         self.received.add(nobody, (where.key + keys,))  # also keys that no measured query could look at have places
+        self.positions.append(positions)
         self.pieces.append((time, {name: torch.cat([one[name] for one in found], 2) for name in found[0]}))
         new = slice(max(0, self.keys - where.key), keys)
         if norms is not None and where.key + keys > self.keys:
@@ -95,7 +95,7 @@ class Growing:
             self.norms.append((time, torch.nn.functional.pad(norms(new).cpu(), (gap, 0))))
         if self.keeping is not None:
             self.keeping.add(call, where.query, where.key, time)
-        self.keys = max(self.keys, where.key + keys)
+        self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
     def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
         """Rows that can be measured together, and the rest: none lies across the edge of a block of the map."""
@@ -166,6 +166,7 @@ class Growing:
         value = self.received.value
         return self.map.value if self.map.room is not None else value.new_zeros(*value.shape[:2], 0, 0)
 
+    @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:
         """What is here so far."""
         if self._sight is None:

@@ -23,14 +23,14 @@ def bytes_of(detail: Detail, sizes: Sizes) -> int:
     """What a record holds of such an attention.
 
     >>> bytes_of(Detail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
-    560
+    600
     """
     rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
     number = max(sizes.itemsize, 4)
     per_query = 5 * number + 4 + detail.top * (number + 4) + len(detail.probes or {}) * number
     per_key = number * (2 if detail.norms else 1)
     pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
-    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number)
+    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number) + 4 * sizes.batch * rows
     if detail.keep == "qk":
         q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
         total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize

@@ -59,7 +59,7 @@ class Moves:
 
     @property
     def order(self) -> list[int]:
-        """The samples that are there; with those that have left, which come after them, in the order of their inputs."""
+        """The samples that are there, then those that have left; if there are any, in the order of their inputs."""
         ends = self._ends()
         return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.gone else path)
 
@@ -86,7 +86,7 @@ class Moves:
         return found[::-1]
 
 
-def taken(tensor: Tensor, rows: Tensor, fill: float = 0) -> Tensor:
+def taken(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:
     """These samples of a tensor, filled where a row is −1; the tensor itself if nothing changes."""
     if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
         return tensor

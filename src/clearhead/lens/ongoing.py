@@ -32,11 +32,14 @@ class Ongoing(Forward):
         """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten."""
         if self.moves is None:
             return
-        gone = len(self.moves.gone)
-        move = self.moves.add(rows, done=done)
-        for part in self.sights.values():
-            if isinstance(part, Growing) and part.moves is self.moves:
-                part.moved(move, gone)
+        with torch.inference_mode(
+            False
+        ):  # samples move in the middle of a search, and its tensors could not be changed
+            gone = len(self.moves.gone)
+            move = self.moves.add(rows, done=done)
+            for part in self.sights.values():
+                if isinstance(part, Growing) and part.moves is self.moves:
+                    part.moved(move, gone)
 
     def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
         """Token numbers that went in, the first of them at this position."""
@@ -46,6 +49,11 @@ class Ongoing(Forward):
             pieces.clear()
         if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
             pieces.append((time, position, numbers.detach().to("cpu", torch.long, copy=True)))
+
+    def inherit(self, other: Ongoing, position: int) -> None:
+        """Takes over the tokens before a position, of a call on the same cache that was cropped there."""
+        for kind, numbers in other.ids.items():
+            self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
     @property
     def ids(self) -> dict[str, Tensor]:

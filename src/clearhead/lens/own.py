@@ -105,17 +105,9 @@ class Reader(Organ):
             name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
         }
         kinds = {"encoder": 0, "decoder": 1} if len(stacks) == 2 else dict.fromkeys(stacks, 2)
-        self.hooks = [place.register_forward_pre_hook(self._words) for place in places if isinstance(place, nn.Module)]
-        self.hooks += [stacks[name].register_forward_pre_hook(self._entering(kind)) for name, kind in kinds.items()]
-
-    def _words(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        tell(self, Spelled([given[0].detach()] if given else [], [], []))
-
-    def _entering(self, kind: int) -> Callable[[nn.Module, Any], None]:
-        def enter(module: nn.Module, given: Any) -> None:
-            tell(self, Spelled([], [kind], []))
-
-        return enter
+        hooked = [(place, _Hook(self, None)) for place in places if isinstance(place, nn.Module)]
+        hooked += [(stacks[name], _Hook(self, kind)) for name, kind in kinds.items()]
+        self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
 
     def receive(self, given: Spelled) -> None:
         if not given.numbers:
@@ -124,6 +116,30 @@ class Reader(Organ):
         tokens, self._here.tokens = getattr(self._here, "tokens", None), None
         for collector in self.collectors:
             collector.note(KINDS[given.numbers[0]], tokens)
+
+
+class _Hook:
+    """Tells a reader of tokens that are looked up, or of which kind of text enters a stack."""
+
+    def __init__(self, reader: Reader, kind: int | None) -> None:
+        self.reader, self.kind = reader, kind
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self.kind is not None:
+            tell(self.reader, Spelled([], [self.kind], []))
+        elif given:
+            tell(self.reader, Spelled([given[0].detach()], [], []))
+
+    def __reduce__(self) -> Any:
+        return (_deaf, ())  # in the copy of a model that is being watched
+
+
+def _deaf() -> Callable[[nn.Module, Any], None]:
+    return _heed_nothing
+
+
+def _heed_nothing(module: nn.Module, given: Any) -> None:
+    """A hook that does nothing."""
 
 
 def _reads(part: nn.Module) -> bool:

@@ -6,24 +6,29 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
-from fractions import Fraction
+from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from clearhead.errors import LensError
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail, Probe
+from clearhead.lens.memory import Sizes, bytes_of
 from clearhead.lens.names import attentions, check_heads, check_name
-from clearhead.lens.own import listening as ours_listening
+from clearhead.lens.own import listening
 from clearhead.lens.record import Record
+
+Layers = str | int | Sequence[str | int] | None
+Heads = int | Sequence[int] | None
 
 
 @contextmanager
 def watch(
     model: nn.Module,
     *,
-    layers: str | int | Sequence[str | int] | None = None,
-    heads: int | Sequence[int] | None = None,
+    layers: Layers = None,
+    heads: Heads = None,
     pixels: int = 256,
     top: int = 8,
     rows: float | None = None,
@@ -31,54 +36,141 @@ def watch(
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
 ) -> Iterator[Record]:
-    """A Record that fills while the model runs inside; of our models, and of Hugging Face's.
+    """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
 
-    The model computes exactly what it would unwatched, with the same kernels.
+    The model computes what it would unwatched, bit by bit and with the same kernels.
+
+    - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
+    - `rows=1/16` measures one query in sixteen: a sixteenth of the work.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes.
+    - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
+    - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
+
+    A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
+    Watches can be nested. A watch hears all threads that run the model, but those that watch it themselves.
+
+    >>> import torch
+    >>> from clearhead import Decoder, ModelConfig
+    >>> model = Decoder(ModelConfig.named("tiny", vocabulary=11))
+    >>> with watch(model, layers="decoder.1.*") as record:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> record["decoder.1.self"].map.shape
+    torch.Size([1, 4, 3, 3])
     """
-    counts, listen = _route(model)
-    chosen = _layers(layers, list(counts))
-    numbers = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
-    for name in chosen if numbers is not None else ():
-        check_heads(name, numbers or (), counts[name])
-    detail = Detail(pixels, top, _every(rows), keep, probes, norms)
-    record = Record(chosen)
-    collector = Collector(Settings(tuple(chosen), numbers, detail), record, chosen, model)
-    with collector, listen(collector):
+    route = _route(model)
+    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep, probes, norms))
+    record = Record(settings.layers)
+    collector = Collector(settings, record, settings.layers, model)
+    with collector, route.listen(collector):
         yield record
     if not record.calls:
-        raise LensError("nothing was seen: the model did not run while it was watched")
+        raise LensError(
+            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran. Was another model "
+            "called, or a copy; were other layers used; was it a recorded CUDA graph that was played?"
+        )
 
 
-def _route(model: nn.Module) -> tuple[dict[str, int], Callable[[Collector], AbstractContextManager[None]]]:
-    """How many heads each attention has, and how to listen to them.
+def expected_bytes(
+    model: nn.Module,
+    tokens: int,
+    *,
+    batch: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    pixels: int = 256,
+    top: int = 8,
+    rows: float | None = None,
+    keep: str = "none",
+) -> int:
+    """What a record of one pass over so many tokens will take, before anything runs.
 
-    clearhead.lens.huggingface offers the same two: `head_counts(model)`, which refuses a model that cannot be watched,
-    and `listening(model, collector)`.
+    For a model with an encoder and a decoder, both are taken to have so many.
     """
-    ours = attentions(model)
+    route = _route(model)
+    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))
+    total = 0
+    for name in settings.layers:
+        shape = route.shapes[name]
+        chosen = shape.heads if settings.heads is None else len(settings.heads)
+        sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
+        total += bytes_of(settings.detail, sizes)
+    return total
+
+
+class Shape(NamedTuple):
+    """What an attention is made of."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+
+class Route(NamedTuple):
+    """The attentions of a model by their names, and how to listen to them."""
+
+    shapes: dict[str, Shape]
+    listen: Callable[[Collector], AbstractContextManager[None]]
+
+
+def _route(model: nn.Module) -> Route:
+    """Ours through their observers, Hugging Face's through their attention interface, and no others."""
+    ours = attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
-        return {name: one.heads for name, one in ours.items()}, lambda collector: ours_listening(model, ours, collector)
-    if hasattr(model, "config") and hasattr(model, "set_attn_implementation"):
+        shapes = {
+            name: Shape(one.heads, one.kv_heads, one.head_dim, one.to_out.weight.itemsize) for name, one in ours.items()
+        }
+        return Route(shapes, lambda collector: listening(model, ours, collector))
+    if isinstance(model, nn.Module) and hasattr(getattr(model, "config", None), "_attn_implementation"):
         from clearhead.lens import huggingface
 
-        return huggingface.head_counts(model), lambda collector: huggingface.listening(model, collector)
+        shapes = {name: _shape(model, heads) for name, heads in huggingface.head_counts(model).items()}
+        return Route(shapes, lambda collector: huggingface.listening(model, collector))
     raise LensError(
-        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead, and it is no model "
-        "of Hugging Face's transformers with an attention interface; measure(q, k, mask) works on the tensors of any"
+        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
+        "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
+        "measure(q, k, mask) works on the tensors of any"
     )
 
 
-def _layers(layers: str | int | Sequence[str | int] | None, names: list[str]) -> list[str]:
+def _shape(model: nn.Module, heads: int) -> Shape:
+    """As far as the config of a Hugging Face model tells."""
+    config = getattr(model, "config", None)
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 64 * heads
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or max(1, width // heads)
+    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    return Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim, dtype.itemsize)
+
+
+def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
+    chosen = _layers(layers, list(route.shapes))
+    numbers = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
+    if numbers is not None:
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
+        for name in chosen:
+            check_heads(name, numbers, route.shapes[name].heads)
+    for name, value in (("pixels", detail.pixels), ("top", detail.top)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise LensError(f"{name} must be a whole number of at least 0, got {value!r}")
+    if detail.keep not in ("none", "qk"):
+        raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    return Settings(tuple(chosen), numbers, detail)
+
+
+def _layers(layers: Layers, names: list[str]) -> list[str]:
     """The names that were asked for, by name, pattern or number of the layer."""
     if layers is None:
         return names
     wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
+    if not wanted:
+        raise LensError("layers must name at least one, or be None for all, got an empty list")
     chosen = set()
     for one in wanted:
         if isinstance(one, int):
             found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
         else:
-            found = {name for name in names if fnmatchcase(name, one)}
+            found = {name for name in names if name == one or fnmatchcase(name, str(one))}
         if not found:
             check_name(str(one), names)
         chosen |= found
@@ -89,7 +181,7 @@ def _every(rows: float | None) -> int:
     """1/16 is every 16th."""
     if rows is None:
         return 1
-    part = Fraction(rows).limit_denominator(1_000_000) if rows > 0 else Fraction(0)
-    if part.numerator != 1 or float(part) != float(rows):
+    every = round(1 / rows) if isinstance(rows, (int, float)) and 0 < rows <= 1 else 0
+    if not every or 1 / every != rows:
         raise LensError(f"rows must be 1/n, such as 1/16 for one query in sixteen, got {rows!r}")
-    return part.denominator
+    return every
