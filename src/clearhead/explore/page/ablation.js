@@ -1,0 +1,98 @@
+// Switching heads off: what the model says without them.
+
+import { byId, make, refill } from "./elements.js";
+import { say } from "./languages.js";
+import { written } from "./tokens.js";
+
+const answers = new Map();
+
+function chosenKey({ name, head, other }) {
+  return JSON.stringify([name, head, other?.name, other?.head]);
+}
+
+/** Asks the model, or shows it again with its heads on. */
+export async function toggleAblation(explorer) {
+  if (!explorer.live) return;
+  const { state } = explorer;
+  const key = chosenKey(state);
+  if (answers.has(key)) {
+    answers.delete(key);
+    return paintAblation(explorer);
+  }
+  answers.clear();
+  answers.set(key, { waiting: true });
+  paintAblation(explorer);
+  const off = new Map([[state.name, [state.head]]]);
+  if (state.other) off.set(state.other.name, [...(off.get(state.other.name) ?? []), state.other.head]);
+  try {
+    answers.set(key, await explorer.source.ablate([...off].map(([name, heads]) => ({ name, heads }))));
+  } catch (problem) {
+    answers.set(key, { problem: problem.message });
+  }
+  paintAblation(explorer);
+}
+
+/** Forgets what was computed for another text. */
+export function forgetAblations() {
+  answers.clear();
+}
+
+export function paintAblation(explorer) {
+  const box = byId("ablation");
+  if (!explorer.live) {
+    const effect = explorer.headOf(explorer.state).effect;
+    return refill(box, Number.isFinite(effect) ? null : make("p", { class: "soft tiny", text: say("notLive") }));
+  }
+  const answer = answers.get(chosenKey(explorer.state));
+  const label = answer && !answer.waiting ? "switchOn" : explorer.state.other ? "switchTwoOff" : "switchOff";
+  const button = make("button", {
+    type: "button", class: "switch", id: "switch-off", "aria-pressed": String(Boolean(answer)), on: { click: () => toggleAblation(explorer) },
+  }, say(label), make("kbd", { text: "x" }));
+  const found = [];
+  if (answer?.waiting) found.push(make("p", { class: "soft", text: say("switching") }));
+  if (answer?.problem) found.push(make("p", { class: "problem", text: answer.problem }));
+  if (answer?.text !== undefined && answer.text !== null) {
+    const before = answer.before_text ?? explorer.scene.output?.text ?? "";
+    found.push(before === answer.text
+      ? make("p", { class: "soft", id: "ablated", text: say("sameText") })
+      : make("p", { class: "ablated", id: "ablated" }, ...differences(before, answer.text)));
+  }
+  if (answer?.loss) found.push(make("p", { class: "soft", text: say("loss", { before: written(answer.loss[0], 2), after: written(answer.loss[1], 2) }) }));
+  refill(box, button, ...found);
+}
+
+/** The new text, with what fell out struck through and what came in set off. */
+function differences(before, after) {
+  const [old, young] = [pieces(before), pieces(after)];
+  const parts = [];
+  for (const [kind, text] of edits(old, young)) {
+    parts.push(kind === "same" ? text : make(kind === "gone" ? "del" : "ins", { text: text.trim() }), kind === "same" ? "" : " ");
+  }
+  return parts;
+}
+
+/** Words with the space after them; letters where a language has no spaces. */
+function pieces(text) {
+  return text.slice(0, 4000).match(/[\u3000-\u9fff\uac00-\ud7af]|[^\s\u3000-\u9fff\uac00-\ud7af]+\s*|\s+/gu) ?? [];
+}
+
+/** The shortest way from one list to the other, by the longest common subsequence. */
+function edits(old, young) {
+  const same = (i, j) => old[i].trim() === young[j].trim();
+  const table = Array.from({ length: old.length + 1 }, () => new Uint16Array(young.length + 1));
+  for (let i = old.length - 1; i >= 0; i--) {
+    for (let j = young.length - 1; j >= 0; j--) {
+      table[i][j] = same(i, j) ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
+    }
+  }
+  const found = [];
+  let [i, j] = [0, 0];
+  while (i < old.length || j < young.length) {
+    if (i < old.length && j < young.length && same(i, j)) {
+      found.push(["same", young[j++]]);
+      i++;
+    } else if (i < old.length && (j === young.length || table[i + 1][j] >= table[i][j + 1])) found.push(["gone", old[i++]]);
+    else found.push(["new", young[j++]]);
+  }
+  return found;
+}

@@ -1,0 +1,204 @@
+// The page starts here: the source is opened, the panes are made, and one state moves them all.
+
+import { forgetAblations } from "./ablation.js";
+import { Atlas } from "./atlas.js";
+import { Centre } from "./centre.js";
+import { afterQuiet, byId } from "./elements.js";
+import { Explorer } from "./explorer.js";
+import { copyLink, saveCsv, saveJson, savePng, saveSvg } from "./exporting.js";
+import { Finder } from "./finding.js";
+import { listenToKeys, openHelp } from "./keyboard.js";
+import { speak, translate } from "./languages.js";
+import { lookOf } from "./look.js";
+import { checkedScene, openSource } from "./source.js";
+import { Store, beginning, remember, stateOf } from "./state.js";
+import { TextPane } from "./textpane.js";
+import { TokenPane } from "./tokenpane.js";
+
+class Page {
+  constructor(scene, source) {
+    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene) });
+    const explorer = new Explorer(scene, source, store);
+    this.explorer = explorer;
+    this.dress();
+    const shownOn = (axis, chosen, follow) => explorer.shownOn(axis, chosen, follow);
+    this.centre = new Centre(explorer, shownOn);
+    explorer.firstMap = this.centre.firstMap;
+    explorer.arrived = () => this.centre.repaint();
+    this.atlas = new Atlas(explorer);
+    this.texts = new TextPane(explorer, shownOn);
+    this.tokens = new TokenPane(explorer, shownOn, this.centre);
+    this.finder = new Finder(explorer, this.centre);
+    this.remember = afterQuiet(150, () => remember(explorer.state));
+    this.follow = afterQuiet(70, () => this.updateTexts());
+    store.listen((changed) => this.update(changed));
+    this.listen();
+  }
+
+  /** Theme and language, as chosen or as the system has them. */
+  dress() {
+    const { explorer } = this;
+    document.documentElement.dataset.theme = explorer.dark ? "dark" : "light";
+    speak(explorer.state.language);
+    translate(document);
+    explorer.look = lookOf();
+  }
+
+  renew() {
+    this.centre.renew();
+    this.texts.renew();
+    this.tokens.renew();
+    this.atlas.renew();
+  }
+
+  update(changed) {
+    const any = (...keys) => keys.some((key) => changed.has(key));
+    if (any("theme", "language", "colours")) {
+      this.dress();
+      return this.renewPanes();
+    }
+    if (any("name", "head", "other", "direction", "drawing", "curve")) this.centre.build();
+    else if (any("pins", "step", "cursor")) this.centre.repaint();
+    if (any("name", "head", "other", "sort", "role")) this.atlas.build();
+    if (any("name", "head", "other", "pins", "direction", "step")) this.updateTexts();
+    else if (changed.has("cursor")) this.follow();
+    if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
+    this.remember();
+  }
+
+  renewPanes() {
+    this.atlas.built = "";
+    this.centre.build();
+    this.texts.renew();
+    this.tokens.renew();
+    this.atlas.build();
+    this.showChoices();
+    this.remember();
+  }
+
+  updateTexts() {
+    this.texts.update();
+    this.tokens.update();
+    if (this.centre.pictured) this.centre.repaint();
+    this.showChoices();
+  }
+
+  showChoices() {
+    const { state } = this.explorer;
+    byId("curve").value = state.curve;
+    byId("colours").value = state.colours;
+  }
+
+  listen() {
+    const { explorer, centre } = this;
+    const { store } = explorer;
+    const actions = {
+      pinCursor: () => this.pinCursor(),
+      escape: () => this.escape(),
+      turnTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
+      turnLanguage: () => store.set({ language: document.documentElement.lang === "en" ? "zh" : "en" }),
+      turnDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
+    };
+    const on = (id, type, heard) => byId(id).addEventListener(type, heard);
+    on("language", "click", actions.turnLanguage);
+    on("theme", "click", actions.turnTheme);
+    on("help-button", "click", () => openHelp(explorer, centre, actions));
+    on("save-svg", "click", () => saveSvg(explorer, centre));
+    on("save-png", "click", () => savePng(explorer, centre));
+    on("save-json", "click", () => saveJson(explorer, centre));
+    on("save-csv", "click", () => saveCsv(explorer, centre));
+    on("copy-link", "click", () => copyLink(explorer));
+    on("curve", "change", (event) => store.set({ curve: event.target.value }));
+    on("colours", "change", (event) => store.set({ colours: event.target.value }));
+    on("views", "change", (event) => this.replace(explorer.source.scene(Number(event.target.value))));
+    on("skip", "click", (event) => {
+      event.preventDefault(); // the address is for the view
+      document.querySelector(".map-canvas, .map-view .picture")?.focus();
+    });
+    on("another", "submit", (event) => this.lookAnew(event));
+    for (const button of byId("drawings").querySelectorAll("button")) {
+      button.addEventListener("click", () => store.set({ drawing: button.value }));
+    }
+    listenToKeys(explorer, centre, actions);
+    window.matchMedia?.("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.dress();
+      this.renewPanes();
+    });
+    window.addEventListener("hashchange", () => {
+      const wanted = { pins: [], step: null, view: null, role: null, ...stateOf(location.hash, explorer.scene) };
+      centre.stale = true;
+      store.set(wanted);
+      centre.repaint();
+    });
+  }
+
+  pinCursor() {
+    const { explorer } = this;
+    const { state, attention, asked } = explorer;
+    const place = state.direction === "at" ? state.cursor?.q : state.cursor?.k;
+    const side = state.direction === "at" ? 0 : 1;
+    if (Number.isInteger(place)) explorer.pin(asked.name, place + attention.first[side]);
+    else explorer.pin(asked.name, explorer.subject.positions.at(-1));
+  }
+
+  escape() {
+    const { explorer } = this;
+    const { state } = explorer;
+    if (state.pins.length) explorer.unpin();
+    else if (state.other) explorer.store.set({ other: null });
+    else if (state.role) explorer.store.set({ role: null });
+    else if (state.view) this.centre.fit();
+  }
+
+  /** Another text for the model. */
+  lookAnew(event) {
+    event.preventDefault();
+    const text = byId("another-text").value.trim();
+    if (text) this.replace(this.explorer.source.look(text));
+  }
+
+  /** A new scene in the same page. */
+  async replace(coming) {
+    const { explorer } = this;
+    byId("another").setAttribute("aria-busy", "true");
+    byId("another-problem").textContent = "";
+    try {
+      const scene = checkedScene(await coming);
+      const { name, head } = explorer.state;
+      explorer.renew(scene);
+      forgetAblations();
+      const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
+      Object.assign(explorer.state, { pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
+      this.renew();
+      this.remember();
+      byId("another-text").blur();
+    } catch (problem) {
+      byId("another-problem").textContent = problem.message;
+    }
+    byId("another").removeAttribute("aria-busy");
+  }
+}
+
+/** Shows why there is nothing to see. */
+function fail(problem) {
+  document.documentElement.dataset.ready = "failed";
+  byId("failed").hidden = false;
+  byId("failed-reason").textContent = problem.message;
+  byId("retry").addEventListener("click", () => location.reload());
+}
+
+async function start() {
+  speak("auto");
+  translate(document);
+  try {
+    const { scene, source } = await openSource();
+    const page = new Page(scene, source);
+    page.renew();
+    page.showChoices();
+    document.documentElement.dataset.shown = "yes";
+  } catch (problem) {
+    fail(problem);
+  }
+}
+
+start();

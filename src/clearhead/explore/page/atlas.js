@@ -1,0 +1,280 @@
+// The head atlas: every head as a small picture in the colour of its role, by layer or by what was measured.
+
+import { roleColour, tint } from "./colours.js";
+import { byId, make, refill, sharpen } from "./elements.js";
+import { say, sayRole } from "./languages.js";
+import { paintSpread } from "./spread.js";
+import { written } from "./tokens.js";
+
+export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
+const CAPTION = 13;
+
+export class Atlas {
+  constructor(explorer) {
+    this.explorer = explorer;
+    this.thumbs = new Map(); // attention name → {size, values} once loaded
+    this.cells = [];
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.grid = byId("atlas-grid");
+    this.grid.addEventListener("keydown", (event) => this.walk(event));
+    new ResizeObserver(() => this.build()).observe(byId("atlas"));
+  }
+
+  renew() {
+    this.thumbs.clear();
+    this.built = "";
+    this.build();
+  }
+
+  build() {
+    const { explorer } = this;
+    const { group, state } = explorer;
+    const width = byId("atlas").clientWidth - 28;
+    const key = [group.key, state.sort, width, document.documentElement.lang].join("|");
+    if (key === this.built) return this.mark();
+    this.built = key;
+    this.buildTabs();
+    this.buildSorts();
+    this.cells = state.sort === "layer" ? this.byLayer(width) : this.bySort(width);
+    this.buildGrid(width);
+    this.buildLegend();
+    this.loadThumbs();
+    this.mark();
+  }
+
+  buildTabs() {
+    const { explorer } = this;
+    const tabs = explorer.groups.map((group) => make("button", {
+      type: "button", role: "tab", class: "tab", id: `tab-${group.key}`, text: groupName(group), "aria-controls": "atlas-grid",
+      "aria-selected": String(group === explorer.group), tabindex: group === explorer.group ? "0" : "-1",
+      on: { click: () => explorer.openGroup(group), keydown: (event) => this.walkTabs(event) },
+    }));
+    refill(byId("tabs"), ...tabs);
+  }
+
+  walkTabs(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const { groups, group } = this.explorer;
+    const next = groups[(groups.indexOf(group) + by + groups.length) % groups.length];
+    this.explorer.openGroup(next);
+    setTimeout(() => byId(`tab-${next.key}`)?.focus());
+  }
+
+  buildSorts() {
+    const { explorer } = this;
+    const heads = explorer.group.attentions.flatMap((one) => one.heads);
+    const known = (sort) => sort === "layer" || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
+    const buttons = SORTS.filter(known).map((sort) => make("button", {
+      type: "button", class: "word", text: say(sort), "aria-pressed": String(explorer.state.sort === sort),
+      on: { click: () => explorer.store.set({ sort }) },
+    }));
+    refill(byId("sorts"), make("span", { class: "soft", text: say("sortBy") }), ...buttons);
+  }
+
+  byLayer(width) {
+    const { attentions } = this.explorer.group;
+    const most = Math.max(...attentions.map((one) => one.heads.length));
+    const gutter = 28;
+    const step = Math.max(13, Math.min(34, Math.floor((width - gutter) / most)));
+    const size = step - (step > 20 ? 4 : 2);
+    this.size = size;
+    this.labels = [
+      ...attentions.map((one, row) => ({ text: layerName(one), x: gutter - 10, y: 18 + row * step + size / 2, end: true })),
+      ...Array.from({ length: most }, (_, column) => ({ text: String(column), x: gutter + column * step + size / 2, y: 7 }))
+        .filter((_, column) => step >= 18 || column % 4 === 0),
+    ];
+    return attentions.flatMap((attention, row) =>
+      attention.heads.map((head, column) => ({ attention, head, place: column, row, x: gutter + column * step, y: 18 + row * step, caption: "" })));
+  }
+
+  bySort(width) {
+    const { sort } = this.explorer.state;
+    const heads = this.explorer.group.attentions.flatMap((attention) => attention.heads.map((head, place) => ({ attention, head, place })));
+    heads.sort((one, other) => before(one.head, other.head, sort));
+    const columns = Math.max(3, Math.floor(width / 39));
+    const step = Math.floor(width / columns);
+    this.size = Math.min(step - 6, 34);
+    this.labels = [];
+    return heads.map((one, i) => ({
+      ...one, row: Math.floor(i / columns), x: (i % columns) * step + (step - this.size) / 2, y: 2 + Math.floor(i / columns) * (this.size + CAPTION + 7),
+      caption: sort === "role" ? `${layerName(one.attention)}·${one.head.number}` : written(one.head[sort], sort === "distance" ? 1 : 2),
+    }));
+  }
+
+  buildGrid(width) {
+    const buttons = this.cells.map((cell) => {
+      const button = make("button", {
+        type: "button", class: "head", role: "gridcell", tabindex: "-1", "aria-label": this.describe(cell), title: this.describe(cell),
+        "data-name": cell.attention.name, "data-head": cell.head.number,
+        on: { click: (event) => this.choose(cell, event.shiftKey) },
+      });
+      Object.assign(button.style, { left: `${cell.x}px`, top: `${cell.y}px`, width: `${this.size}px`, height: `${this.size}px` });
+      cell.button = button;
+      return button;
+    });
+    const caption = this.cells[0]?.caption ? CAPTION + 4 : 4;
+    this.height = Math.max(...this.cells.map((cell) => cell.y)) + this.size + caption;
+    this.width = width;
+    this.grid.style.height = `${this.height}px`;
+    this.grid.setAttribute("aria-label", say("atlasLabel"));
+    const rows = new Map();
+    for (const cell of this.cells) {
+      if (!rows.has(cell.row)) rows.set(cell.row, make("div", { role: "row", class: "row" }));
+      rows.get(cell.row).append(cell.button);
+    }
+    refill(this.grid, this.canvas, ...rows.values());
+    return buttons;
+  }
+
+  describe({ attention, head }) {
+    const score = head.score === null || head.score === undefined ? "" : ` ${written(head.score, 2)}`;
+    return `${say("layer")} ${layerName(attention)}, ${say("head")} ${head.number}: ${sayRole(head.role)}${score}`;
+  }
+
+  choose({ attention, head }, second) {
+    if (second) this.explorer.compare(attention.name, head.number);
+    else this.explorer.select(attention.name, head.number);
+  }
+
+  /** Arrow keys go to the nearest head in that direction. */
+  walk(event) {
+    const way = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+    const here = this.cells.find((cell) => cell.button === document.activeElement);
+    if (!here || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      event.stopPropagation();
+      return this.choose(here, event.shiftKey);
+    }
+    if (!way) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const ahead = this.cells
+      .map((cell) => ({ cell, along: (cell.x - here.x) * way[0] + (cell.y - here.y) * way[1], aside: Math.abs((cell.x - here.x) * way[1] + (cell.y - here.y) * way[0]) }))
+      .filter(({ along }) => along > 1)
+      .sort((one, other) => one.along + 4 * one.aside - other.along - 4 * other.aside)[0]?.cell;
+    if (!ahead) return;
+    this.rove(ahead);
+    ahead.button.focus();
+    if (!event.shiftKey) this.choose(ahead, false);
+  }
+
+  rove(cell) {
+    for (const one of this.cells) one.button.tabIndex = one === cell ? 0 : -1;
+  }
+
+  buildLegend() {
+    const { explorer } = this;
+    const counts = new Map();
+    for (const { head } of this.cells) counts.set(head.role ?? null, (counts.get(head.role ?? null) ?? 0) + 1);
+    const known = [...counts].filter(([role]) => role !== null).sort((one, other) => other[1] - one[1]);
+    const buttons = known.map(([role, count]) => {
+      const mark = make("span", { class: "dot" });
+      mark.style.backgroundColor = roleColour(role, explorer.dark);
+      return make("button", {
+        type: "button", class: "role", "data-role": role, "aria-pressed": String(explorer.state.role === role),
+        on: { click: () => explorer.store.set({ role: explorer.state.role === role ? null : role }) },
+      }, mark, make("span", { text: sayRole(role) }), make("span", { class: "soft", text: String(count) }));
+    });
+    refill(byId("roles"), ...buttons);
+  }
+
+  /** Small pictures come layer by layer, after the map. */
+  async loadThumbs() {
+    const { group } = this.explorer;
+    await this.explorer.firstMap;
+    for (const attention of group.attentions) {
+      if (this.explorer.group !== group) return;
+      if (this.thumbs.has(attention.name)) continue;
+      try {
+        this.thumbs.set(attention.name, await this.explorer.source.thumbs(attention.name));
+      } catch {
+        this.thumbs.set(attention.name, null); // the map itself will say what is wrong
+      }
+      this.paint();
+    }
+  }
+
+  /** Selection, filter and colours, without building anew. */
+  mark() {
+    const { state, dark } = this.explorer;
+    for (const cell of this.cells) {
+      const chosen = cell.attention.name === state.name && cell.head.number === state.head;
+      const second = state.other?.name === cell.attention.name && state.other?.head === cell.head.number;
+      cell.button.classList.toggle("chosen", chosen);
+      cell.button.classList.toggle("second", second);
+      cell.button.setAttribute("aria-selected", String(chosen || second));
+      if (chosen) this.rove(cell);
+    }
+    for (const button of byId("roles").children) {
+      button.setAttribute("aria-pressed", String(button.dataset.role === state.role));
+      button.firstChild.style.backgroundColor = roleColour(button.dataset.role, dark);
+    }
+    this.paint();
+    paintSpread(this.explorer, this.cells);
+  }
+
+  paint() {
+    const { explorer, size } = this;
+    const context = sharpen(this.canvas, this.width, this.height);
+    context.clearRect(0, 0, this.width, this.height);
+    for (const cell of this.cells) {
+      context.globalAlpha = explorer.state.role && explorer.state.role !== cell.head.role ? 0.16 : 1;
+      const picture = this.pictureOf(cell);
+      context.imageSmoothingEnabled = true;
+      if (picture) context.drawImage(picture, cell.x, cell.y, size, size);
+      else {
+        context.fillStyle = explorer.look.hidden;
+        context.fillRect(cell.x, cell.y, size, size);
+      }
+      context.globalAlpha = 1;
+      if (cell.caption) this.write(context, { text: cell.caption, x: cell.x + size / 2, y: cell.y + size + 9 });
+    }
+    for (const label of this.labels) this.write(context, label);
+  }
+
+  write(context, { text, x, y, end }) {
+    context.font = this.explorer.look.tinyFont;
+    context.fillStyle = this.explorer.look.soft;
+    context.textAlign = end ? "right" : "center";
+    context.textBaseline = "middle";
+    context.fillText(text, x, y);
+  }
+
+  pictureOf(cell) {
+    const thumbs = this.thumbs.get(cell.attention.name);
+    if (!thumbs) return null;
+    const key = `${this.explorer.dark}`;
+    if (cell.pictured === key) return cell.picture;
+    const { size, values } = thumbs;
+    const colours = tint(cell.head.role, this.explorer.dark);
+    cell.picture ??= Object.assign(document.createElement("canvas"), { width: size, height: size });
+    const image = cell.picture.getContext("2d").createImageData(size, size);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < size * size; i++) pixels[i] = colours[values[cell.place * size * size + i]];
+    cell.picture.getContext("2d").putImageData(image, 0, 0);
+    cell.pictured = key;
+    return cell.picture;
+  }
+}
+
+function before(one, other, sort) {
+  if (sort === "role") return String(one.role).localeCompare(String(other.role)) || (other.score ?? 0) - (one.score ?? 0);
+  const value = (head) => head[sort] ?? -Infinity;
+  return value(other) - value(one);
+}
+
+/** "3", or "3#2" for a layer that runs twice. */
+export function layerName(attention) {
+  const again = attention.name.match(/#\d+$/);
+  return `${attention.layer ?? attention.name}${again ? again[0] : ""}`;
+}
+
+/** The name of a tab. */
+export function groupName(group) {
+  if (group.kind === "cross") return say("cross");
+  return group.part === "encoder" || group.part === "decoder" ? say(group.part) : (group.part || say("self"));
+}

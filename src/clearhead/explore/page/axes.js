@@ -1,0 +1,192 @@
+// Token text along both sides of a map: every label where there is room, a ruler where there is none.
+
+import { counted } from "./tokens.js";
+
+export const LABEL_CELL = 11; // pixels from which on every token gets its label
+const WIDEST = 132;
+const SAMPLE = 400;
+const HAN = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\u{20000}-\u{3ffff}]/u;
+
+const LETTERS = /[\p{L}\p{N}]/u;
+
+const widths = new Map();
+
+/** The width of a text in the context's font. */
+export function widthOf(context, text) {
+  const key = `${context.font}|${text}`;
+  if (!widths.has(key)) {
+    if (widths.size > 20_000) widths.clear();
+    widths.set(key, context.measureText(text).width);
+  }
+  return widths.get(key);
+}
+
+/** A text cut to a width, with an ellipsis. */
+export function cutTo(context, text, width) {
+  if (widthOf(context, text) <= width) return text;
+  const letters = Array.from(text);
+  let keep = Math.max(1, Math.floor((letters.length * width) / widthOf(context, text)));
+  while (keep > 1 && widthOf(context, `${letters.slice(0, keep).join("")}…`) > width) keep--;
+  return `${letters.slice(0, keep).join("")}…`;
+}
+
+/** How much room labels need: the widest of the first few hundred, within reason. */
+export function labelRoom(context, axis, first, count) {
+  if (axis.kind === "image" || axis.kind === "audio") return 44;
+  const step = Math.max(1, Math.floor(count / SAMPLE));
+  let most = 24;
+  for (let place = 0; place < count; place += step) most = Math.max(most, widthOf(context, axis.label(first + place, 24)));
+  return Math.min(most, WIDEST);
+}
+
+/** Whether the labels of the keys can stand upright: all fit above their cells. */
+export function upright(context, axis, first, window, cell) {
+  if (cell < 22) return false;
+  for (let key = window.k0; key < window.k1; key++) {
+    if (widthOf(context, axis.label(first + key, 24)) > cell - 6) return false;
+  }
+  return true;
+}
+
+/** Steps of a ruler: 1, 2 or 5 times a power of ten, at least so many pixels apart. */
+export function rulerStep(cell, apart) {
+  const least = apart / cell;
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= least) ?? 10 * power;
+}
+
+/** Labels of the keys above the map. */
+export function paintKeys(plot) {
+  const { context, viewport, keys, first, look, marks } = plot;
+  const [, cell] = viewport.cell;
+  const window = viewport.window;
+  const drawn = cell >= LABEL_CELL;
+  const flat = drawn && upright(context, keys, first[1], window, cell);
+  const base = viewport.extent.top - 7;
+  const write = (key, colour, strong) => {
+    const x = viewport.x(key + 0.5);
+    if (x < -1 || x > viewport.width + 1) return;
+    if (paintPatch(plot, keys, first[1] + key, x - Math.min(cell, 34) / 2, base - Math.min(cell, 34), Math.min(cell - 1, 34))) return;
+    context.fillStyle = colour;
+    context.font = strong ? look.strongFont : look.font;
+    const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : plot.top / Math.SQRT1_2 - 26);
+    context.save();
+    context.translate(x, base);
+    if (!flat) context.rotate(-Math.PI / 4);
+    context.textAlign = flat ? "center" : "left";
+    context.textBaseline = flat ? "bottom" : "middle";
+    context.fillText(label, 0, 0);
+    context.restore();
+  };
+  if (drawn) {
+    for (let key = window.k0; key < window.k1; key++) {
+      const strong = marks.keys.has(key) || marks.cursor?.k === key;
+      write(key, strong ? look.accent : look.ink, strong);
+    }
+    paintWords(plot, keys, first[1], window.k0, window.k1, (key) => viewport.x(key), (from, to) => line(context, from, base + 4, to, base + 4, look.word));
+    return;
+  }
+  paintRuler(plot, cell, window.k0, window.k1, first[1], (key, text) => {
+    const x = viewport.x(key);
+    line(context, x, base + 1, x, base + 5, look.soft);
+    context.fillStyle = look.soft;
+    context.textAlign = "center";
+    context.textBaseline = "bottom";
+    context.fillText(text, x, base);
+  });
+  for (const key of named(marks.keys, marks.cursor?.k)) paintFlag(plot, keys, first[1] + key, viewport.x(key + 0.5), base, true);
+}
+
+/** Labels of the queries left of the map. */
+export function paintQueries(plot) {
+  const { context, viewport, queries, first, look, marks } = plot;
+  const [cell] = viewport.cell;
+  const window = viewport.window;
+  const edge = viewport.extent.left - 9;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  if (cell >= LABEL_CELL) {
+    for (let query = window.q0; query < window.q1; query++) {
+      const y = viewport.y(query + 0.5);
+      if (y < -1 || y > viewport.height + 1) continue;
+      const side = Math.min(cell - 1, 34);
+      if (paintPatch(plot, queries, first[0] + query, edge - side, y - side / 2, side)) continue;
+      const strong = marks.queries.has(query) || marks.cursor?.q === query;
+      context.fillStyle = strong ? look.accent : marks.faded(query) ? look.soft : look.ink;
+      context.font = strong ? look.strongFont : look.font;
+      context.fillText(cutTo(context, queries.label(first[0] + query, 24), plot.left - 14), edge, y);
+    }
+    paintWords(plot, queries, first[0], window.q0, window.q1, (query) => viewport.y(query), (from, to) => line(context, edge + 5, from, edge + 5, to, look.word));
+    return;
+  }
+  paintRuler(plot, cell, window.q0, window.q1, first[0], (query, text) => {
+    const y = viewport.y(query);
+    line(context, edge + 3, y, edge + 7, y, look.soft);
+    context.fillStyle = look.soft;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.fillText(text, edge, y);
+  });
+  for (const query of named(marks.queries, marks.cursor?.q)) paintFlag(plot, queries, first[0] + query, edge, viewport.y(query + 0.5), false);
+}
+
+function named(set, cursor) {
+  const all = [...set].slice(-12);
+  return cursor === undefined || cursor === null ? all : [...all, cursor];
+}
+
+function paintRuler(plot, cell, start, end, first, draw) {
+  const { context, look } = plot;
+  context.font = look.smallFont;
+  const step = rulerStep(cell, 64);
+  for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
+    draw(position - first, counted(position));
+  }
+}
+
+/** A label on its own, over the ruler. */
+function paintFlag(plot, axis, position, x, y, above) {
+  const { context, look, viewport } = plot;
+  if (above ? x < 0 || x > viewport.width : y < 0 || y > viewport.height) return;
+  context.font = look.strongFont;
+  const text = cutTo(context, axis.label(position, 24), WIDEST);
+  const wide = widthOf(context, text);
+  const left = above ? Math.max(-plot.left + 2, Math.min(x - wide / 2, viewport.width - wide)) : Math.max(-plot.left + 2, x - wide);
+  const middle = above ? y - 7 : y;
+  context.fillStyle = look.paper;
+  context.fillRect(left - 4, middle - 9, wide + 8, 18);
+  context.fillStyle = look.accent;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  context.fillText(text, left, middle);
+}
+
+/** Lines under the tokens of one word; Chinese, Japanese and Korean, which are written without spaces, need none. */
+function paintWords(plot, axis, first, start, end, place, draw) {
+  for (let token = Math.max(start, 0); token < end; ) {
+    let stop = token + 1;
+    while (stop < end && axis.glued(first + stop) && LETTERS.test(axis.label(first + stop, 24)) && !HAN.test(axis.label(first + stop, 24))) stop++;
+    if (stop > token + 1) draw(place(token) + 3, place(stop) - 3);
+    token = stop;
+  }
+}
+
+function line(context, x0, y0, x1, y1, colour) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+}
+
+/** The patch itself as the label of a patch; false if the token is none, or its picture is not there. */
+function paintPatch(plot, axis, position, x, y, side) {
+  const picture = plot.pictures?.get(axis.name);
+  const patch = position - axis.firstPatch;
+  if (!picture || !axis.grid || patch < 0 || side < 8) return false;
+  const [rows, columns] = axis.grid;
+  const [wide, high] = [picture.naturalWidth / columns, picture.naturalHeight / rows];
+  plot.context.drawImage(picture, (patch % columns) * wide, Math.floor(patch / columns) * high, wide, high, x, y, side, side);
+  return true;
+}

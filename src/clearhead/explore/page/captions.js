@@ -1,0 +1,31 @@
+// A head in words.
+
+import { roleColour } from "./colours.js";
+import { make } from "./elements.js";
+import { layerName } from "./atlas.js";
+import { say, sayRole } from "./languages.js";
+import { written } from "./tokens.js";
+
+/** "decoder 3 · cross · head 5" */
+export function headTitle(explorer, { name, head }) {
+  const attention = explorer.attentionOf(name);
+  const part = ["encoder", "decoder"].includes(attention.part) ? say(attention.part) : attention.part || name;
+  const kind = ["self", "cross"].includes(attention.kind) ? say(attention.kind) : attention.kind;
+  return [`${part} ${layerName(attention)}`, kind, `${say("head")} ${head}`].filter(Boolean).join(" · ");
+}
+
+/** Role, entropy, alignment error and effect, as far as they are known. */
+export function headFacts(explorer, chosen) {
+  const head = explorer.headOf(chosen);
+  const facts = [];
+  if (head.role) {
+    const dot = make("span", { class: "dot" });
+    dot.style.backgroundColor = roleColour(head.role, explorer.dark);
+    facts.push(make("span", { class: "fact" }, dot, sayRole(head.role)));
+  }
+  const words = [];
+  if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${written(head.entropy, 2)} ${say("nats")}`);
+  if (Number.isFinite(head.aer)) words.push(say("aer", { aer: written(head.aer, 2) }));
+  if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(2)}` }));
+  return [...facts, ...words.map((text) => make("span", { class: "fact", text }))];
+}

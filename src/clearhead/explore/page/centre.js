@@ -1,0 +1,235 @@
+// The centre: one map or two side by side, the picture behind them, what the pointer is on, and the scale of colours.
+
+import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "./elements.js";
+import { headTitle, headFacts } from "./captions.js";
+import { say } from "./languages.js";
+import { MapView } from "./mapview.js";
+import { PictureFlow, isPictured } from "./picture.js";
+import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
+import { written } from "./tokens.js";
+import { Viewport } from "./viewport.js";
+
+export class Centre {
+  constructor(explorer, shownOn) {
+    this.explorer = explorer;
+    this.shownOn = shownOn;
+    this.views = [];
+    this.picture = null;
+    this.stale = true;
+    this.repaint = oncePerFrame(() => this.paint());
+    this.keepView = afterQuiet(120, () => this.rememberView());
+    this.hands = {
+      cursor: (view, cell, place) => this.point(view, cell, place),
+      pin: (view, cell) => this.pin(view, cell),
+      moved: () => {
+        this.repaint();
+        this.keepView();
+      },
+    };
+    this.firstMap = new Promise((resolve) => {
+      this.painted = resolve;
+    });
+    new ResizeObserver(() => this.repaint()).observe(byId("maps"));
+    byId("zoom-in").addEventListener("click", () => this.zoom(1.6));
+    byId("zoom-out").addEventListener("click", () => this.zoom(1 / 1.6));
+    byId("zoom-fit").addEventListener("click", () => this.fit());
+  }
+
+  renew() {
+    this.stale = true;
+    this.viewport = null;
+    this.build();
+  }
+
+  /** Whether the centre shows the picture instead of the matrix. */
+  get pictured() {
+    const { drawing } = this.explorer.state;
+    return isPictured(this.explorer.answered) && drawing !== "map";
+  }
+
+  get chosen() {
+    const { name, head, other } = this.explorer.state;
+    return other ? [{ name, head }, other] : [{ name, head }];
+  }
+
+  build() {
+    const { explorer, chosen } = this;
+    const [attention] = chosen.map((one) => explorer.attentionOf(one.name));
+    const shape = `${attention.queries}/${attention.keys}/${attention.counts}`;
+    if (this.shape !== shape || !this.viewport) {
+      this.shape = shape;
+      this.viewport = new Viewport(...attention.counts);
+      this.stale = true;
+    }
+    byId("drawings").hidden = !isPictured(explorer.answered);
+    for (const button of byId("drawings").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
+    }
+    while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
+    this.views.length = chosen.length;
+    const figures = chosen.map((one, i) => this.figure(one, i));
+    byId("maps").classList.toggle("two", figures.length > 1);
+    refill(byId("maps"), ...figures);
+    this.repaint();
+  }
+
+  figure(one, i) {
+    const { explorer, views, viewport } = this;
+    const attention = explorer.attentionOf(one.name);
+    const other = `${attention.queries}/${attention.keys}/${attention.counts}` !== this.shape;
+    views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
+    views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
+    const hint = i === 0 && !explorer.state.other && explorer.group.attentions.flatMap((each) => each.heads).length > 1;
+    const close = explorer.state.other && i === 1;
+    const caption = make("figcaption", {},
+      make("span", { class: "caption" }, make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)),
+      hint ? make("span", { class: "hint", text: say("compareHint") }) : null,
+      close ? make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => explorer.store.set({ other: null }) } }) : null);
+    let body = views[i].element;
+    if (this.pictured) {
+      const axis = explorer.answered;
+      this.pictures ??= [];
+      this.pictures[i] = new PictureFlow(axis, explorer.handsOf(axis), { label: say("picture") });
+      body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
+    }
+    return make("figure", { class: i ? "second" : "" }, caption, body);
+  }
+
+  paint() {
+    const { explorer, views } = this;
+    if (!byId("maps").firstChild) return;
+    if (this.pictured) return this.paintPictures();
+    const marks = this.marks();
+    for (const [i, view] of views.entries()) {
+      if (this.stale && i === 0) {
+        view.layout(explorer.look);
+        const { view: window } = explorer.state;
+        if (window) view.viewport.show(this.relative(window, -1));
+        this.stale = false;
+      }
+      view.paint(explorer.look, marks, explorer.pictures);
+      view.note.textContent = stateNote(view);
+      view.note.hidden = !view.note.textContent;
+      view.note.classList.toggle("problem", Boolean(view.tiles.problem));
+    }
+    this.paintLegend(views[0]);
+    byId("resolution").textContent = resolutionNote(views[0]);
+    if (views[0].tiles.base && !document.documentElement.dataset.ready) {
+      document.documentElement.dataset.ready = "map";
+      performance.mark("clearhead:first-map");
+      this.painted();
+    }
+    if (this.tipped) this.tell(this.tipped);
+  }
+
+  async paintPictures() {
+    const chosen = this.chosen;
+    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) picture.update(await this.shownOn(picture.axis, chosen[i]));
+    refill(byId("legend"));
+    byId("resolution").textContent = "";
+    if (!document.documentElement.dataset.ready) {
+      document.documentElement.dataset.ready = "map";
+      performance.mark("clearhead:first-map");
+      this.painted();
+    }
+  }
+
+  /** Queries and keys to mark, counted from the first of the attention. */
+  marks() {
+    const { explorer } = this;
+    const { attention, state } = explorer;
+    const placed = (axis, side) => new Set(explorer.pinnedOn(explorer.axes[axis])
+      .map((position) => position - attention.first[side]).filter((place) => place >= 0 && place < attention.counts[side]));
+    const self = attention.queries === attention.keys;
+    const at = state.direction === "at";
+    const queries = self && !at ? new Set() : placed(attention.queries, 0);
+    const keys = self && at ? new Set() : placed(attention.keys, 1);
+    const steps = explorer.stepped && state.step !== null ? explorer.step - attention.first[0] : null;
+    if (steps !== null && !queries.size && at) queries.add(steps - 1);
+    return { queries, keys, cursor: state.cursor, steps, faded: (query) => steps !== null && query >= steps };
+  }
+
+  point(view, cell, place) {
+    this.tipped = cell && cell.q !== null && cell.k !== null ? { view, cell, place } : null;
+    this.explorer.store.set({ cursor: cell });
+    if (this.tipped) this.tell(this.tipped);
+    else hideTip();
+  }
+
+  tell({ view, cell, place }) {
+    const notes = this.views.map((one) => cellNote(this.explorer, one, cell));
+    showTip(notes, place);
+    if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
+  }
+
+  pin(view, { q, k }) {
+    const { explorer } = this;
+    const { attention, queries, keys } = view;
+    const byKey = q === null || (k !== null && explorer.state.direction === "by");
+    if (byKey) explorer.pin(keys.name, k + attention.first[1]);
+    else explorer.pin(queries.name, q + attention.first[0]);
+    if (q === null) explorer.store.set({ direction: "by" });
+    if (k === null) explorer.store.set({ direction: "at" });
+  }
+
+  zoom(factor) {
+    const { cursor } = this.explorer.state;
+    if (cursor && cursor.q !== null && cursor.k !== null) {
+      this.viewport.zoom(factor, this.viewport.x(cursor.k + 0.5), this.viewport.y(cursor.q + 0.5));
+    } else this.viewport.zoom(factor);
+    this.hands.moved();
+  }
+
+  fit() {
+    this.viewport.fit();
+    this.hands.moved();
+  }
+
+  pan(across, down) {
+    this.viewport.pan(across, down);
+    this.hands.moved();
+  }
+
+  /** Brings a token to the middle, near enough to be read. */
+  centreOn(axis, position) {
+    const { attention } = this.explorer;
+    const { viewport } = this;
+    const [query, key] = viewport.centre;
+    const fit = viewport.fitCell;
+    if (Math.min(...viewport.cell) < 12 && Math.min(...fit) < 12) viewport.zoom(24 / Math.min(...viewport.cell));
+    const q = axis === attention.queries ? position - attention.first[0] + 0.5 : query;
+    const k = axis === attention.keys ? position - attention.first[1] + 0.5 : key;
+    viewport.centreOn(q, k);
+    this.hands.moved();
+  }
+
+  rememberView() {
+    const { viewport } = this;
+    this.explorer.store.set({ view: viewport.fitted ? null : this.relative(viewport.exactWindow, 1) });
+  }
+
+  /** Between document positions and places in the map. */
+  relative({ q0, q1, k0, k1 }, sign) {
+    const [query, key] = this.explorer.attention.first;
+    return { q0: q0 + sign * query, q1: q1 + sign * query, k0: k0 + sign * key, k1: k1 + sign * key };
+  }
+
+  paintLegend(view) {
+    const { explorer } = this;
+    const legend = byId("legend");
+    if (!view.tiles.base) return refill(legend);
+    const curve = explorer.curveOf(view.attention);
+    const full = view.tiles.full(curve, view.plot.resolution?.blocks ?? [1, 1]);
+    const key = `${explorer.scale.key}/${curve}/${full}/${view.viewport.cell[0] >= 1}/${document.documentElement.lang}`;
+    if (this.legend === key) return;
+    this.legend = key;
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const context = sharpen(canvas, 132, 9);
+    for (let x = 0; x < 132; x++) {
+      context.fillStyle = explorer.scale.css(x / 131);
+      context.fillRect(x, 0, 1.5, 9);
+    }
+    const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : written(full, full < 0.1 ? 3 : 2)];
+    refill(legend, make("span", { text: say(view.tiles.whole && Math.min(...view.viewport.cell) >= 1 ? "weight" : "shareOf") }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+  }
+}

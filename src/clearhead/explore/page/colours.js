@@ -1,0 +1,123 @@
+// Colours: scales that grow evenly darker (or lighter, at night), so that they read without colour too; roles of heads.
+
+// Stops from nothing to everything. One hue, or cividis, which looks alike to all kinds of eyes.
+const SCALES = {
+  ember: {
+    light: ["#fcf8f4", "#f5e1d6", "#eac3b0", "#dc9c81", "#ca7150", "#b24c2b", "#8a2e13"],
+    dark: ["#1a1c22", "#33251f", "#5c3321", "#8f4a25", "#c46a2e", "#eb9a4b", "#ffd9a0"],
+  },
+  cividis: {
+    light: ["#fdf6d3", "#ecd878", "#c3b369", "#948e77", "#666970", "#35456c", "#00224e"],
+    dark: ["#0d1a30", "#20355f", "#4d566d", "#7c7b78", "#aca06f", "#dcc954", "#fff07a"],
+  },
+  ink: {
+    light: ["#faf9f6", "#e4e3df", "#c6c5c1", "#9d9c99", "#706f6d", "#434342", "#161616"],
+    dark: ["#191b20", "#2c2f36", "#474a53", "#6d717a", "#989ca6", "#c7cad1", "#f6f7f9"],
+  },
+};
+
+// After Okabe and Ito, moved apart a little further; the same role has the same colour on every page.
+const ROLE_COLOURS = {
+  alignment: ["#bd4a1f", "#f08a55"],
+  previous: ["#2362b5", "#6aa5f0"],
+  itself: ["#2b9bc7", "#62c4ec"],
+  next: ["#00806d", "#3fc4ae"],
+  first: ["#2f8a4c", "#6cc685"],
+  sink: ["#2f8a4c", "#6cc685"],
+  delimiter: ["#8650ab", "#bb8be0"],
+  induction: ["#c23f86", "#ee86bb"],
+  duplicate: ["#7d5339", "#c0977a"],
+  broad: ["#b8860b", "#e0b64a"],
+  local: ["#7a86a1", "#a3aec6"],
+};
+const NO_ROLE = ["#9a978e", "#83868e"];
+const OTHER_ROLES = [["#a3493f", "#e08d82"], ["#4c7d2c", "#97c972"], ["#5b5fb5", "#a0a4ef"], ["#a07400", "#d8b257"]];
+
+export const COLOUR_NAMES = Object.keys(SCALES);
+
+/** Whether the page is dark now: by choice, else as the system is. */
+export function isDark(theme) {
+  if (theme !== "auto") return theme === "dark";
+  return window.matchMedia?.("(prefers-color-scheme: dark)").matches ?? false;
+}
+
+function rgbOf(hex) {
+  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+}
+
+function mixed(one, other, share) {
+  return one.map((value, i) => Math.round(value + (other[i] - value) * share));
+}
+
+/** A scale: 256 colours from nothing to everything. */
+export class Scale {
+  constructor(name, dark) {
+    const stops = SCALES[name][dark ? "dark" : "light"].map(rgbOf);
+    this.key = `${name}${dark}`;
+    this.colours = Array.from({ length: 256 }, (_, i) => {
+      const place = (i / 255) * (stops.length - 1);
+      const low = Math.min(Math.floor(place), stops.length - 2);
+      return mixed(stops[low], stops[low + 1], place - low);
+    });
+    this.packed = Uint32Array.from(this.colours, ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
+    this.texts = this.colours.map(([red, green, blue]) => `rgb(${red},${green},${blue})`);
+    this.inks = this.colours.map((colour) => (luminance(colour) > 0.26 ? "#1d2433" : "#ffffff"));
+  }
+
+  /** The colour of an intensity between 0 and 1, as CSS. */
+  css(share) {
+    return this.texts[level(share)];
+  }
+
+  /** A colour in which text on it can be read. */
+  ink(share) {
+    return this.inks[level(share)];
+  }
+
+  /** The hex colour, for files. */
+  hex(share) {
+    return `#${this.colours[level(share)].map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+  }
+}
+
+function level(share) {
+  return Math.max(0, Math.min(255, Math.round(share * 255)));
+}
+
+function luminance(colour) {
+  const [red, green, blue] = colour.map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+/** The colour of a role. */
+export function roleColour(role, dark) {
+  const place = dark ? 1 : 0;
+  if (ROLE_COLOURS[role]) return ROLE_COLOURS[role][place];
+  if (!role || role === "none of these") return NO_ROLE[place];
+  let number = 0;
+  for (const letter of role) number = (number * 31 + letter.codePointAt(0)) % 997;
+  return OTHER_ROLES[number % OTHER_ROLES.length][place];
+}
+
+/** How a share of attention becomes an intensity: as it is, its root, or its logarithm over four decades. */
+export function intensity(curve, value, full) {
+  const share = value / full;
+  if (share <= 0) return 0;
+  if (share >= 1) return 1;
+  if (curve === "root") return Math.sqrt(share);
+  if (curve === "log") return Math.max(0, 1 + Math.log10(share) / 4);
+  return share;
+}
+
+/** A tinted thumbnail: 256 packed colours from the paper to a role's colour. */
+export function tint(role, dark) {
+  const paper = rgbOf(dark ? "#22252c" : "#efede7");
+  const ink = rgbOf(roleColour(role, dark));
+  return Uint32Array.from({ length: 256 }, (_, i) => {
+    const [red, green, blue] = mixed(paper, ink, i / 255);
+    return (255 << 24) | (blue << 16) | (green << 8) | red;
+  });
+}

@@ -1,0 +1,283 @@
+// Explorer: the scene, the selection, and what follows from both. Panes read it and ask it to change.
+
+import { Scale, isDark } from "./colours.js";
+import { askedLines, shadeOf } from "./lines.js";
+import { loadPictures } from "./picture.js";
+import { HeadTiles } from "./tiles.js";
+import { Axis } from "./tokens.js";
+
+const HEADS_KEPT = 4;
+
+export class Explorer {
+  constructor(scene, source, store) {
+    this.source = source;
+    this.store = store;
+    this.renew(scene);
+  }
+
+  /** Takes a scene: at the beginning, and when the model has looked at another text. */
+  renew(scene) {
+    this.scene = scene;
+    this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
+    this.kept = new Map();
+    this.rows = new Map();
+    this.groups = groupsOf(scene.attentions);
+    this.pictures = loadPictures(this.axes, () => this.arrived());
+  }
+
+  get state() {
+    return this.store.values;
+  }
+
+  get live() {
+    return Boolean(this.scene.live && this.source.live);
+  }
+
+  get dark() {
+    return isDark(this.state.theme);
+  }
+
+  get scale() {
+    const key = `${this.state.colours}${this.dark}`;
+    if (this.lastScale?.key !== key) this.lastScale = new Scale(this.state.colours, this.dark);
+    return this.lastScale;
+  }
+
+  attentionOf(name) {
+    return this.scene.attentions.find((one) => one.name === name);
+  }
+
+  get attention() {
+    return this.attentionOf(this.state.name);
+  }
+
+  headOf({ name, head }) {
+    return this.attentionOf(name).heads.find((one) => one.number === head);
+  }
+
+  get group() {
+    return this.groups.find((group) => group.attentions.includes(this.attention));
+  }
+
+  /** Small maps are shown as they are, large ones brighter where little is. */
+  curveOf(attention) {
+    if (this.state.curve !== "auto") return this.state.curve;
+    return Math.max(...attention.counts) <= 64 ? "linear" : "root";
+  }
+
+  /** What is known of a head; the last few stay in memory. */
+  tilesOf(name, head) {
+    const key = `${name}/${head}`;
+    const known = this.kept.get(key) ?? new HeadTiles(this.source, this.attentionOf(name), head, () => this.arrived());
+    this.kept.delete(key);
+    this.kept.set(key, known);
+    for (const old of this.kept.keys()) {
+      if (this.kept.size <= HEADS_KEPT) break;
+      this.kept.delete(old);
+    }
+    return known;
+  }
+
+  /** Called when numbers have come; the panes put theirs here. */
+  arrived() {}
+
+  /** A row or a column of weights, asked for once. */
+  lineOf(direction, name, head, position) {
+    const key = `${direction}/${name}/${head}/${position}`;
+    if (!this.rows.has(key)) {
+      if (this.rows.size > 64) this.rows.clear();
+      const ask = direction === "at" ? this.source.row(name, head, position) : this.source.column(name, head, position);
+      ask.catch(() => this.rows.delete(key));
+      this.rows.set(key, ask);
+    }
+    return this.rows.get(key);
+  }
+
+  // Choosing heads
+
+  select(name, head) {
+    const before = this.attention;
+    const after = this.attentionOf(name);
+    const same = before && before.queries === after.queries && before.keys === after.keys && String(before.counts) === String(after.counts);
+    const { other } = this.state;
+    this.store.set({ name, head, view: same ? this.state.view : null, cursor: null });
+    if (other && (!same || (other.name === name && other.head === head))) this.store.set({ other: null });
+  }
+
+  compare(name, head) {
+    const { other } = this.state;
+    const again = other && other.name === name && other.head === head;
+    const itself = this.state.name === name && this.state.head === head;
+    this.store.set({ other: again || itself ? null : { name, head } });
+  }
+
+  moveHead(by) {
+    const heads = this.attention.heads;
+    const place = heads.findIndex((one) => one.number === this.state.head);
+    this.select(this.state.name, heads[(place + by + heads.length) % heads.length].number);
+  }
+
+  moveLayer(by) {
+    const { attentions } = this.group;
+    const next = attentions[(attentions.indexOf(this.attention) + by + attentions.length) % attentions.length];
+    const place = this.attention.heads.findIndex((one) => one.number === this.state.head);
+    this.select(next.name, next.heads[Math.min(place, next.heads.length - 1)].number);
+  }
+
+  openGroup(group) {
+    if (!group || group === this.group) return;
+    const layer = group.attentions.find((one) => one.layer === this.attention.layer) ?? group.attentions[0];
+    const head = layer.heads.find((one) => one.number === this.state.head) ?? layer.heads[0];
+    this.select(layer.name, head.number);
+  }
+
+  compareNext() {
+    if (this.state.other) return this.store.set({ other: null });
+    const heads = this.attention.heads;
+    const place = heads.findIndex((one) => one.number === this.state.head);
+    if (heads.length > 1) this.compare(this.state.name, heads[(place + 1) % heads.length].number);
+  }
+
+  // Pinning tokens
+
+  /** Pins a token, or lets it go. In cross-attention the side it is on decides the direction. */
+  pin(axis, position) {
+    const { pins } = this.state;
+    const real = this.axes[axis].reads;
+    const left = pins.filter((pin) => pin.axis !== real || pin.position !== position);
+    const { queries, keys } = this.attention;
+    const patch = { pins: left.length < pins.length ? left : [...pins, { axis: real, position }] };
+    if (queries !== keys && axis === queries) patch.direction = "at";
+    if (queries !== keys && axis === keys) patch.direction = "by";
+    this.store.set(patch);
+  }
+
+  unpin() {
+    this.store.set({ pins: [] });
+  }
+
+  /** The positions that are pinned on an axis. What a decoder writes and what it reads there are one. */
+  pinnedOn(axis) {
+    return this.state.pins.filter((pin) => pin.axis === axis.reads).map((pin) => pin.position);
+  }
+
+  /** The axis of the tokens that are asked about, and that of the answers. */
+  get asked() {
+    return this.axes[this.state.direction === "at" ? this.attention.queries : this.attention.keys];
+  }
+
+  get answered() {
+    return this.axes[this.state.direction === "at" ? this.attention.keys : this.attention.queries];
+  }
+
+  /** The tokens that the token pane is about: pinned ones, else the one under the cursor, else that of the step. */
+  get subject() {
+    const { direction, cursor } = this.state;
+    const side = direction === "at" ? 0 : 1;
+    const first = this.attention.first[side];
+    const end = first + this.attention.counts[side];
+    const here = (position) => position >= first && position < end;
+    const pinned = this.pinnedOn(this.asked).filter(here);
+    if (pinned.length) return { positions: pinned, pinned: true };
+    const under = side === 0 ? cursor?.q : cursor?.k;
+    if (under !== null && under !== undefined) return { positions: [under + first], pinned: false };
+    if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
+    return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
+  }
+
+  /** What the selection looks at, or who looks at it, in one head; by default the first chosen. */
+  answer(chosen = this.state) {
+    return askedLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
+  }
+
+  /**
+   * What a text of this axis shows now.
+   * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow whose place it keeps in sight
+   */
+  async shownOn(axis, chosen = null, follow = "answered") {
+    const { attention, state, subject } = this;
+    const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
+    const pinned = new Set(this.pinnedOn(axis));
+    const { cursor } = state;
+    const places = [];
+    if (axis.name === attention.queries && Number.isInteger(cursor?.q)) places.push(cursor.q + attention.first[0]);
+    if (axis.name === attention.keys && Number.isInteger(cursor?.k)) places.push(cursor.k + attention.first[1]);
+    const decoded = this.decodes(axis);
+    const asks = axis === this.asked && (axis !== this.answered || follow === "asked");
+    return {
+      shade: shadeOf(this, answer), pinned, cursor: places[0] ?? null,
+      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions[0] : null,
+      fadedFrom: decoded ? this.step : Infinity,
+      focus: asks ? subject.positions.at(-1) : (answer?.top[0]?.[0] ?? null),
+    };
+  }
+
+  /** What a text does when it is touched. */
+  handsOf(axis) {
+    return {
+      scale: () => this.scale,
+      look: () => this.look,
+      pictures: () => this.pictures,
+      pin: (position) => position !== null && this.pin(axis.name, position),
+      point: (position) => this.point(axis, position),
+    };
+  }
+
+  point(axis, position) {
+    if (position === null) return this.store.set({ cursor: null });
+    const { attention, state } = this;
+    const both = attention.queries === attention.keys;
+    const asQuery = axis.name === attention.queries && (!both || state.direction === "at");
+    const side = asQuery ? 0 : 1;
+    const place = position - attention.first[side];
+    if (!asQuery && axis.name !== attention.keys) return;
+    if (place < 0 || place >= attention.counts[side]) return;
+    this.store.set({ cursor: asQuery ? { q: place, k: null } : { q: null, k: place } });
+  }
+
+  /** The last token that has letters: an end of text or a full stop says little of a head. */
+  lastWord(axis, first, end) {
+    for (let position = end - 1; position >= Math.max(first, end - 40); position--) {
+      if (!axis.special[position] && /[\p{L}\p{N}]/u.test(axis.label(position, 24))) return position;
+    }
+    return end - 1;
+  }
+
+  // Decoding
+
+  /** Whether an axis holds what was decoded, or what was read meanwhile. */
+  decodes(axis) {
+    const written = this.axes[this.scene.output?.axis];
+    return Boolean(written) && axis.reads === written.reads;
+  }
+
+  /** Whether the queries of this attention are the tokens that were decoded. */
+  get stepped() {
+    return this.decodes(this.axes[this.attention.queries]);
+  }
+
+  get steps() {
+    return this.scene.output?.axis ? this.axes[this.scene.output.axis].length : 0;
+  }
+
+  get step() {
+    return Math.min(this.state.step ?? this.steps, this.steps);
+  }
+
+  moveStep(by) {
+    if (!this.steps) return;
+    const step = Math.max(1, Math.min(this.steps, this.step + by));
+    this.store.set({ step: step === this.steps ? null : step });
+  }
+}
+
+/** Attentions of one kind, layer by layer: the tabs of the atlas. */
+function groupsOf(attentions) {
+  const groups = new Map();
+  for (const attention of attentions) {
+    const key = `${attention.part}.${attention.kind}`;
+    if (!groups.has(key)) groups.set(key, { key, part: attention.part, kind: attention.kind, attentions: [] });
+    groups.get(key).attentions.push(attention);
+  }
+  return [...groups.values()];
+}

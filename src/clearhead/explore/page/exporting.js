@@ -1,0 +1,128 @@
+// Taking it along: the view as SVG and PNG, the selection as JSON and CSV, the address as a link.
+
+import { byId, make } from "./elements.js";
+import { figureOf } from "./figure.js";
+import { say } from "./languages.js";
+import { fragmentOf, remember } from "./state.js";
+
+const WINDOW_CELLS = 128 * 128;
+
+/** Hands a file to the browser. */
+function save(explorer, ending, content, type) {
+  const { name, head } = explorer.state;
+  const file = `clearhead-${name}-${head}.${ending}`.replace(/[^\w.-]+/g, "_");
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  const link = make("a", { href: address, download: file });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  announce(say("saved", { file }));
+}
+
+/** A word at the foot of the page, also for those who do not see it. */
+export function announce(text) {
+  byId("said").textContent = text;
+  clearTimeout(announce.timer);
+  announce.timer = setTimeout(() => (byId("said").textContent = ""), 4000);
+}
+
+export function saveSvg(explorer, centre) {
+  save(explorer, "svg", svgText(figureOf(explorer, centre)), "image/svg+xml");
+}
+
+function svgText(svg) {
+  return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;
+}
+
+export async function savePng(explorer, centre) {
+  const svg = figureOf(explorer, centre);
+  const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
+  const image = new Image();
+  const address = URL.createObjectURL(new Blob([svgText(svg)], { type: "image/svg+xml" }));
+  try {
+    image.src = address;
+    await image.decode();
+    const canvas = make("canvas", { width: width * 2, height: height * 2 });
+    canvas.getContext("2d").drawImage(image, 0, 0, width * 2, height * 2);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    save(explorer, "png", blob, "image/png");
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+/** The selection in numbers: the tokens, what they look at, and the cells on the screen. */
+async function selectionOf(explorer, centre) {
+  const { state, scene, attention, asked, answered, subject } = explorer;
+  const heads = state.other ? [{ name: state.name, head: state.head }, state.other] : [{ name: state.name, head: state.head }];
+  const found = [];
+  for (const chosen of heads) {
+    for (const position of subject.positions) {
+      const line = await explorer.lineOf(state.direction, chosen.name, chosen.head, position);
+      const first = attention.first[state.direction === "at" ? 1 : 0];
+      const weights = line.weights
+        ? Array.from(line.weights, (weight, place) => [place + first, weight]).filter(([, weight]) => weight > 0)
+        : line.top.map(([place, weight]) => [place, weight]);
+      found.push({
+        attention: chosen.name, head: chosen.head, position, token: asked.tokens[position], complete: Boolean(line.weights),
+        weights: weights.map(([place, weight]) => ({ position: place, token: answered.tokens[place], weight: Number(weight.toFixed(6)) })),
+      });
+    }
+  }
+  return {
+    format: 1, title: scene.title, link: fragmentOf(state), direction: state.direction === "at" ? "looks at" : "is looked at by",
+    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found, window: windowOf(centre),
+  };
+}
+
+/** The weights on the screen, if they are few and exact. */
+function windowOf(centre) {
+  const view = centre.views[0];
+  const { q0, q1, k0, k1 } = view.viewport.window;
+  const [query, key] = view.attention.first;
+  const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
+  if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return window;
+  const rows = [];
+  for (let q = q0; q < q1; q++) {
+    const row = [];
+    for (let k = k0; k < k1; k++) {
+      const cell = view.tiles.at(q, k);
+      if (!cell?.exact || cell.rows > 1 || cell.columns > 1) return window;
+      row.push(Number(cell.share.toFixed(6)));
+    }
+    rows.push(row);
+  }
+  return { ...window, weights: rows };
+}
+
+export async function saveJson(explorer, centre) {
+  save(explorer, "json", `${JSON.stringify(await selectionOf(explorer, centre), null, 1)}\n`, "application/json");
+}
+
+export async function saveCsv(explorer, centre) {
+  const { tokens, direction } = await selectionOf(explorer, centre);
+  const lines = [["attention", "head", "position", "token", "direction", "other_position", "other_token", "weight"]];
+  for (const one of tokens) {
+    for (const other of one.weights) lines.push([one.attention, one.head, one.position, one.token, direction, other.position, other.token, other.weight]);
+  }
+  save(explorer, "csv", lines.map((line) => line.map(cellText).join(",")).join("\r\n") + "\r\n", "text/csv");
+}
+
+/** A cell of CSV; a table program must not take a token for a formula. */
+function cellText(value) {
+  if (typeof value === "number") return String(value);
+  const text = String(value ?? "").toWellFormed();
+  const tame = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return `"${tame.replaceAll('"', '""')}"`;
+}
+
+export async function copyLink(explorer) {
+  remember(explorer.state);
+  try {
+    await navigator.clipboard.writeText(location.href);
+    announce(say("copied"));
+  } catch {
+    announce(say("linkReady"));
+  }
+}

@@ -1,0 +1,155 @@
+// The current view as a drawing of its own: vectors where cells can be told apart, a picture inside where they cannot.
+
+import { LABEL_CELL, cutTo, rulerStep, upright } from "./axes.js";
+import { headFacts, headTitle } from "./captions.js";
+import { intensity } from "./colours.js";
+import { make, makeSvg } from "./elements.js";
+import { say } from "./languages.js";
+import { numberIn } from "./painting.js";
+import { counted } from "./tokens.js";
+
+const MOST_CELLS = 12_000;
+const HEAD = 46;
+const FOOT = 40;
+
+/** @returns {SVGSVGElement} */
+export function figureOf(explorer, centre) {
+  const widths = centre.pictured ? centre.pictures.map((one) => one.canvas.clientWidth + 24) : centre.views.map((view) => view.element.clientWidth);
+  const height = centre.pictured ? centre.pictures[0].canvas.clientHeight + 16 : Math.max(...centre.views.map(drawnHeight));
+  const chosen = centre.chosen;
+  const width = Math.max(320, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
+  const { look } = explorer;
+  const svg = makeSvg("svg", {
+    xmlns: "http://www.w3.org/2000/svg", width: Math.ceil(width), height: Math.ceil(height + HEAD + FOOT),
+    viewBox: `0 0 ${Math.ceil(width)} ${Math.ceil(height + HEAD + FOOT)}`, "font-family": look.family.replaceAll('"', "'"), "font-size": 13, fill: look.ink,
+  });
+  svg.append(makeSvg("rect", { width: "100%", height: "100%", fill: look.paper }));
+  let left = 0;
+  chosen.forEach((one, i) => {
+    const group = makeSvg("g", { transform: `translate(${left} 0)` });
+    group.append(...heading(explorer, one));
+    const body = makeSvg("g", { transform: `translate(0 ${HEAD})` });
+    if (centre.pictured) body.append(embedded(centre.pictures[i].canvas, 12, 0, widths[i] - 24, height - 16));
+    else body.append(...drawnMap(centre.views[i], look));
+    group.append(body);
+    svg.append(group);
+    left += widths[i];
+  });
+  svg.append(makeSvg("text", { x: 12, y: height + HEAD + FOOT - 12, "font-size": 11, fill: look.soft, text: `${say("caveat")} · clearhead · ${explorer.scene.title ?? ""}` }));
+  return svg;
+}
+
+function drawnHeight(view) {
+  return view.top + view.viewport.extent.bottom + 12;
+}
+
+function heading(explorer, chosen) {
+  const facts = headFacts(explorer, chosen).map((fact) => fact.textContent).join(" · ");
+  return [
+    makeSvg("text", { x: 12, y: 20, "font-weight": 600, text: headTitle(explorer, chosen) }),
+    makeSvg("text", { x: 12, y: 38, "font-size": 11, fill: explorer.look.soft, text: facts }),
+  ];
+}
+
+function embedded(canvas, x, y, width, height) {
+  return makeSvg("image", { x, y, width, height, href: canvas.toDataURL("image/png"), preserveAspectRatio: "none" });
+}
+
+/** The map of a view: cells, numbers and labels. */
+function drawnMap(view, look) {
+  const { viewport, plot } = view;
+  const { q0, q1, k0, k1 } = viewport.window;
+  const clip = `clip-${Math.random().toString(36).slice(2)}`;
+  const { left, top, right, bottom } = viewport.extent;
+  const area = makeSvg("clipPath", { id: clip }, makeSvg("rect", { x: left, y: top, width: right - left, height: bottom - top }));
+  const cells = makeSvg("g", { "clip-path": `url(#${clip})` });
+  const vector = (q1 - q0) * (k1 - k0) <= MOST_CELLS && Math.min(...viewport.cell) >= 4;
+  if (vector) cells.append(...drawnCells(view));
+  else cells.append(embedded(cropped(view), left, top, right - left, bottom - top));
+  const labels = makeSvg("g", {}, ...keyLabels(view, look), ...queryLabels(view, look));
+  return [makeSvg("g", { transform: `translate(${plot.left} ${plot.top})` }, makeSvg("defs", {}, area), cells, labels)];
+}
+
+function drawnCells(view) {
+  const { viewport, plot, tiles } = view;
+  const { scale, curve } = plot;
+  const { q0, q1, k0, k1 } = viewport.window;
+  const [high, wide] = viewport.cell;
+  const number = numberIn(Math.min(high * 1.6, wide));
+  const found = [];
+  for (let q = q0; q < q1; q++) {
+    for (let k = k0; k < k1; k++) {
+      const cell = tiles.at(q, k);
+      if (!cell || cell.share <= 0) continue;
+      const shade = intensity(curve, cell.share, tiles.full(curve, [cell.rows, cell.columns]));
+      const place = { x: round(viewport.x(k)), y: round(viewport.y(q)) };
+      found.push(makeSvg("rect", { ...place, width: round(wide - 1), height: round(high - 1), fill: scale.hex(shade) }));
+      if (!number || cell.share < number.least || !cell.exact) continue;
+      found.push(makeSvg("text", {
+        x: round(place.x + wide / 2), y: round(place.y + high / 2 + 4), "text-anchor": "middle", "font-size": round(Math.min(12, wide * 0.3 + 2)),
+        fill: scale.ink(shade), text: number.text(cell.share),
+      }));
+    }
+  }
+  return found;
+}
+
+/** The part of the canvas that the map covers, without its labels. */
+function cropped(view) {
+  const { viewport, canvas, plot } = view;
+  const ratio = canvas.width / view.element.clientWidth;
+  const { left, top, right, bottom } = viewport.extent;
+  const copy = make("canvas", { width: Math.max(1, Math.round((right - left) * ratio)), height: Math.max(1, Math.round((bottom - top) * ratio)) });
+  copy.getContext("2d").drawImage(canvas, -(left + plot.left) * ratio, -(top + plot.top) * ratio);
+  return copy;
+}
+
+function keyLabels(view, look) {
+  const { viewport, plot, keys, attention } = view;
+  const first = attention.first[1];
+  const { k0, k1 } = viewport.window;
+  const cell = viewport.cell[1];
+  const base = viewport.extent.top - 7;
+  if (cell < LABEL_CELL) {
+    return ruler(cell, k0, k1, first, (key) => ({ x: round(viewport.x(key)), y: round(base), "text-anchor": "middle" }), look);
+  }
+  plot.context.font = look.font;
+  const flat = upright(plot.context, keys, first, viewport.window, cell);
+  const labels = [];
+  for (let key = k0; key < k1; key++) {
+    const x = round(viewport.x(key + 0.5));
+    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : plot.top / Math.SQRT1_2 - 26);
+    labels.push(makeSvg("text", flat ? { x, y: base, "text-anchor": "middle", text } : { x, y: base, transform: `rotate(-45 ${x} ${base})`, text }));
+  }
+  return labels;
+}
+
+function queryLabels(view, look) {
+  const { viewport, plot, queries, attention } = view;
+  const first = attention.first[0];
+  const { q0, q1 } = viewport.window;
+  const x = round(viewport.extent.left - 9);
+  if (viewport.cell[0] < LABEL_CELL) {
+    return ruler(viewport.cell[0], q0, q1, first, (query) => ({ x, y: round(viewport.y(query) + 4), "text-anchor": "end" }), look);
+  }
+  plot.context.font = look.font;
+  const labels = [];
+  for (let query = q0; query < q1; query++) {
+    const text = cutTo(plot.context, queries.label(first + query, 24), plot.left - 14);
+    labels.push(makeSvg("text", { x, y: round(viewport.y(query + 0.5) + 4), "text-anchor": "end", text }));
+  }
+  return labels;
+}
+
+function ruler(cell, start, end, first, place, look) {
+  const step = rulerStep(cell, 64);
+  const labels = [];
+  for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
+    labels.push(makeSvg("text", { ...place(position - first), "font-size": 11, fill: look.soft, text: counted(position) }));
+  }
+  return labels;
+}
+
+function round(value) {
+  return Math.round(value * 100) / 100;
+}

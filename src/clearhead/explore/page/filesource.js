@@ -1,0 +1,161 @@
+// FileSource: everything inside the one HTML file.
+
+import { Blocks, meaning } from "./packing.js";
+import { blocksIn, largest, pooledWeights, respread } from "./pooling.js";
+
+export const TOP_SHOWN = 10;
+
+export class FileSource {
+  constructor(scene, blocks = new Blocks()) {
+    this.live = false;
+    this.blocks = blocks;
+    this.data = scene.data ?? {};
+    this.attentions = new Map(scene.attentions.map((one) => [one.name, one]));
+  }
+
+  /** Whether every weight of this head is known, so that zooming in pays. */
+  exact(name, head) {
+    return this.placeOf(name, head, "weights") >= 0;
+  }
+
+  async map(name, head) {
+    const { counts, blocks } = this.attentions.get(name);
+    const place = this.placeOf(name, head, "map");
+    if (place < 0) {
+      const weights = await this.weights(name, head);
+      if (!weights) throw new Error(`the file holds nothing of ${name}, head ${head}`);
+      return pooledWeights(weights, 0, counts[0], 0, counts[1], blocks[0], blocks[1]);
+    }
+    const entry = this.data[name].map;
+    const [rows, columns] = entry.shape.slice(1);
+    return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
+  }
+
+  async window(name, head, q0, q1, k0, k1, rows, columns) {
+    const { counts, first, blocks } = this.attentions.get(name);
+    const sizes = [Math.ceil((q1 - q0) / rows), Math.ceil((k1 - k0) / columns)];
+    const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
+    const weights = await this.weights(name, head);
+    if (weights) return { ...pooledWeights(weights, ...place, ...sizes), exact: true, blocks: sizes };
+    const map = await this.map(name, head);
+    return { ...respread(map, blocks, counts, ...place, ...sizes), exact: false, blocks: sizes };
+  }
+
+  async row(name, head, query) {
+    const { counts, first } = this.attentions.get(name);
+    const norms = await this.perKey(name, head, "norms");
+    const normOf = (key) => (norms ? norms[key - first[1]] : null);
+    const weights = await this.weights(name, head);
+    if (!weights) {
+      const tops = await this.tops(name, head);
+      const found = tops ? tops.of(query - first[0]) : [];
+      return { weights: null, top: found.map(([key, weight]) => [key, weight, normOf(key)]) };
+    }
+    const line = pooledWeights(weights, query - first[0], query - first[0] + 1, 0, counts[1], 1, 1).values;
+    const top = largest(line, TOP_SHOWN).map(([place, weight]) => [place + first[1], weight, normOf(place + first[1])]);
+    return { weights: line, top };
+  }
+
+  async column(name, head, key) {
+    const { counts, first } = this.attentions.get(name);
+    const weights = await this.weights(name, head);
+    if (weights) {
+      const place = key - first[1];
+      const line = pooledWeights(weights, 0, counts[0], place, place + 1, 1, 1).values;
+      const received = line.reduce((sum, weight) => sum + weight, 0);
+      return { weights: line, top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]), received };
+    }
+    const tops = await this.tops(name, head);
+    const received = await this.perKey(name, head, "received");
+    return {
+      weights: null,
+      top: tops ? tops.on(key).slice(0, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]) : [],
+      received: received ? received[key - first[1]] : null,
+    };
+  }
+
+  async thumbs(name) {
+    const entry = this.data[name]?.thumbs;
+    if (!entry) return null;
+    return { size: entry.shape[1], values: await this.blocks.numbers(entry) };
+  }
+
+  /** The keys that each query looks at most, where the file holds no more than those. */
+  async tops(name, head) {
+    const place = this.placeOf(name, head, "top_keys");
+    if (place < 0) return null;
+    const { top_keys: keyEntry, top_weights: weightEntry } = this.data[name];
+    const [, queries, count] = keyEntry.shape;
+    const keys = (await this.blocks.numbers(keyEntry)).subarray(place * queries * count, (place + 1) * queries * count);
+    const weights = this.part(await this.blocks.numbers(weightEntry), weightEntry, place, queries * count);
+    return new TopKeys(keys, weights, count);
+  }
+
+  async ablate() {
+    throw new Error("a file cannot run the model");
+  }
+
+  async look() {
+    throw new Error("a file cannot run the model");
+  }
+
+  placeOf(name, head, kind) {
+    const entry = this.data[name]?.[kind];
+    if (!entry) return -1;
+    return entry.heads ? entry.heads.indexOf(head) : this.attentions.get(name).heads.findIndex((one) => one.number === head);
+  }
+
+  part(numbers, entry, place, length) {
+    const mean = meaning(entry, place);
+    const values = new Float32Array(length);
+    for (let i = 0; i < length; i++) values[i] = mean(numbers[place * length + i]);
+    return values;
+  }
+
+  async perKey(name, head, kind) {
+    const place = this.placeOf(name, head, kind);
+    if (place < 0) return null;
+    const entry = this.data[name][kind];
+    return (await this.blocks.numbers(entry)).subarray(place * entry.shape[1], (place + 1) * entry.shape[1]);
+  }
+
+  /** The exact weights of a head, as pooledWeights wants them; null if the file has none. */
+  async weights(name, head) {
+    const place = this.placeOf(name, head, "weights");
+    if (place < 0) return null;
+    const entry = this.data[name].weights;
+    const [, queries, keys] = entry.shape;
+    const numbers = await this.blocks.numbers(entry);
+    const unit = 1 / (entry.levels ?? 1);
+    if (!entry.causal) return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
+    const start = (place * queries * (queries + 1)) / 2;
+    return { numbers, unit, at: (q) => [start + (q * (q + 1)) / 2, q + 1] };
+  }
+}
+
+/** The largest weights of every query: keys are document positions plus one, 0 for none. */
+class TopKeys {
+  constructor(keys, weights, count) {
+    this.keys = keys;
+    this.weights = weights;
+    this.count = count;
+  }
+
+  /** What the query at this place looks at: [key position, weight], largest first. */
+  of(place) {
+    const found = [];
+    for (let i = place * this.count; i < (place + 1) * this.count; i++) {
+      if (this.keys[i] > 0) found.push([this.keys[i] - 1, this.weights[i]]);
+    }
+    return found.sort((one, other) => other[1] - one[1]);
+  }
+
+  /** Which queries have this key among their largest: [query place, weight], largest first. */
+  on(key) {
+    const found = [];
+    for (let i = 0; i < this.keys.length; i++) {
+      if (this.keys[i] === key + 1) found.push([Math.floor(i / this.count), this.weights[i]]);
+    }
+    return found.sort((one, other) => other[1] - one[1]);
+  }
+}

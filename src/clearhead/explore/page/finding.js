@@ -1,0 +1,43 @@
+// Finding tokens by their text, on both sides of the map.
+
+import { byId } from "./elements.js";
+import { say } from "./languages.js";
+
+export class Finder {
+  constructor(explorer, centre) {
+    this.explorer = explorer;
+    this.centre = centre;
+    this.found = [];
+    this.place = -1;
+    const field = byId("find");
+    field.addEventListener("input", () => this.search(field.value));
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      this.go(event.shiftKey ? -1 : 1);
+    });
+  }
+
+  search(text) {
+    const { attention, axes } = this.explorer;
+    const names = [...new Set([attention.queries, attention.keys])];
+    this.found = text ? names.flatMap((name) => axes[name].find(text).map((position) => ({ axis: axes[name], position }))) : [];
+    this.place = -1;
+    this.go(1);
+  }
+
+  go(by) {
+    const label = byId("found");
+    const { explorer } = this;
+    if (!this.found.length) {
+      label.textContent = byId("find").value ? say("notFound") : "";
+      explorer.store.set({ cursor: null });
+      return;
+    }
+    this.place = (this.place + by + this.found.length) % this.found.length;
+    const { axis, position } = this.found[this.place];
+    label.textContent = say("found", { place: this.place + 1, count: this.found.length });
+    explorer.point(axis, position);
+    this.centre.centreOn(axis.name, position);
+  }
+}

@@ -1,0 +1,150 @@
+// Text as it runs: tokens to read, to point at and to pin, shaded by attention. Of a long text, the part in question.
+
+import { between, make, refill, sharpen } from "./elements.js";
+import { say } from "./languages.js";
+import { counted } from "./tokens.js";
+
+/**
+ * What a text shows.
+ * @typedef {{shade: ((position: number) => number) | null, pinned: Set<number>, cursor: number | null,
+ *   current: number | null, fadedFrom: number, focus: number | null}} Shown
+ */
+
+export class TokenFlow {
+  /** @param {any} axis @param {any} hands pin(position), point(position | null) @param {{page: number, label: string}} options */
+  constructor(axis, hands, options) {
+    this.axis = axis;
+    this.hands = hands;
+    this.page = options.page;
+    this.long = axis.length > this.page;
+    this.start = 0;
+    this.shown = null;
+    this.built = "";
+    this.list = make("div", { class: "tokens", role: "group", "aria-label": options.label, dir: "auto" });
+    this.ribbon = make("canvas", { class: "ribbon", "aria-hidden": "true" });
+    this.where = make("span", { class: "where" });
+    const turn = (by, sign, label) =>
+      make("button", { type: "button", class: "small", text: sign, "aria-label": say(label), title: say(label), on: { click: () => this.turn(by) } });
+    const bar = make("div", { class: "ribbon-bar" }, turn(-1, "‹", "earlier"), this.ribbon, turn(1, "›", "later"), this.where);
+    this.element = make("div", { class: this.long ? "flow long" : "flow" }, this.long ? bar : null, this.list);
+    this.listen();
+  }
+
+  listen() {
+    const positionOf = (event) => {
+      const token = event.target.closest?.(".token");
+      return token ? Number(token.dataset.position) : null;
+    };
+    this.list.addEventListener("click", (event) => {
+      const position = positionOf(event);
+      if (position !== null) this.hands.pin(position);
+    });
+    this.list.addEventListener("pointerover", (event) => this.hands.point(positionOf(event)));
+    this.list.addEventListener("pointerleave", () => this.hands.point(null));
+    this.list.addEventListener("keydown", (event) => this.step(event));
+    this.list.addEventListener("focusin", (event) => {
+      const position = positionOf(event);
+      if (position !== null && event.target.matches(":focus-visible")) this.hands.point(position);
+      this.rove(event.target);
+    });
+    this.list.addEventListener("focusout", () => this.hands.point(null));
+    this.ribbon.addEventListener("click", (event) => {
+      const share = event.offsetX / this.ribbon.clientWidth;
+      this.goTo(Math.floor(share * this.axis.length));
+    });
+  }
+
+  /** Arrow keys go from token to token; only one of them is a tab stop. */
+  step(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
+    if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const tokens = [...this.list.children];
+    const place = tokens.indexOf(document.activeElement);
+    tokens[between(0, place + by, tokens.length - 1)]?.focus();
+  }
+
+  rove(target) {
+    for (const token of this.list.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
+    target.tabIndex = 0;
+  }
+
+  turn(by) {
+    this.start = between(0, this.start + by * this.page, Math.max(0, this.axis.length - this.page));
+    this.update(this.shown, false);
+  }
+
+  goTo(position) {
+    this.start = between(0, position - Math.floor(this.page / 3), Math.max(0, this.axis.length - this.page));
+    this.update(this.shown, false);
+  }
+
+  /** @param {Shown} shown @param {boolean} follow whether to turn to the page in question */
+  update(shown, follow = true) {
+    const moved = shown.focus !== null && shown.focus !== this.shown?.focus;
+    this.shown = shown;
+    const end = this.start + this.page;
+    if (this.long && follow && moved && (shown.focus < this.start || shown.focus >= end)) return this.goTo(shown.focus);
+    this.build();
+    for (const token of this.list.children) this.dress(token, shown);
+    if (this.long) this.paintRibbon();
+  }
+
+  build() {
+    const end = Math.min(this.axis.length, this.start + this.page);
+    const key = `${this.start}-${end}`;
+    if (key === this.built) return;
+    this.built = key;
+    const tokens = [];
+    for (let position = this.start; position < end; position++) {
+      const token = make("button", {
+        type: "button", class: this.classes(position), tabindex: position === this.start ? "0" : "-1",
+        text: this.axis.label(position), "data-position": position, dir: "auto",
+      });
+      token.title = `${position}: ${this.axis.label(position, 60)}`;
+      tokens.push(token);
+    }
+    refill(this.list, ...tokens);
+    if (this.long) this.where.textContent = say("positions", { first: counted(this.start), last: counted(end - 1), count: counted(this.axis.length) });
+  }
+
+  classes(position) {
+    return `token${this.axis.glued(position) ? " glued" : ""}${this.axis.special[position] ? " special" : ""}`;
+  }
+
+  dress(token, shown) {
+    const position = Number(token.dataset.position);
+    const shade = shown.shade ? shown.shade(position) : 0;
+    token.style.backgroundColor = shade > 0.004 ? this.hands.scale().css(shade) : "";
+    token.style.color = shade > 0.004 ? this.hands.scale().ink(shade) : "";
+    token.classList.toggle("pinned", shown.pinned.has(position));
+    token.classList.toggle("cursor", shown.cursor === position);
+    token.classList.toggle("current", shown.current === position);
+    token.classList.toggle("faded", position >= shown.fadedFrom);
+    token.setAttribute("aria-pressed", String(shown.pinned.has(position)));
+  }
+
+  /** The whole text as a band: where attention is, and which part is shown. */
+  paintRibbon() {
+    const width = this.ribbon.clientWidth || 200;
+    const context = sharpen(this.ribbon, width, 16);
+    context.clearRect(0, 0, width, 16);
+    const scale = this.hands.scale();
+    const count = this.axis.length;
+    for (let x = 0; x < width; x++) {
+      const from = Math.floor((x / width) * count);
+      const to = Math.max(from + 1, Math.floor(((x + 1) / width) * count));
+      let most = 0;
+      if (this.shown.shade) for (let position = from; position < to; position++) most = Math.max(most, this.shown.shade(position));
+      context.fillStyle = scale.css(most);
+      context.fillRect(x, 2, 1, 12);
+    }
+    const box = [(this.start / count) * width, Math.max(4, (Math.min(this.page, count) / count) * width)];
+    context.strokeStyle = this.hands.look().ink;
+    context.lineWidth = 1.5;
+    context.strokeRect(Math.min(box[0], width - box[1]) + 0.75, 0.75, box[1] - 1.5, 14.5);
+    context.fillStyle = this.hands.look().accent;
+    for (const position of this.shown.pinned) context.fillRect((position / count) * width - 1, 0, 2, 16);
+  }
+}

@@ -1,0 +1,49 @@
+// What the tokens in question look at, or who looks at them: sums over rows or columns of weights.
+
+import { largest } from "./pooling.js";
+import { TOP_SHOWN } from "./filesource.js";
+
+/**
+ * The answer to the selection: weights by place on the answering axis, and the largest of them.
+ * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, most: number, tokens: number}>}
+ *   places in weights count from the first position of the attention; positions in top and sparse are document positions
+ */
+export async function askedLines(explorer, chosen, direction, positions) {
+  const lines = await Promise.all(positions.map((one) => explorer.lineOf(direction, chosen.name, chosen.head, one)));
+  const attention = explorer.attentionOf(chosen.name);
+  const first = attention.first[direction === "at" ? 1 : 0];
+  const full = lines.every((line) => line.weights);
+  const norms = new Map(lines.flatMap((line) => line.top.map(([position, , norm]) => [position, norm ?? null])));
+  const received = lines.reduce((sum, line) => sum + (line.received ?? 0), 0);
+  if (full) {
+    const weights = new Float32Array(lines[0].weights.length);
+    for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
+    const top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
+    return { weights, sparse: new Map(), top, received, most: top[0]?.[1] ?? 0, tokens: lines.length };
+  }
+  const sparse = new Map();
+  for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight);
+  const top = [...sparse].sort((one, other) => other[1] - one[1]).slice(0, TOP_SHOWN)
+    .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
+  return { weights: null, sparse, top, received, most: top[0]?.[1] ?? 0, tokens: lines.length };
+}
+
+/** The weight at a position of the answering axis; null where only the largest are known. */
+export function weightAt({ attention, state }, answer, position) {
+  if (!answer.weights) return answer.sparse.get(position) ?? null;
+  return answer.weights[position - attention.first[state.direction === "at" ? 1 : 0]] ?? null;
+}
+
+/** How strongly each position of the answering axis is shaded, between 0 and 1. */
+export function shadeOf(explorer, answer) {
+  if (!answer || !answer.most) return null;
+  const { attention, state } = explorer;
+  const first = attention.first[state.direction === "at" ? 1 : 0];
+  const root = Math.max(...attention.counts) > 64;
+  const strength = Math.max(0.45, Math.min(1, (2 * answer.most) / answer.tokens)); // who looks everywhere looks nowhere hard
+  return (position) => {
+    const weight = answer.weights ? answer.weights[position - first] : answer.sparse.get(position);
+    if (!weight) return 0;
+    return strength * (root ? Math.sqrt(weight / answer.most) : weight / answer.most);
+  };
+}

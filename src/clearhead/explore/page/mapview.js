@@ -1,0 +1,179 @@
+// One map on a canvas: what it shows, and what pointer and keys do with it.
+
+import { labelRoom } from "./axes.js";
+import { make, sharpen } from "./elements.js";
+import { paintPlot } from "./painting.js";
+
+const CLICK = 4; // pixels that a click may move
+
+export class MapView {
+  /** @param {any} explorer @param {any} hands what the map does: cursor, pin, moved, centre */
+  constructor(explorer, hands) {
+    this.explorer = explorer;
+    this.hands = hands;
+    this.canvas = make("canvas", { class: "map-canvas", tabindex: "0", role: "application" });
+    this.note = make("div", { class: "map-note" });
+    this.element = make("div", { class: "map-view" }, this.canvas, this.note);
+    this.pointers = new Map();
+    this.listen();
+  }
+
+  /** Chooses the head; the viewport is given, for two maps may share one. */
+  show(chosen, viewport) {
+    this.chosen = chosen;
+    this.attention = this.explorer.attentionOf(chosen.name);
+    this.tiles = this.explorer.tilesOf(chosen.name, chosen.head);
+    this.viewport = viewport;
+    this.queries = this.explorer.axes[this.attention.queries];
+    this.keys = this.explorer.axes[this.attention.keys];
+  }
+
+  /** Room for labels: the same at every zoom, so that the map does not jump. */
+  layout(look) {
+    const width = this.element.clientWidth;
+    const height = this.element.clientHeight;
+    const context = sharpen(this.canvas, width, height);
+    context.font = look.font;
+    const { counts, first } = this.attention;
+    const wide = labelRoom(context, this.keys, first[1], counts[1]);
+    this.left = Math.min(labelRoom(context, this.queries, first[0], counts[0]) + 20, width * 0.3);
+    const room = (width - this.left - 16) / counts[1];
+    const flat = wide + 6 <= Math.min(room, 72);
+    this.top = flat ? 34 : Math.min(wide * Math.SQRT1_2 + 24, 116, height * 0.28);
+    this.right = flat ? 16 : Math.min(54, wide * 0.6);
+    this.viewport.resize(width - this.left - this.right, height - this.top - 8);
+    return context;
+  }
+
+  paint(look, marks, pictures) {
+    const context = this.layout(look);
+    context.clearRect(0, 0, this.element.clientWidth, this.element.clientHeight);
+    context.font = look.font;
+    this.plot = {
+      context, look, marks, pictures, viewport: this.viewport, left: this.left, top: this.top, tiles: this.tiles,
+      scale: this.explorer.scale, curve: this.explorer.curveOf(this.attention),
+      queries: this.queries, keys: this.keys, first: this.attention.first, resolution: null,
+    };
+    paintPlot(this.plot);
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left - this.left, event.clientY - box.top - this.top];
+  }
+
+  /** The cell, or only the query or key whose label is under the pointer. */
+  under(x, y) {
+    const { viewport } = this;
+    const cell = viewport.at(x, y);
+    if (cell) return cell;
+    const extent = viewport.extent;
+    const q = Math.floor(viewport.start[0] + y / viewport.cell[0]);
+    const k = Math.floor(viewport.start[1] + x / viewport.cell[1]);
+    if (x < extent.left && y >= extent.top && y < extent.bottom && q < viewport.queries) return { q, k: null };
+    if (y < extent.top && x >= extent.left && x < extent.right && k < viewport.keys) return { q: null, k };
+    return null;
+  }
+
+  listen() {
+    const { canvas } = this;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button > 0) return;
+      canvas.setPointerCapture(event.pointerId);
+      this.pointers.set(event.pointerId, [event.clientX, event.clientY]);
+      this.travelled = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => this.move(event));
+    const up = (event) => {
+      const held = this.pointers.delete(event.pointerId);
+      canvas.classList.remove("dragging");
+      if (!held || event.type !== "pointerup" || this.travelled > CLICK) return;
+      const cell = this.under(...this.place(event));
+      if (cell) this.hands.pin(this, cell);
+    };
+    canvas.addEventListener("pointerup", up);
+    canvas.addEventListener("pointercancel", up);
+    canvas.addEventListener("pointerleave", () => this.pointers.size || this.hands.cursor(this, null, null));
+    canvas.addEventListener("dblclick", (event) => {
+      const [x, y] = this.place(event);
+      const { viewport } = this;
+      const place = [viewport.start[0] + y / viewport.cell[0], viewport.start[1] + x / viewport.cell[1]];
+      viewport.zoom(event.shiftKey ? 0.5 : 2);
+      viewport.centreOn(...place);
+      this.hands.moved(this);
+    });
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const lines = event.deltaMode === 1 ? 24 : 1;
+      const speed = event.ctrlKey ? 0.01 : 0.0016;
+      this.viewport.zoom(Math.exp(-event.deltaY * lines * speed), ...this.place(event));
+      this.hands.moved(this);
+    }, { passive: false });
+    canvas.addEventListener("keydown", (event) => this.walk(event));
+    canvas.addEventListener("blur", () => this.hands.cursor(this, null, null));
+  }
+
+  move(event) {
+    const held = this.pointers.get(event.pointerId);
+    if (!held) {
+      const cell = this.under(...this.place(event));
+      return this.hands.cursor(this, cell, [event.clientX, event.clientY]);
+    }
+    const others = [...this.pointers].filter(([id]) => id !== event.pointerId);
+    const [across, down] = [event.clientX - held[0], event.clientY - held[1]];
+    this.travelled += Math.hypot(across, down);
+    this.pointers.set(event.pointerId, [event.clientX, event.clientY]);
+    if (others.length) this.pinch(held, [event.clientX, event.clientY], others[0][1]);
+    else if (this.travelled > CLICK) this.viewport.pan(across, down);
+    if (this.travelled > CLICK) this.canvas.classList.add("dragging");
+    this.hands.cursor(this, null, null);
+    this.hands.moved(this);
+  }
+
+  pinch(before, after, still) {
+    const apart = (point) => Math.max(12, Math.hypot(point[0] - still[0], point[1] - still[1]));
+    const box = this.canvas.getBoundingClientRect();
+    const middle = [(after[0] + still[0]) / 2 - box.left - this.left, (after[1] + still[1]) / 2 - box.top - this.top];
+    this.viewport.zoom(apart(after) / apart(before), ...middle);
+  }
+
+  /** Arrow keys walk from cell to cell; with Shift they move the map. */
+  walk(event) {
+    const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!way || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const { viewport } = this;
+    if (event.shiftKey) {
+      viewport.pan(-way[1] * 80, -way[0] * 80);
+      return this.hands.moved(this);
+    }
+    const window = viewport.window;
+    const now = this.explorer.state.cursor ?? {};
+    const start = { q: now.q ?? window.q0 - Math.max(way[0], 0), k: now.k ?? window.k0 - Math.max(way[1], 0) };
+    const step = Math.max(1, Math.round(1 / Math.min(...viewport.cell)));
+    const cell = {
+      q: Math.max(0, Math.min(viewport.queries - 1, start.q + way[0] * step)),
+      k: Math.max(0, Math.min(viewport.keys - 1, start.k + way[1] * step)),
+    };
+    this.reveal(cell);
+    this.hands.cursor(this, cell, this.screenPlace(cell));
+  }
+
+  /** Moves the map just so far that a cell is seen. */
+  reveal({ q, k }) {
+    const { viewport } = this;
+    const [x, y] = [viewport.x(k), viewport.y(q)];
+    const [high, wide] = viewport.cell;
+    const across = x < 0 ? -x : Math.min(0, viewport.width - x - wide);
+    const down = y < 0 ? -y : Math.min(0, viewport.height - y - high);
+    if (!across && !down) return;
+    viewport.pan(across, down);
+    this.hands.moved(this);
+  }
+
+  screenPlace({ q, k }) {
+    const box = this.canvas.getBoundingClientRect();
+    return [box.left + this.left + this.viewport.x(k + 0.5), box.top + this.top + this.viewport.y(q + 0.5)];
+  }
+}

@@ -1,0 +1,145 @@
+// A picture or a spectrogram as a text: its patches to point at and to pin, shaded by attention.
+
+import { make, sharpen } from "./elements.js";
+
+const PALE = 0.82;
+
+/** The pictures of a scene, loaded once. */
+export function loadPictures(axes, arrived) {
+  const pictures = new Map();
+  for (const axis of Object.values(axes)) {
+    if (!axis.picture || !axis.grid) continue;
+    const image = new Image();
+    image.onload = () => {
+      pictures.set(axis.name, image);
+      arrived();
+    };
+    image.src = axis.picture;
+  }
+  return pictures;
+}
+
+/** Shows the same as a TokenFlow, over the picture. */
+export class PictureFlow {
+  constructor(axis, hands, options) {
+    this.axis = axis;
+    this.hands = hands;
+    this.options = options;
+    this.shown = null;
+    this.canvas = make("canvas", { class: "picture", role: "application", tabindex: "0", "aria-label": options.label });
+    this.before = make("div", { class: "tokens" });
+    this.element = make("div", { class: "flow picture-flow" }, this.before, this.canvas);
+    this.buildBefore();
+    this.listen();
+  }
+
+  /** Tokens that are no patch, such as [CLS]. */
+  buildBefore() {
+    for (let position = 0; position < this.axis.firstPatch; position++) {
+      this.before.append(make("button", {
+        type: "button", class: "token", text: this.axis.label(position), "data-position": position,
+        on: {
+          click: () => this.hands.pin(position),
+          pointerenter: () => this.hands.point(position),
+          pointerleave: () => this.hands.point(null),
+        },
+      }));
+    }
+  }
+
+  listen() {
+    const positionOf = (event) => {
+      const [rows, columns] = this.axis.grid;
+      const row = Math.floor((event.offsetY / this.canvas.clientHeight) * rows);
+      const column = Math.floor((event.offsetX / this.canvas.clientWidth) * columns);
+      return row >= 0 && column >= 0 && row < rows && column < columns ? this.axis.firstPatch + row * columns + column : null;
+    };
+    this.canvas.addEventListener("click", (event) => this.hands.pin(positionOf(event)));
+    this.canvas.addEventListener("pointermove", (event) => this.hands.point(positionOf(event)));
+    this.canvas.addEventListener("pointerleave", () => this.hands.point(null));
+    this.canvas.addEventListener("keydown", (event) => this.walk(event));
+    this.canvas.addEventListener("blur", () => this.hands.point(null));
+  }
+
+  walk(event) {
+    const [rows, columns] = this.axis.grid;
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    const patch = Math.max(0, (this.shown?.cursor ?? this.axis.firstPatch) - this.axis.firstPatch);
+    if (by) {
+      event.preventDefault();
+      event.stopPropagation();
+      this.hands.point(this.axis.firstPatch + Math.max(0, Math.min(rows * columns - 1, patch + by)));
+    } else if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this.hands.pin(this.axis.firstPatch + patch);
+    }
+  }
+
+  update(shown) {
+    this.shown = shown;
+    const scale = this.hands.scale();
+    for (const token of this.before.children) {
+      const position = Number(token.dataset.position);
+      const shade = shown.shade ? shown.shade(position) : 0;
+      token.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
+      token.style.color = shade > 0.004 ? scale.ink(shade) : "";
+      token.classList.toggle("pinned", shown.pinned.has(position));
+      token.setAttribute("aria-pressed", String(shown.pinned.has(position)));
+    }
+    this.paint(scale, shown);
+  }
+
+  /** The size at which the picture fits its box; a spectrogram fills its width. */
+  size(image) {
+    const box = this.element.parentElement;
+    const wide = Math.max(80, Math.min(this.options.width ?? 1e4, (box?.clientWidth ?? 300) - 8));
+    const high = Math.max(60, Math.min(this.options.height ?? 1e4, (box?.clientHeight || 1e4) - (this.axis.firstPatch ? 44 : 8)));
+    if (this.axis.kind === "audio") return [wide, Math.min(high, Math.max(90, wide / 3))];
+    const ratio = image.naturalWidth / image.naturalHeight || 1;
+    return wide / high > ratio ? [high * ratio, high] : [wide, wide / ratio];
+  }
+
+  paint(scale, shown) {
+    const image = this.hands.pictures().get(this.axis.name);
+    if (!image) return;
+    const [width, height] = this.size(image);
+    const context = sharpen(this.canvas, width, height);
+    context.clearRect(0, 0, width, height);
+    context.imageSmoothingQuality = "high";
+    context.drawImage(image, 0, 0, width, height);
+    const [rows, columns] = this.axis.grid;
+    const [high, wide] = [height / rows, width / columns];
+    const place = (position) => {
+      const patch = position - this.axis.firstPatch;
+      return [(patch % columns) * wide, Math.floor(patch / columns) * high];
+    };
+    if (shown.shade) {
+      context.fillStyle = this.hands.look().paper;
+      context.globalAlpha = 0.38;
+      context.fillRect(0, 0, width, height);
+      for (let position = this.axis.firstPatch; position < this.axis.length; position++) {
+        const shade = shown.shade(position);
+        if (shade <= 0.01) continue;
+        context.globalAlpha = PALE * Math.sqrt(shade);
+        context.fillStyle = scale.css(0.35 + 0.6 * shade);
+        context.fillRect(...place(position), wide + 0.3, high + 0.3);
+      }
+      context.globalAlpha = 1;
+    }
+    const frame = (position, colour) => {
+      if (position < this.axis.firstPatch) return;
+      const [x, y] = place(position);
+      context.lineWidth = 2;
+      context.strokeStyle = colour;
+      context.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+    };
+    for (const position of shown.pinned) frame(position, this.hands.look().accent);
+    if (shown.current !== null) frame(shown.current, this.hands.look().accent);
+    if (shown.cursor !== null) frame(shown.cursor, this.hands.look().ink);
+  }
+}
+
+/** The right kind of text for an axis. */
+export function isPictured(axis) {
+  return Boolean(axis.picture && axis.grid);
+}

@@ -1,0 +1,103 @@
+// ServerSource: asks the local server that this page came from, and no other.
+
+export class ServerSource {
+  constructor(base) {
+    this.base = base;
+    this.live = true;
+    this.about = {};
+  }
+
+  /** Zooming in always pays: the server computes what it does not hold. */
+  exact() {
+    return true;
+  }
+
+  /** The newest scene, or one of the other views of the record. */
+  async scene(view = null) {
+    const query = view === null ? "" : `?${new URLSearchParams({ view, ...this.about })}`;
+    return this.keep(await (await this.ask(`scene.json${query}`)).json());
+  }
+
+  /** Every later question is about this scene: another tab may look at another one. */
+  keep(scene) {
+    this.about = {};
+    if (scene.id !== undefined) this.about.scene = scene.id;
+    if (scene.view !== undefined) this.about.view = scene.view;
+    return scene;
+  }
+
+  async map(name, head) {
+    return this.numbers("map", { name, head });
+  }
+
+  async window(name, head, q0, q1, k0, k1, rows, columns, signal) {
+    return this.numbers("window", { name, head, q0, q1, k0, k1, rows, columns }, signal);
+  }
+
+  async row(name, head, query) {
+    const found = await this.numbers("row", { name, head, query });
+    return { ...found, weights: found.values.length ? found.values : null };
+  }
+
+  async column(name, head, key) {
+    const found = await this.numbers("column", { name, head, key });
+    return { ...found, weights: found.values.length ? found.values : null };
+  }
+
+  async thumbs(name) {
+    const { header, bytes } = await this.binary("thumbs", { name });
+    return { size: header.size, values: bytes };
+  }
+
+  async tops() {
+    return null;
+  }
+
+  async ablate(off) {
+    return this.send("ablate", { off, ...this.about });
+  }
+
+  async look(text) {
+    return this.keep(await this.send("look", { text }));
+  }
+
+  async numbers(path, query, signal) {
+    const { header, bytes } = await this.binary(path, query, signal);
+    const copy = bytes.slice(0, bytes.length - (bytes.length % 4)); // aligned
+    return { ...header, values: new Float32Array(copy.buffer) };
+  }
+
+  /** A header of JSON in the first line, then bytes. */
+  async binary(path, query, signal) {
+    const reply = await this.ask(`${path}?${new URLSearchParams({ ...query, ...this.about })}`, { signal });
+    const bytes = new Uint8Array(await reply.arrayBuffer());
+    const end = bytes.indexOf(10);
+    return { header: JSON.parse(new TextDecoder().decode(bytes.subarray(0, end))), bytes: bytes.subarray(end + 1) };
+  }
+
+  async send(path, body) {
+    const headers = { "Content-Type": "application/json" };
+    return (await this.ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  }
+
+  async ask(path, options = {}) {
+    let reply;
+    try {
+      reply = await fetch(this.base + path, { cache: "no-store", ...options });
+    } catch (problem) {
+      if (problem.name === "AbortError") throw problem;
+      throw new Error("the local server does not answer: is clearhead look still running?");
+    }
+    if (!reply.ok) throw new Error(await reasonOf(reply));
+    return reply;
+  }
+}
+
+async function reasonOf(reply) {
+  const text = await reply.text();
+  try {
+    return JSON.parse(text).error ?? text;
+  } catch {
+    return text.slice(0, 300) || `the server answered ${reply.status}`;
+  }
+}

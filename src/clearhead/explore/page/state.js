@@ -1,0 +1,132 @@
+// One selection for all panes, and its trace in the address of the page.
+
+/**
+ * @typedef {{axis: string, position: number}} Pin
+ * @typedef {{name: string, head: number}} Chosen
+ * @typedef {{q0: number, q1: number, k0: number, k1: number}} Window document positions
+ */
+
+export const DEFAULTS = {
+  name: "", // the attention
+  head: 0,
+  other: null, // a second head beside the first: Chosen
+  pins: [], // Pin[]
+  direction: "at", // what pinned tokens look "at", or who looks: "by"
+  view: null, // Window, null for everything
+  step: null, // how far decoding has come, null for its end
+  sort: "layer",
+  role: null, // only heads of this role stand out
+  curve: "auto",
+  colours: "ember",
+  drawing: "auto", // "map" or "picture"
+  theme: "auto",
+  language: "auto",
+  cursor: null, // {q, k}: what the pointer or the keys are on; not in the address
+};
+
+/** A state that tells its listeners what has changed, once for all changes of a moment. */
+export class Store {
+  constructor(values) {
+    this.values = { ...DEFAULTS, ...values };
+    this.listeners = [];
+    this.changed = new Set();
+  }
+
+  listen(call) {
+    this.listeners.push(call);
+  }
+
+  set(patch) {
+    for (const [key, value] of Object.entries(patch)) {
+      if (Object.is(this.values[key], value)) continue;
+      this.values[key] = value;
+      if (this.changed.size === 0) queueMicrotask(() => this.tell());
+      this.changed.add(key);
+    }
+  }
+
+  tell() {
+    const changed = this.changed;
+    this.changed = new Set();
+    for (const call of this.listeners) call(changed);
+  }
+}
+
+const WORDS = ["direction", "sort", "curve", "colours", "drawing", "theme", "language"];
+
+/** The state as the fragment of an address, without what is as it always is. */
+export function fragmentOf(state) {
+  const parts = new URLSearchParams();
+  parts.set("at", `${state.name}/${state.head}`);
+  if (state.other) parts.set("beside", `${state.other.name}/${state.other.head}`);
+  if (state.pins.length) parts.set("pins", state.pins.map((pin) => `${pin.axis}:${pin.position}`).join(","));
+  if (state.view) parts.set("view", ["q0", "q1", "k0", "k1"].map((key) => Number(state.view[key].toFixed(3))).join(","));
+  if (state.step !== null) parts.set("step", String(state.step));
+  if (state.role) parts.set("role", state.role);
+  for (const key of WORDS) if (state[key] !== DEFAULTS[key]) parts.set(key, state[key]);
+  return parts.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
+}
+
+const CHOICES = {
+  direction: ["at", "by"],
+  sort: ["layer", "role", "entropy", "distance", "sink", "peak", "effect"],
+  curve: ["auto", "linear", "root", "log"],
+  colours: ["ember", "cividis", "ink"],
+  drawing: ["auto", "map", "picture"],
+  theme: ["auto", "light", "dark"],
+  language: ["auto", "en", "zh"],
+};
+
+/** What a fragment says of this scene; whatever does not fit it is left out. */
+export function stateOf(fragment, scene) {
+  const parts = new URLSearchParams(fragment.replace(/^#/, ""));
+  const state = {};
+  const main = chosenOf(parts.get("at"), scene);
+  if (main) Object.assign(state, main);
+  state.other = chosenOf(parts.get("beside"), scene);
+  state.pins = (parts.get("pins") ?? "").split(",").map((one) => pinOf(one, scene)).filter(Boolean);
+  const view = (parts.get("view") ?? "").split(",").map(Number);
+  if (view.length === 4 && view.every(Number.isFinite) && view[1] > view[0] && view[3] > view[2]) {
+    state.view = { q0: view[0], q1: view[1], k0: view[2], k1: view[3] };
+  }
+  const step = Number(parts.get("step") ?? NaN);
+  if (Number.isInteger(step) && step > 0) state.step = step;
+  state.role = parts.get("role");
+  for (const key of WORDS) if (CHOICES[key].includes(parts.get(key))) state[key] = parts.get(key);
+  return state;
+}
+
+function chosenOf(text, scene) {
+  const cut = (text ?? "").lastIndexOf("/");
+  if (cut < 0) return null;
+  const [name, head] = [text.slice(0, cut), Number(text.slice(cut + 1))];
+  const attention = scene.attentions.find((one) => one.name === name);
+  return attention?.heads.some((one) => one.number === head) ? { name, head } : null;
+}
+
+function pinOf(text, scene) {
+  const cut = text.lastIndexOf(":");
+  const [axis, position] = [text.slice(0, cut), Number(text.slice(cut + 1))];
+  const count = scene.axes[axis]?.tokens.length ?? 0;
+  return cut > 0 && Number.isInteger(position) && position >= 0 && position < count ? { axis, position } : null;
+}
+
+/** Where the page opens: the scene's wish, else the best head of the last cross-attention, else the first head. */
+export function beginning(scene) {
+  if (scene.start) return { name: scene.start.name, head: scene.start.head };
+  const crosses = scene.attentions.filter((one) => one.kind === "cross");
+  const aligned = crosses.flatMap((one) => one.heads.map((head) => ({ name: one.name, head })));
+  const best = aligned.filter((one) => one.head.role === "alignment").sort((a, b) => b.head.score - a.head.score)[0];
+  if (best) return { name: best.name, head: best.head.number };
+  const attention = crosses.at(-1) ?? scene.attentions[0];
+  return { name: attention.name, head: attention.heads[0].number };
+}
+
+/** Writes the state into the address; a page inside a frame may have no address of its own. */
+export function remember(state) {
+  try {
+    history.replaceState(null, "", `#${fragmentOf(state)}`);
+  } catch {
+    // about:srcdoc: the view lives as long as the frame
+  }
+}

@@ -1,0 +1,80 @@
+// The top: the text, the output, and how far decoding has come.
+
+import { byId, make, refill } from "./elements.js";
+import { TokenFlow } from "./flow.js";
+import { say } from "./languages.js";
+import { PictureFlow, isPictured } from "./picture.js";
+import { legible } from "./tokens.js";
+
+const PAGE = 120;
+
+export class TextPane {
+  constructor(explorer, shownOn) {
+    this.explorer = explorer;
+    this.shownOn = shownOn;
+    byId("step").addEventListener("input", (event) => {
+      const step = Number(event.target.value);
+      explorer.store.set({ step: step >= explorer.steps ? null : step });
+    });
+  }
+
+  renew() {
+    const { explorer } = this;
+    const { scene, axes } = explorer;
+    refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft", text: sizeOf(explorer) }));
+    document.title = `clearhead · ${scene.title ?? ""}`;
+    byId("notes").textContent = (scene.notes ?? []).join(" · ");
+    byId("another").hidden = !explorer.live;
+    this.listViews(scene);
+    this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
+      const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
+      const options = { page: PAGE, label, width: 220, height: 84 };
+      return isPictured(axis) ? new PictureFlow(axis, explorer.handsOf(axis), options) : new TokenFlow(axis, explorer.handsOf(axis), options);
+    });
+    const inputs = this.flows.filter((flow) => !explorer.decodes(flow.axis));
+    refill(byId("source-text"), ...inputs.map((flow) => flow.element));
+    refill(byId("output-text"), ...this.flows.filter((flow) => explorer.decodes(flow.axis)).map((flow) => flow.element));
+    byId("source-text").hidden = inputs.length === 0;
+    byId("output-side").hidden = !scene.output;
+    byId("scrubber").hidden = explorer.steps < 2;
+    const plain = scene.output?.text && !axes[scene.output.axis] ? scene.output.text : "";
+    byId("output-plain").textContent = plain;
+    byId("output-plain").hidden = !plain;
+    this.update();
+  }
+
+  /** A record of several calls or samples shows one at a time. */
+  listViews(scene) {
+    const list = byId("views");
+    const names = scene.views ?? [];
+    list.hidden = names.length < 2;
+    refill(list, ...names.map((text, i) => make("option", { value: i, text: legible(text, 48), selected: i === scene.view })));
+  }
+
+  async update() {
+    const { explorer } = this;
+    const slider = byId("step");
+    slider.max = String(Math.max(1, explorer.steps));
+    slider.value = String(explorer.step);
+    slider.setAttribute("aria-label", say("stepLabel"));
+    const written = say("stepOf", { step: explorer.step, steps: explorer.steps });
+    slider.setAttribute("aria-valuetext", written);
+    byId("step-text").textContent = written;
+    const { attention, scene } = explorer;
+    for (const flow of this.flows ?? []) {
+      // What is read and what is written share a place: the one that this attention is about is shown.
+      const used = [attention.queries, attention.keys].includes(flow.axis.name);
+      const twin = this.flows.some((other) => other !== flow && other.axis.reads === flow.axis.reads && [attention.queries, attention.keys].includes(other.axis.name));
+      flow.element.hidden = explorer.decodes(flow.axis) && !used && (twin || flow.axis.name !== scene.output.axis);
+      if (flow.element.hidden) continue;
+      flow.update(await this.shownOn(flow.axis, null, "asked"));
+    }
+  }
+}
+
+/** "6+6 layers × 8 heads" */
+function sizeOf(explorer) {
+  const counts = explorer.groups.filter((group) => group.kind !== "cross").map((group) => group.attentions.length);
+  const layers = (counts.length ? counts : explorer.groups.map((group) => group.attentions.length)).join("+");
+  return say(layers === "1" ? "layer1" : "layers", { layers, heads: Math.max(...explorer.scene.attentions.map((one) => one.heads.length)) });
+}

@@ -1,0 +1,231 @@
+// A head as a street map: the pooled map of everything first, then tiles in the resolution of the screen.
+
+import { intensity } from "./colours.js";
+import { pooledWeights } from "./pooling.js";
+
+const TILE = 256; // pixels
+const TILES_KEPT = 160;
+const AT_ONCE = 2; // requests under way: the machine has other work too
+
+/** All that is known of one head, and the pictures of it. */
+export class HeadTiles {
+  /**
+   * @param {any} source @param {any} attention @param {number} head its number
+   * @param {() => void} arrived called when there is something new to paint
+   */
+  constructor(source, attention, head, arrived) {
+    Object.assign(this, { source, attention, head, arrived });
+    this.info = attention.heads.find((one) => one.number === head);
+    this.base = null;
+    this.tops = null;
+    this.tiles = new Map();
+    this.wanted = [];
+    this.running = new Map();
+    this.problem = null;
+    this.finer = attention.blocks[0] > 1 || attention.blocks[1] > 1 ? source.exact(attention.name, head) : false;
+    this.whole = attention.blocks[0] === 1 && attention.blocks[1] === 1;
+    this.loaded = this.load();
+  }
+
+  async load() {
+    try {
+      const { name, counts, blocks } = this.attention;
+      const map = await this.source.map(name, this.head);
+      this.base = new Tile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: this.whole });
+      this.largest = largestOf(this.base);
+      this.typical = typicalOf(this.base);
+      if (!this.whole && !this.finer) this.tops = await this.source.tops(name, this.head);
+    } catch (problem) {
+      this.problem = problem;
+    }
+    this.arrived();
+  }
+
+  /** The tiles of a level that touch a window; those not there yet are asked for, the middle first. */
+  covering(window, levels) {
+    const spans = levels.map((level) => TILE * 2 ** level);
+    const found = [];
+    const missing = [];
+    for (let row = Math.floor(window.q0 / spans[0]); row * spans[0] < window.q1; row++) {
+      for (let column = Math.floor(window.k0 / spans[1]); column * spans[1] < window.k1; column++) {
+        const key = `${levels}/${row}/${column}`;
+        const tile = this.tiles.get(key);
+        if (tile) {
+          this.tiles.delete(key); // the newest stay longest
+          this.tiles.set(key, tile);
+          found.push(tile);
+        } else missing.push({ key, levels, row, column, spans });
+      }
+    }
+    this.ask(missing, window);
+    return found;
+  }
+
+  /** The whole map in blocks of 2^level, summed here from exact weights. */
+  pooled(levels) {
+    const key = `whole/${levels}`;
+    if (levels[0] === 0 && levels[1] === 0) return this.base;
+    if (!this.tiles.has(key)) {
+      const { rows, columns, shares } = this.base;
+      const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
+      const sizes = levels.map((level) => 2 ** level);
+      const found = pooledWeights(unit, 0, rows, 0, columns, ...sizes);
+      this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks: sizes, exact: true }));
+    }
+    return this.tiles.get(key);
+  }
+
+  /** Tiles of coarser levels that are there already: better than nothing while finer ones come. */
+  *coarser(window, levels) {
+    for (const tile of this.tiles.values()) {
+      const rougher = tile.blocks[0] > 2 ** levels[0] || tile.blocks[1] > 2 ** levels[1];
+      if (rougher && tile.q0 < window.q1 && tile.q1 > window.q0 && tile.k0 < window.k1 && tile.k1 > window.k0) yield tile;
+    }
+  }
+
+  ask(missing, window) {
+    const middle = [(window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2];
+    const apart = (one) => Math.hypot((one.row + 0.5) * one.spans[0] - middle[0], (one.column + 0.5) * one.spans[1] - middle[1]);
+    this.wanted = missing.sort((one, other) => apart(one) - apart(other));
+    const keys = new Set(missing.map((one) => one.key));
+    for (const [key, stop] of this.running) if (!keys.has(key)) stop.abort();
+    this.advance();
+  }
+
+  get waiting() {
+    return this.wanted.length > 0 || this.running.size > 0;
+  }
+
+  advance() {
+    while (this.running.size < AT_ONCE) {
+      const next = this.wanted.find((one) => !this.running.has(one.key));
+      if (!next) return;
+      this.wanted.splice(this.wanted.indexOf(next), 1);
+      this.fetch(next);
+    }
+  }
+
+  async fetch({ key, levels, row, column, spans }) {
+    const stop = new AbortController();
+    this.running.set(key, stop);
+    const { name, counts, first } = this.attention;
+    const area = {
+      q0: row * spans[0], q1: Math.min(counts[0], (row + 1) * spans[0]),
+      k0: column * spans[1], k1: Math.min(counts[1], (column + 1) * spans[1]),
+    };
+    try {
+      await new Promise((resolve) => setTimeout(resolve)); // a frame may be painted in between
+      const rows = Math.ceil((area.q1 - area.q0) / 2 ** levels[0]);
+      const columns = Math.ceil((area.k1 - area.k0) / 2 ** levels[1]);
+      const place = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
+      const found = await this.source.window(name, this.head, ...place, rows, columns, stop.signal);
+      this.tiles.set(key, new Tile(area, found));
+      for (const old of this.tiles.keys()) {
+        if (this.tiles.size <= TILES_KEPT) break;
+        this.tiles.delete(old);
+      }
+    } catch (problem) {
+      if (problem.name !== "AbortError") this.problem = problem;
+    }
+    this.running.delete(key);
+    this.arrived();
+    this.advance();
+  }
+
+  /** What is known of one cell: the finest tile that covers it. */
+  at(q, k) {
+    let best = this.base;
+    for (const tile of this.tiles.values()) {
+      const covers = q >= tile.q0 && q < tile.q1 && k >= tile.k0 && k < tile.k1;
+      if (covers && (!best || tile.grain < best.grain || (tile.exact && !best.exact && tile.grain <= best.grain))) best = tile;
+    }
+    if (!best) return null;
+    const cell = best.cell(q, k);
+    if (cell.exact && cell.rows === 1 && cell.columns === 1) return cell;
+    const top = this.tops?.of(q).find(([key]) => key === k + this.attention.first[1]);
+    return top ? { q0: q, k0: k, rows: 1, columns: 1, sum: top[1], share: top[1], exact: true } : cell;
+  }
+
+  /** The share of attention that gets the full colour, for cells of so many tokens. */
+  full(curve, blocks) {
+    if (curve === "log") return 1;
+    if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, 1e-3);
+    if (curve === "linear") return 1;
+    const coarse = Math.max(this.typical ?? 1, 1e-4);
+    const fine = Math.max(this.whole ? coarse : Math.min(this.info.peak ?? coarse, coarse), 1e-4);
+    const span = Math.log2(Math.max(2, this.attention.blocks[1]));
+    const part = this.whole ? 1 : Math.min(1, Math.log2(Math.max(1, blocks[1])) / span);
+    return Math.min(1, fine ** (1 - part) * coarse ** part);
+  }
+}
+
+/** A rectangle of sums, and its picture. Values are shares: what a query of the block gives to the block of keys. */
+export class Tile {
+  constructor(area, found) {
+    Object.assign(this, area);
+    this.rows = found.rows;
+    this.columns = found.columns;
+    this.blocks = found.blocks;
+    this.exact = found.exact;
+    this.grain = found.blocks[0] * found.blocks[1];
+    this.shares = found.values;
+    if (this.blocks[0] > 1) {
+      for (let row = 0; row < this.rows; row++) {
+        const queries = Math.min(this.blocks[0], this.q1 - this.q0 - row * this.blocks[0]);
+        for (let i = row * this.columns; i < (row + 1) * this.columns; i++) this.shares[i] /= queries;
+      }
+    }
+    this.picture = null;
+    this.pictured = "";
+  }
+
+  cell(q, k) {
+    const row = Math.floor((q - this.q0) / this.blocks[0]);
+    const column = Math.floor((k - this.k0) / this.blocks[1]);
+    const q0 = this.q0 + row * this.blocks[0];
+    const k0 = this.k0 + column * this.blocks[1];
+    const share = this.shares[row * this.columns + column];
+    const rows = Math.min(this.blocks[0], this.q1 - q0);
+    return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * rows, exact: this.exact };
+  }
+
+  /** The picture in these colours; nothing at all stays transparent. */
+  paint(scale, curve, full) {
+    const key = `${scale.key}/${curve}/${full}`;
+    if (this.pictured === key) return this.picture;
+    this.picture ??= Object.assign(document.createElement("canvas"), { width: this.columns, height: this.rows });
+    const context = this.picture.getContext("2d");
+    const image = context.createImageData(this.columns, this.rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    const steps = Uint32Array.from({ length: 4097 }, (_, i) => scale.packed[Math.round(255 * intensity(curve, i / 4096, 1))]);
+    const factor = 4096 / full;
+    const { shares } = this;
+    if (curve === "log") {
+      for (let i = 0; i < shares.length; i++) if (shares[i] > 0) pixels[i] = scale.packed[Math.round(255 * intensity(curve, shares[i], full))];
+    } else {
+      for (let i = 0; i < shares.length; i++) if (shares[i] > 0) pixels[i] = steps[Math.min(4096, Math.ceil(shares[i] * factor))];
+    }
+    context.putImageData(image, 0, 0);
+    this.pictured = key;
+    return this.picture;
+  }
+}
+
+function largestOf(tile) {
+  let most = 0;
+  for (const share of tile.shares) if (share > most) most = share;
+  return most;
+}
+
+/** The largest share of a row, in the mean of all rows that see anything. */
+function typicalOf(tile) {
+  let sum = 0;
+  let rows = 0;
+  for (let row = 0; row < tile.rows; row++) {
+    let most = 0;
+    for (let i = row * tile.columns; i < (row + 1) * tile.columns; i++) if (tile.shares[i] > most) most = tile.shares[i];
+    if (most > 0) rows++;
+    sum += most;
+  }
+  return rows ? sum / rows : 1;
+}

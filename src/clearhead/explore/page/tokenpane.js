@@ -1,0 +1,132 @@
+// The token: what the pinned tokens look at or who looks at them, what the head does, what could have come next.
+
+import { byId, make, refill } from "./elements.js";
+import { TokenFlow } from "./flow.js";
+import { say, sayAround } from "./languages.js";
+import { PictureFlow, isPictured } from "./picture.js";
+import { paintAblation } from "./ablation.js";
+import { weightAt } from "./lines.js";
+import { legible, written } from "./tokens.js";
+
+const PAGE = 300;
+
+export class TokenPane {
+  constructor(explorer, shownOn, centre) {
+    this.explorer = explorer;
+    this.shownOn = shownOn;
+    this.centre = centre;
+    this.turn = 0;
+    for (const button of byId("directions").querySelectorAll("button")) {
+      button.addEventListener("click", () => explorer.store.set({ direction: button.value }));
+    }
+  }
+
+  renew() {
+    this.flow = null;
+    this.update();
+  }
+
+  async update() {
+    const { explorer } = this;
+    const turn = ++this.turn;
+    for (const button of byId("directions").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", String(button.value === explorer.state.direction));
+    }
+    this.paintSubject();
+    this.paintNext();
+    paintAblation(explorer);
+    let answer = null;
+    let second = null;
+    try {
+      answer = await explorer.answer();
+      if (explorer.state.other) second = await explorer.answer(explorer.state.other);
+    } catch (problem) {
+      if (turn === this.turn) refill(byId("keys"), make("p", { class: "problem", text: problem.message }));
+      return;
+    }
+    if (turn !== this.turn) return; // the selection has moved on
+    this.paintKeys(answer, second);
+    await this.paintText();
+  }
+
+  paintSubject() {
+    const { explorer } = this;
+    const { asked, subject } = explorer;
+    const chips = subject.positions.map((position) => {
+      const label = asked.label(position, 28);
+      if (!subject.pinned) return make("bdi", { class: "chip", text: label });
+      const name = say("unpin", { token: label });
+      return make("button", { type: "button", class: "chip", title: name, "aria-label": name, on: { click: () => explorer.pin(asked.name, position) } },
+        make("bdi", { text: label }), make("span", { class: "cross", text: "×", "aria-hidden": "true" }));
+    });
+    const several = subject.positions.length > 1;
+    refill(byId("subject"),
+      subject.pinned ? make("span", { class: "soft", text: say("pinned") }) : null, ...chips,
+      several ? make("span", { class: "soft", text: say("sumOf", { count: subject.positions.length }) }) : null,
+      several ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
+    byId("pin-hint").hidden = subject.pinned;
+  }
+
+  /** The largest weights; beside them, those of the head that is compared. */
+  paintKeys(answer, second) {
+    const { explorer } = this;
+    const { answered, state } = explorer;
+    const at = state.direction === "at";
+    if (!answer.top.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
+    const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
+    const most = answer.most || 1;
+    const head = make("tr", {},
+      make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? `${say("head")} ${state.head}` : say("weight") }),
+      second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
+      normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
+      make("th", { class: "bar-head", "aria-hidden": "true" }));
+    const rows = answer.top.slice(0, 8).filter(([, weight], i) => i === 0 || weight >= 0.0005).map(([position, weight, norm]) => {
+      const label = answered.label(position, 20);
+      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }));
+      const bar = make("span", { class: "bar" });
+      bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
+      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: written(weight, 3) }),
+        second ? make("td", { class: "number second", text: written(weightAt(explorer, second, position), 3) }) : null,
+        normed ? make("td", { class: "number", text: norm === null ? "–" : written(weight * norm, 2) }) : null,
+        make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+    });
+    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: written(answer.received, 2) }) }) : null;
+    refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
+      answer.weights ? null : make("p", { class: "soft", text: say("onlyTop") }));
+  }
+
+  async paintText() {
+    const { explorer } = this;
+    const { answered, asked, subject, state } = explorer;
+    if (this.flow?.axis !== answered || this.spoken !== document.documentElement.lang) {
+      const options = { page: PAGE, label: say("token"), width: 300, height: 260 };
+      this.flow = isPictured(answered) ? new PictureFlow(answered, explorer.handsOf(answered), options) : new TokenFlow(answered, explorer.handsOf(answered), options);
+      this.spoken = document.documentElement.lang;
+      refill(byId("shaded"), this.flow.element);
+    }
+    const name = subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 24);
+    refill(byId("shaded-title"), ...sayAround(state.direction === "at" ? "shadedAt" : "shadedBy", { token: make("bdi", { class: "strong", text: name }) }));
+    this.flow.update(await this.shownOn(answered, null, "answered"));
+  }
+
+  paintNext() {
+    const { explorer } = this;
+    const { output } = explorer.scene;
+    const box = byId("next");
+    box.hidden = !output?.next || !output.axis;
+    if (box.hidden) return;
+    const axis = explorer.axes[output.axis];
+    const { asked, state, subject } = explorer;
+    const last = subject.positions.at(-1);
+    const place = state.step === null && explorer.decodes(asked) && last < axis.length ? last : explorer.step - 1;
+    const title = make("h3", {}, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
+    const found = output.next[place];
+    if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
+    const rows = found.slice(0, 6).map(([text, probability]) => {
+      const bar = make("span", { class: "bar warm" });
+      bar.style.width = `${Math.max(2, 100 * probability)}%`;
+      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }), make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+    });
+    refill(box, title, make("table", { class: "keys" }, make("tbody", {}, ...rows)));
+  }
+}

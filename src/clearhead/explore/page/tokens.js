@@ -1,0 +1,79 @@
+// Tokens as people read them. They are hostile: any length, any letters, half letters.
+
+const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
+// Controls, marks that turn the direction of writing, joiners and other letters without a picture.
+const UNSEEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\u{e0000}-\u{e007f}]/gu;
+
+/** The text with everything invisible made visible, and at most so many letters. */
+export function legible(text, most = 40) {
+  let shown = String(text ?? "").slice(0, most * 4 + 8).toWellFormed();
+  if (/^ +$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
+  shown = shown.replace(UNSEEN, (letter) => NAMED[letter] ?? `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
+  if (!shown) return "∅";
+  const letters = Array.from(shown);
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : shown;
+}
+
+/** One side of an attention: its tokens, their labels, and which of them continue a word. */
+export class Axis {
+  constructor(name, axis) {
+    this.name = name;
+    this.kind = axis.kind ?? "text";
+    this.tokens = axis.tokens;
+    this.shown = axis.shown ?? axis.tokens;
+    this.gluedTo = axis.glued ?? [];
+    this.special = axis.special ?? [];
+    this.reads = axis.reads ?? name; // the tokens written stand at the places of those that were read
+    this.grid = axis.grid ?? null;
+    this.picture = axis.picture ?? null;
+    this.labels = new Map();
+  }
+
+  get length() {
+    return this.tokens.length;
+  }
+
+  /** The label of the token at a position. */
+  label(position, most = 40) {
+    const key = position * 64 + Math.min(most, 63);
+    if (!this.labels.has(key)) {
+      if (this.labels.size > 50_000) this.labels.clear();
+      this.labels.set(key, legible(this.shown[position] ?? this.tokens[position], most));
+    }
+    return this.labels.get(key);
+  }
+
+  /** Whether the token continues the one before it, without a space. */
+  glued(position) {
+    return position > 0 && Boolean(this.gluedTo[position]);
+  }
+
+  /** The position of the first patch of a picture. */
+  get firstPatch() {
+    return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
+  }
+
+  /** Positions whose text contains this, whatever its case; at most so many. */
+  find(text, most = 5000) {
+    const wanted = text.toLocaleLowerCase();
+    const found = [];
+    for (let position = 0; position < this.length && found.length < most; position++) {
+      const shown = String(this.shown[position] ?? "");
+      if (shown.toLocaleLowerCase().includes(wanted)) found.push(position);
+    }
+    return found;
+  }
+}
+
+/** A weight in as many digits as it has: four behind the point, fewer where it does not matter. */
+export function written(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
+  return value.toFixed(digits);
+}
+
+/** A whole number with thin spaces: 100 000. */
+export function counted(value) {
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
+}
