@@ -156,6 +156,51 @@ def evaluate(
 
 
 @app.command()
+def look(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
+        ),
+    ],
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file, which needs nothing else.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:0,3", help="Of a long text, put every weight of these heads into the file."),
+    ] = None,
+    part: Annotated[int, typer.Option(min=1, help="Of a text in parts, or a record of several, which to write.")] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
+    device: Device = "auto",
+    beam: Beam = None,
+) -> None:
+    """See what every head looks at: a page from a server on this machine, or with --out as one file.
+
+    The page holds the text. The server answers on this machine alone, under an address that nobody can guess.
+    """
+    if out is None and (heads or part != 1):
+        raise ConfigError("--heads and --part are for --out: the server's page has all heads and all parts")
+    from clearhead.explore import looking
+
+    text = _text(text)
+    seen = looking.looked(subject, text, answer=answer, device=device, **_given(beams=beam))
+    if out is not None:
+        written = looking.write(seen, out, part=part, heads=heads or [])
+        _say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
+        if show:
+            _show(written.resolve().as_uri())
+        return
+    with looking.serve(seen, port=port, browser=show) as server:
+        _print(server.url)
+        _flush()
+        _say("open this address in a browser on this machine; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            server.wait()
+
+
+@app.command()
 def models() -> None:
     """List what is shipped: models, recipes, corpora."""
     import clearhead.shipped as shipped
@@ -206,6 +251,22 @@ def _inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str, in
         raise ConfigError("there is nothing to answer; give a TEXT, or - for the lines of the standard input")
     at_once = 1 if batch == 1 or sys.stdin.isatty() else READ_AHEAD * batch
     return _lines(sys.stdin.buffer), "line", at_once
+
+
+def _text(text: str | None) -> str | None:
+    """One text, from the command line or the standard input."""
+    if text != "-":
+        return None if text is None else _utf8(os.fsencode(text), "TEXT")
+    if sys.stdin is None:
+        raise ConfigError("there is no standard input to read")
+    return _utf8(sys.stdin.buffer.read(), "the standard input").removeprefix("\ufeff").rstrip("\r\n")
+
+
+def _show(address: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(address):
+        _say(f"no browser was found; open {address}")
 
 
 def _lines(stream: Iterable[bytes]) -> Iterator[str]:

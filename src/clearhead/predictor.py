@@ -144,7 +144,9 @@ def told(task: Reads, reading: Reading, scores: Tensor | None) -> dict[str, Any]
     rows = zip(pieces, best.values.tolist(), strict=True)
     about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
     about["written"], about["writes"] = list(reading.writes), task.pieces(kind, reading.writes)
-    about["loss"] = -float(sure.gather(1, torch.tensor(reading.writes)[:, None]).mean())
+    written = torch.tensor(reading.writes)
+    lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]
+    about["loss"] = float(lost.mean()) if len(lost) else None
     return about
 
 

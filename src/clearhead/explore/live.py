@@ -61,7 +61,7 @@ class Live:
     def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:
         """By how much the loss grows without each head, one after the other; None if that would take too long."""
         call = record.calls[number]
-        if "loss" not in call.about:
+        if call.about.get("loss") is None:
             return None
         reading = _reading(call)
 

@@ -159,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _get(self) -> Answer:
+        if self.path == "/favicon.ico":  # browsers ask for it by themselves, and complain
+            return Answer(b"", "image/x-icon")
         name, query = self._asked()
         if name in ("", "index.html") or name in self.server.owner.files:
             path = self.server.owner.files[name or "index.html"]

@@ -12,7 +12,7 @@ class Reading(NamedTuple):
     """What goes into one forward pass, and what should come out.
 
     `reads` are token numbers: of "source" and "target", or of "tokens". `writes[i]` is what the model writes at the
-    i-th token of the last of them; nothing where it does not write tokens.
+    i-th token of the last of them, −1 if nobody knows; nothing where it does not write tokens.
     """
 
     reads: dict[str, list[int]]

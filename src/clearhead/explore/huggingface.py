@@ -1,0 +1,142 @@
+"""A local folder of Hugging Face's as a model that one can look into; nothing is ever fetched."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import CheckpointError, DataError, LensError, PackageError
+from clearhead.explore.live import Live
+from clearhead.model.devices import resolve_device
+from clearhead.tasks.reading import Reading
+
+SCORED = 2**28  # scores over the vocabulary that fit: of longer texts none are computed
+WRITTEN = 64  # tokens that an encoder-decoder writes, at most
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a folder of Hugging Face's."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "format" not in config and ("model_type" in config or "architectures" in config)
+
+
+def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live:
+    """The model and tokenizer of a folder, as they say themselves; code that comes with it is not run."""
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise PackageError(
+            'a Hugging Face folder needs the package transformers; pip install "clearhead[hf]"'
+        ) from None
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, **local)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local)
+        named = [getattr(transformers, name, None) for name in config.architectures or ()]
+        kind = next((one for one in named if one is not None), transformers.AutoModel)
+        model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read as a model of Hugging Face's: {_first_line(error)}") from error
+    model.requires_grad_(False)
+    return Live(model, HuggingFaceText(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options})
+
+
+class HuggingFaceText:
+    """How encoders, decoders and encoder-decoders of Hugging Face's read a text, with their own tokenizer."""
+
+    name: ClassVar[str] = "text"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def readings(
+        self, model: Any, text: str, *, answer: str | None = None, beams: int = 1, most: int | None = None
+    ) -> list[Reading]:
+        """One reading. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
+
+        An encoder-decoder writes an answer of 64 tokens at most.
+        """
+        numbers = self._numbers(text)
+        if not numbers:
+            return []
+        if model.config.is_encoder_decoder:
+            return [self._pair(model, numbers, answer, beams, most or WRITTEN)]
+        if not model.can_generate():
+            return [Reading({"tokens": numbers})]
+        more = self._written(model, numbers, beams, most) if answer is None and most else []
+        if answer is not None:
+            more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        whole = [*numbers, *more]
+        return [Reading({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
+
+    def _pair(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Reading:
+        start = model.config.decoder_start_token_id
+        start = model.config.bos_token_id if start is None else start
+        if start is None:
+            raise LensError("the model's config has no decoder_start_token_id, with which an answer begins")
+        if answer is None:
+            target = self._written(model, source, beams, most)
+        else:
+            target = list(self.tokenizer(text_target=answer)["input_ids"])
+        target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
+        text = self.tokenizer.decode(target, skip_special_tokens=True) if answer is None else answer
+        return Reading({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
+
+    def _written(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
+        given = torch.tensor([numbers], device=model.device)
+        chosen = {"max_new_tokens": most or WRITTEN, "num_beams": beams, "do_sample": False}
+        found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
+        return found if model.config.is_encoder_decoder else found[len(numbers) :]
+
+    def read_through(self, model: Any, reading: Reading) -> Tensor | None:
+        tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in reading.reads.items()}
+        if "source" in tensors:
+            found = model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
+            scores: Tensor | None = getattr(found, "logits", None)
+            return None if scores is None else scores[0]
+        tokens, known = tensors["tokens"], inspect.signature(model.forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+        if not reading.writes:
+            model(input_ids=tokens, **options)
+            return None
+        if tokens.numel() * int(model.config.get_text_config().vocab_size) > SCORED and "logits_to_keep" in known:
+            model(input_ids=tokens, **options, logits_to_keep=1)
+            return None
+        written: Tensor = model(input_ids=tokens, **options).logits[0]
+        return written
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        found = self.tokenizer.convert_ids_to_tokens([max(int(number), 0) for number in numbers])
+        return [str(piece) if number >= 0 else "" for piece, number in zip(found, numbers, strict=True)]
+
+    def _numbers(self, text: str) -> list[int]:
+        if not text.strip():
+            return []
+        try:
+            return list(self.tokenizer(text)["input_ids"])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the tokenizer cannot read this text: {_first_line(error)}") from error
+
+
+def _has_norms(model: nn.Module) -> bool:
+    """Whether the map that merges the heads is known, so that the norms of values can be had."""
+    from clearhead.lens.huggingface.outputs import head_counts, output_weights
+
+    try:
+        output_weights(model, tuple(head_counts(model)))
+    except LensError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

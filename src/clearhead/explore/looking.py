@@ -1,0 +1,78 @@
+"""What `clearhead look` does: finds the model or the record, and makes a page of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clearhead.errors import ConfigError
+from clearhead.explore import Scene, open_record, write_page
+from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
+from clearhead.explore.live import Live
+from clearhead.explore.server import Server
+from clearhead.lens.record import Record
+from clearhead.lens.sights import Forward
+from clearhead.predictor import load
+
+
+class Seen(NamedTuple):
+    """A record, and the model that it is of if that is there to be asked."""
+
+    record: Record
+    live: Live | None
+    title: str | None
+
+
+def looked(subject: str, text: str | None, *, answer: str | None = None, device: str = "auto", **options: Any) -> Seen:
+    """A saved record by its file, or what a model does with a text: ours by name or folder, or Hugging Face's."""
+    path = Path(subject)
+    if path.is_file():
+        if text is not None or answer is not None:
+            raise ConfigError(f"{subject} is a record, which holds its text already; leave TEXT away")
+        return Seen(Record.load(path), None, path.stem)
+    if text is None:
+        raise ConfigError(f"what should {subject} read? Give a TEXT, or - for the standard input")
+    if path.is_dir() and is_checkpoint(path):
+        live = load_checkpoint(path, device=device, **options)
+    else:
+        live = Live.of(load(subject, device=device), **options)
+    return Seen(live.look(text, answer=answer), live, None)
+
+
+def write(seen: Seen, out: Path, *, part: int = 1, heads: Sequence[str] = ()) -> Path:
+    """The page as one file. Of a model that is there it also holds what each head does for the loss."""
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name the file in it, such as {out / 'page.html'}")
+    if seen.live is not None:
+        scene = Scene(seen.record, part - 1)
+        number, _ = scene.places[scene.view]
+        scene.about["effects"] = seen.live.effects(seen.record, number)
+    chosen = chosen_heads(heads, Scene(seen.record, part - 1).forward)
+    return write_page(seen.record, out, view=part - 1, title=seen.title, heads=chosen)
+
+
+def serve(seen: Seen, *, port: int = 0, browser: bool = False) -> Server:
+    """The page with all weights behind it."""
+    return open_record(seen.record, title=seen.title, live=seen.live, port=port, browser=browser)
+
+
+def chosen_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]]:
+    """What `--heads decoder.*.cross:0,3` names; without numbers all heads of these attentions."""
+    chosen: dict[str, list[int]] = {}
+    for one in wanted:
+        pattern, colon, numbers = one.partition(":")
+        names = [name for name in forward.names if fnmatchcase(name, pattern)]
+        if not names or (colon and not all(part.strip().isdecimal() for part in numbers.split(","))):
+            raise ConfigError(
+                f"--heads {one}: say it as NAME or NAME:0,3; the attentions are {', '.join(forward.names[:6])}"
+                f"{', …' if len(forward.names) > 6 else ''}"
+            )
+        for name in names:
+            own = forward[name].heads
+            heads = [int(part) for part in numbers.split(",")] if colon else list(own)
+            if missing := [head for head in heads if head not in own]:
+                raise ConfigError(f"--heads {one}: {name} has heads {own[0]} to {own[-1]}, not {missing[0]}")
+            chosen[name] = sorted({*chosen.get(name, []), *heads})
+    return chosen
