@@ -11,9 +11,10 @@ from clearhead.attention.runs import Run, runs
 from clearhead.lens.measures import Job
 
 ROWS = 128  # queries of a tile, at most: with more, a narrow window would lie in wide tiles
-REACH = 1024  # and from its first to its last query, where only some are measured
+REACH = 512  # and from its first to its last query, where only some are measured
 LEAST = 16  # rows of a product, heads that share keys counted: with fewer, reading the keys takes the time
 BLOCK = 64  # a mask is asked by blocks of at least so many keys
+BLOCKS = 2**21  # and by no more of them than this, however long the sequence
 
 
 class Tile(NamedTuple):
@@ -58,9 +59,10 @@ def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
     """What each block of so many measured queries may see; a block begins at a multiple of as many queries."""
     queries, keys = job.call.sizes[2:]
     height = rows * job.rows.step
+    count = -(-queries // height)
     if mask is None:
-        return [Run(slice(0, keys), ())] * -(-queries // height)
-    return runs(mask, queries, keys, height, max(BLOCK, keys // 256), job.call.q.device)
+        return [Run(slice(0, keys), ())] * count
+    return runs(mask, queries, keys, height, max(BLOCK, count * keys // BLOCKS), job.call.q.device)
 
 
 def _joined(found: list[Run], first: int, last: int) -> Run:

@@ -1,0 +1,220 @@
+"""The measures tile by tile, judged by the definition in float64; what must not change them; and what is skipped."""
+
+import dataclasses
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead import Bias, Mask
+from clearhead.attention.inputs import checked
+from clearhead.lens import measure, ranking, tiled, tiles
+from clearhead.lens.measures import Job, Measures, pooled
+from clearhead.lens.measuring import measured, planned
+from tests.attention.cases import Case as Attention
+from tests.attention.cases import cases as attentions
+from tests.lens.cases import CASES, TIES, random
+from tests.lens.judging import assert_exact, assert_same_keys
+
+# Tiles as they are; of a few rows and blocks, so that there are many seams; and of several heads or samples.
+SIZES = {
+    "large": {},
+    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
+    "some": {"TILE": 9000, "ROWS": 31, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
+}
+MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": ranking}
+
+
+@contextmanager
+def tiles_of(size: str):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SIZES[size].items():
+            patch.setattr(MODULES[name], name.split(".")[-1], value)
+        yield
+
+
+@pytest.fixture(params=SIZES)
+def sizes(request: pytest.FixtureRequest):
+    with tiles_of(request.param):
+        yield
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_measure_is_exact(name, sizes, device):
+    job = CASES[name].job(device=device)
+    assert_exact(measured(job, "tiled"), job)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["causal, padding left", "everything", "a bias of −inf", "equal keys", "top 1"])
+def test_other_precisions_are_exact_too(name, dtype, device):
+    job = CASES[name].job(dtype, device)
+    assert_exact(measured(job, "tiled"), job)
+
+
+@pytest.mark.parametrize("name", TIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_ties_go_to_the_smallest_key(name, dtype, sizes, device):
+    job = CASES[name].job(dtype, device)
+    assert_same_keys(measured(job, "tiled"), job)
+
+
+def job_of(case: Attention, device: str, **asked) -> Job:
+    arguments = case.to(torch.float32, device).arguments()
+    q, k, mask = (arguments.pop(name) for name in ("q", "k", "mask"))
+    arguments.pop("v")
+    return planned(checked(q, k, None, mask, **arguments), **asked)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@given(data=st.data())
+def test_any_attention_is_measured_exactly(size, device, data):
+    asked = {
+        "pixels": data.draw(st.sampled_from([0, 1, 5, 256])),
+        "top": data.draw(st.sampled_from([0, 1, 3, 40])),
+        "every": data.draw(st.sampled_from([1, 1, 2, 5])),
+        "offset": data.draw(st.sampled_from([None, None, 0, 17])),
+        "received": data.draw(st.booleans()),
+    }
+    job = job_of(data.draw(attentions()), device, **asked)
+    with tiles_of(size):
+        assert_exact(measured(job, "tiled"), job)
+
+
+def assert_alike(found: Measures, other: Measures, *names: str) -> None:
+    for field in dataclasses.fields(Measures):
+        if not names or field.name in names:
+            torch.testing.assert_close(getattr(found, field.name), getattr(other, field.name), rtol=2e-5, atol=2e-6)
+
+
+tokens = st.sampled_from([1, 5, 37, 101])
+
+
+@given(queries=tokens, keys=tokens, seed=st.integers(0, 2**20), sink=st.booleans())
+def test_keys_in_another_order_receive_the_same(queries, keys, seed, sink):
+    q, k = random(seed, 2, 6, queries, 13).float(), random(seed + 1, 2, 3, keys, 13).float()
+    order = torch.randperm(keys, generator=torch.Generator().manual_seed(seed))
+    sinks = random(seed + 2, 6).float() if sink else None
+    seen, other = (measure(q, x, sinks=sinks, top=keys) for x in (k, k[:, :, order]))
+    torch.testing.assert_close(other.received, seen.received[:, :, order])
+    assert_alike(seen, other, "logsumexp", "entropy", "peak", "top_weights")
+    assert torch.equal(order[other.peak_key], seen.peak_key)
+
+
+@given(data=st.data(), every=st.sampled_from([2, 3, 7, 40]))
+def test_every_nth_query_is_measured_as_it_is_among_all(data, every):
+    case = data.draw(attentions())
+    whole = measured(job_of(case, "cpu", pixels=0, received=False), "tiled")
+    job = job_of(case, "cpu", pixels=0, received=False, every=every)
+    rows = torch.tensor(job.rows, dtype=torch.long)
+    assert torch.equal((rows + job.offset + 1) % every, torch.zeros_like(rows))
+    chosen = {
+        field.name: getattr(whole, field.name)[:, :, rows]
+        for field in dataclasses.fields(Measures)
+        if field.name not in ("received", "map")
+    }
+    assert_alike(measured(job, "tiled"), dataclasses.replace(whole, **chosen), *chosen)
+
+
+@given(data=st.data(), high=st.integers(1, 9), wide=st.integers(1, 9), more=st.integers(2, 5))
+def test_pixels_merge_into_larger_ones(data, high, wide, more):
+    case = data.draw(attentions())
+    fine, coarse = (
+        measured(job_of(case, "cpu")._replace(blocks=blocks), "tiled").map
+        for blocks in ((high, wide), (high * more, wide * more))
+    )
+    torch.testing.assert_close(pooled(pooled(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
+
+
+def test_a_logsumexp_that_is_at_hand_changes_nothing():
+    job = CASES["everything"].job()
+    given = job._replace(logsumexp=measured(job, "defined").logsumexp)
+    assert_exact(measured(given, "tiled"), given)
+
+
+def test_tensors_laid_out_otherwise_and_wanting_gradients_are_measured_alike():
+    q, k = random(1, 2, 37, 6, 13).float(), random(2, 2, 53, 3, 13).float()
+    plain = measure(*(x.transpose(1, 2).contiguous() for x in (q, k)), Mask.causal())
+    assert_alike(measure(q.transpose(1, 2), k.transpose(1, 2), Mask.causal()), plain)
+    wanting = measure(*(x.clone().requires_grad_().transpose(1, 2) for x in (q, k)), Mask.causal())
+    assert_alike(wanting, plain)
+    assert not wanting.entropy.requires_grad
+    assert not wanting.map.requires_grad
+    with torch.inference_mode():
+        assert_alike(measure(q.transpose(1, 2), k.transpose(1, 2), Mask.causal()), plain)
+
+
+def test_under_autocast_the_arithmetic_stays_in_float32():
+    q, k = (x.float() for x in (CASES["causal"].q, CASES["causal"].k))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = measure(q, k, Mask.causal())
+    assert_alike(seen, measure(q.bfloat16(), k.bfloat16(), Mask.causal()))
+
+
+def test_inputs_are_left_as_they_were():
+    bias, q, k = random(5, 131, 197).float(), *(t.float() for t in (CASES["dense bias"].q, CASES["dense bias"].k))
+    copies = [t.clone() for t in (bias, q, k)]
+    measure(q, k, Mask.causal(), bias=bias, softcap=3.0, scale=1.0)
+    for tensor, copy in zip((bias, q, k), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def scores_computed(mask: Mask | None, tokens: int, every: int = 1, held: int = tiled.TILE) -> int:
+    x = torch.empty(1, 4, tokens, 8, device="meta")
+    job = planned(checked(x, x, None, None), every=every)
+    job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
+    return sum(
+        (tile.rows.stop - tile.rows.start)
+        * (tile.columns.stop - tile.columns.start)
+        * (tile.kv_heads.stop - tile.kv_heads.start)
+        for tile in tiles.tiles(job, held)
+    )
+
+
+def test_hidden_tiles_are_skipped():
+    full = scores_computed(None, 4096)
+    assert full == 4 * 4096**2
+    assert scores_computed(Mask.causal(), 4096) < 0.53 * full
+    assert scores_computed(Mask.causal(), 4096, every=16) < 0.6 * full / 16
+    assert scores_computed(Mask.padding([1024]), 4096) == full / 4
+    assert scores_computed(Mask.documents(torch.arange(4096) // 512), 4096) == full / 8
+
+
+def test_a_window_makes_the_work_linear():
+    once, often = (scores_computed(Mask.window(99), tokens) for tokens in (4096, 32 * 4096))
+    assert often < 33 * once
+    assert once < 4 * 4096 * (128 + 99 + 2 * 64)  # a tile's rows, the window, and blocks at both ends
+
+
+@pytest.mark.parametrize("size", [4, 64, 256, 1088])
+@pytest.mark.parametrize("count", [1, 3, 8, 70])
+@pytest.mark.parametrize("values", [2, 50, 10**6])
+def test_the_ranking_is_that_of_a_stable_sort(size, count, values):
+    numbers = torch.randint(-values, values, (3, 2, 37, size), generator=torch.Generator().manual_seed(1))
+    scores = numbers.float() / 8
+    scores[scores == 0] = -0.0
+    scores[..., ::5].masked_fill_(scores[..., ::5] == 0, 0.0)
+    scores[0, 0] = -torch.inf
+    scores[0, 1, :, 3:] = -torch.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "BLOCK", 4 if size == 4 else 64)
+        blocks = ranking.maxima(scores)
+        (found, places), first = ranking.best(scores, blocks, count), ranking.first(scores, blocks)
+    wanted, order = scores.sort(dim=-1, descending=True, stable=True)
+    few = min(count, size)
+    assert torch.equal(found, wanted[..., :few])
+    real = found > -torch.inf
+    assert torch.equal(places[real], order[..., :few][real])
+    assert torch.equal(first[..., 0], (scores > -torch.inf).int().argmax(-1))
+
+
+def test_a_bias_by_distance_is_never_built_for_all_heads_at_once(monkeypatch):
+    built = []
+    tile = Bias.tile
+    monkeypatch.setattr(Bias, "tile", lambda self, *where: built.append(self.heads) or tile(self, *where))
+    monkeypatch.setattr(tiled, "TILE", 1)
+    q, k = random(1, 1, 6, 37, 5).float(), random(2, 1, 3, 41, 5).float()
+    measure(q, k, bias=Bias.alibi(6))
+    assert set(built) == {2}  # those that share one key head
