@@ -11,16 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.attention import Mask
 from clearhead.errors import LensError
 from clearhead.lens.growing import Probe
 from clearhead.lens.names import attentions
-from clearhead.lens.record import Record
 from clearhead.lens.roles import HeadRoles
 from clearhead.lens.sights import Forward, Sight
 from clearhead.lens.watching import watch
 
 LEAST = 5  # keys that a query must see to count: of fewer, each gets much by chance alone
+TIMES = 4  # as many keys as are near, for what is near to mean anything
 PASSAGE = 64  # random tokens, which are then repeated
 SAMPLES = 4  # such texts
 UNKNOWN = "Induction and duplicates were not looked for: that needs tokens, and a vocabulary to draw them from."
@@ -44,8 +43,9 @@ def head_roles(
     """Every head of a model with its score in each role, and the role that it is called by; `ROLES` has the formulas.
 
     `inputs` are token numbers (batch, tokens), of an encoder-decoder (source, target). `run(*inputs)` is how the model
-    is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. Queries on `pad`
-    tokens do not count, nor do those that see fewer than 5 keys; for `local`, twice as many as `near` spans.
+    is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. What holds `pad`
+    tokens is read without them (by `run`: their queries do not count). Queries that see fewer than 5 keys do not count
+    either; for `local`, those that see fewer than 4 times as many as `near` spans.
 
     Induction and duplicates are looked for in random tokens that come twice, drawn with `seed` from the `vocabulary`
     (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
@@ -56,17 +56,22 @@ def head_roles(
     texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
     if not texts and run is None:
         raise LensError("head_roles needs inputs, the token numbers that the model reads, or run=, which calls it")
-    called = partial(_usual_run, model, pad=pad) if run is None else run
+    called = partial(_usual_run, model) if run is None else run
+    runs = [texts] if run is not None or pad is None else _without_pads(texts, pad)
     tally = _Tally(near, frozenset(delimiters), pad)
     with watch(model, layers=layers, pixels=0, top=0, probes=_neighbours(near)) as record:
-        called(*texts)
-    tally.count_text(record, texts)
+        for some in runs:
+            called(*some)
+    known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
+    for call, some in zip(record.calls, known, strict=True):
+        tally.count_text(call, some)
     drawn = _drawn(texts, _vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2
         with watch(model, layers=layers, pixels=0, top=0, probes=_repeats(size)) as record:
             called(*drawn)
-        tally.count_repeats(record, size)
+        for call in record.calls:
+            tally.count_repeats(call, size)
     return HeadRoles(tally.scores(), thresholds, [] if drawn else [UNKNOWN])
 
 
@@ -92,16 +97,16 @@ class _Tally:
         self.sums: dict[str, dict[str, list[Tensor]]] = {}
         self.heads: dict[str, tuple[int, ...]] = {}
 
-    def count_text(self, record: Record, texts: tuple[Tensor, ...]) -> None:
-        for sight, call in _sights(record):
-            of_queries, of_keys = (_tokens(call, sight, texts, side) for side in ("queries", "keys"))
+    def count_text(self, call: Forward, texts: tuple[Tensor, ...]) -> None:
+        for sight in (call[name] for name in call.names):
+            of_queries, of_keys = (_tokens(sight, texts, side) for side in ("queries", "keys"))
             visible, keys, place = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
             real = (sight.logsumexp > -torch.inf) & (visible >= LEAST)
             if of_queries is not None and self.pad is not None:
                 real &= (of_queries[:, place] != self.pad)[:, None]
             self.add(sight, "first", sight.first, real)
-            self.add(sight, "broad", sight.entropy / visible.clamp(min=2).log(), real)
+            self.add(sight, "broad", sight.entropy / visible.clamp(min=2).double().log(), real)
             if of_keys is not None and self.delimiters and sight.received is not None:
                 chosen = torch.isin(of_keys, torch.tensor(sorted(self.delimiters)))[:, None]
                 self.add(sight, "delimiter", sight.received * chosen, sight.received)
@@ -111,10 +116,10 @@ class _Tally:
                 there = (place + step >= 0) & (place + step < keys)
                 self.add(sight, role, sight.probes[str(step)], real & there)
             local = torch.stack([sight.probes[str(step)] for step in range(-self.near, self.near + 1)]).sum(0)
-            self.add(sight, "local", local, real & (visible >= 2 * (2 * self.near + 1)))
+            self.add(sight, "local", local, real & (visible >= TIMES * (2 * self.near + 1)))
 
-    def count_repeats(self, record: Record, size: int) -> None:
-        for sight, _ in _sights(record):
+    def count_repeats(self, call: Forward, size: int) -> None:
+        for sight in (call[name] for name in call.names):
             if not sight.cross:
                 again = (sight.queries >= size).expand(sight.logsumexp.shape)
                 for role in ("induction", "duplicate"):
@@ -143,13 +148,7 @@ class _Tally:
                 )
 
 
-def _sights(record: Record) -> Iterator[tuple[Sight, Forward]]:
-    for call in record.calls:
-        for name in call.names:
-            yield call[name], call
-
-
-def _tokens(call: Forward, sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
+def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
     """The numbers of the tokens that query, or that are looked at; None where they are not known."""
     if not texts:
         return None
@@ -172,18 +171,27 @@ def _repeats(size: int) -> dict[str, Probe]:
     return {"duplicate": partial(earlier, step=0), "induction": partial(earlier, step=1)}
 
 
-def _usual_run(model: nn.Module, *texts: Tensor, pad: int | None) -> None:
-    """One forward pass over token numbers, of a model of ours or of Hugging Face's; pads are hidden."""
+def _without_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
+    """The real tokens alone; samples that are then of one size stay together."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for sample in range(len(texts[0])):
+        groups.setdefault(tuple(int((text[sample] != pad).sum()) for text in texts), []).append(sample)
+    return [
+        tuple(torch.stack([text[one][text[one] != pad] for one in samples]) for text in texts)
+        for sizes, samples in groups.items()
+        if min(sizes)
+    ]
+
+
+def _usual_run(model: nn.Module, *texts: Tensor) -> None:
+    """One forward pass over token numbers, of a model of ours or of Hugging Face's."""
     device = next(model.parameters()).device
-    texts = tuple(text.to(device) for text in texts)
-    shown = [None if pad is None else text != pad for text in texts]
     if attentions(model):
-        masks = [None if one is None else Mask.visible(one[:, None, None]) for one in shown]
-        model(*texts, *masks) if len(texts) > 1 else model(*texts, mask=masks[0])
+        model(*(text.to(device) for text in texts))
         return
-    names = ("input_ids", "decoder_input_ids"), ("attention_mask", "decoder_attention_mask")
-    given: dict[str, Any] = dict(zip(names[0], texts, strict=False))
-    given |= {name: one.long() for name, one in zip(names[1], shown, strict=False) if one is not None}
+    given: dict[str, Any] = {
+        name: text.to(device) for name, text in zip(("input_ids", "decoder_input_ids"), texts, strict=False)
+    }
     known = inspect.signature(model.forward).parameters
     # All scores over a vocabulary, of a long text, would take more memory than all the rest.
     given |= {name: value for name, value in (("logits_to_keep", 1), ("use_cache", False)) if name in known}

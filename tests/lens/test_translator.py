@@ -1,0 +1,95 @@
+"""What the heads of the shipped translator do: true of its weights, and worth knowing."""
+
+import pytest
+import torch
+
+import clearhead
+import clearhead.shipped as shipped
+from clearhead.lens import watch
+from clearhead.lens.ablation import effect
+from clearhead.lens.heads import coverage, head_roles
+from clearhead.tasks.alignment import AlignedPair, score_heads, word_attentions
+
+PAIRS = [
+    ("我 爱 你 。", "I love you .", "1-1 2-2 3-3 4-4"),
+    ("他 喜欢 狗 。", "He likes dogs .", "1-1 2-2 3-3 4-4"),
+    ("汤姆 有 三 本 书 。", "Tom has three books .", "1-1 2-2 3-3 5-4 6-5"),
+    ("她 昨天 去 了 学校 。", "She went to school yesterday .", "1-1 2-5 3-2 5-4 6-6"),
+    ("我们 需要 水 。", "We need water .", "1-1 2-2 3-3 4-4"),
+    ("明天 我 会 打电话 给 你 。", "I will call you tomorrow .", "1-5 2-1 3-2 4-3 6-4 7-6"),
+]
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return clearhead.load("zh-en", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def texts(translator):
+    """Sentences and their translations as padded token numbers, with start and end."""
+    task = translator.task
+    rows = [row.values for row in task.read(shipped.corpus("tatoeba-zh-en.dev"))][:16]
+    source = [[*task.source.encode(row[0]), task.source.end] for row in rows]
+    target = [[task.target.start, *task.target.encode(row[1]), task.target.end] for row in rows]
+    return tuple(
+        torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in side], batch_first=True)
+        for side in (source, target)
+    )
+
+
+def test_three_heads_of_its_encoder_look_at_neighbours(translator, texts):
+    roles = head_roles(translator.model, texts, pad=0, layers=["encoder.1.self", "encoder.2.self"])
+    assert [(one.name, one.head) for one in roles.of("previous")] == [("encoder.2.self", 4), ("encoder.1.self", 1)]
+    assert (roles.of("next")[0].name, roles.of("next")[0].head) == ("encoder.1.self", 0)
+    assert roles.best("previous").score > 0.8
+    assert roles.best("induction").scores["induction"] < 0.2, "nothing repeats itself in short sentences"
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    links = [{(int(s) - 1, int(t) - 1) for s, t in (x.split("-") for x in links.split())} for *_, links in PAIRS]
+    return [
+        AlignedPair(source.split(), target.split(), sure, sure)
+        for (source, target, _), sure in zip(PAIRS, links, strict=True)
+    ]
+
+
+def test_heads_of_its_last_layers_know_which_word_is_being_translated(translator, pairs):
+    tokenizers = translator.task.source, translator.task.target
+    attentions = word_attentions(translator.model, tokenizers, pairs, separators=("", " "))
+    rates = score_heads(attentions, pairs)
+    assert rates[1, 7] < 0.2
+    assert rates[2, 6] < 0.2
+    assert rates[0].mean() > 0.5 > rates[1:].mean()
+
+
+def test_heads_of_its_first_layer_look_back_at_the_word_just_translated(translator, pairs):
+    tokenizers = translator.task.source, translator.task.target
+    rates = {
+        when: score_heads(word_attentions(translator.model, tokenizers, pairs, separators=("", " "), when=when), pairs)
+        for when in ("written", "read")
+    }
+    for head in (0, 4):
+        assert rates["read"][0, head] < 0.2 < 0.9 < rates["written"][0, head]
+
+
+def test_its_cross_attention_covers_most_of_the_source(translator, texts):
+    source, target = (text[:1][text[:1] > 0][None] for text in texts)
+    with torch.no_grad(), watch(translator.model, layers="decoder.*.cross", pixels=0, top=1) as record:
+        translator.model(source, target)
+    for name in record.names:
+        assert (coverage(record[name]) > 0.5).all(), name
+
+
+def test_it_cannot_translate_without_looking_at_the_source_but_without_any_one_head(translator, texts):
+    """Michel et al. 2019: most heads can be removed one by one."""
+    source, target = (text[:1][text[:1] > 0][None] for text in texts)
+    model = translator.model
+
+    def loss() -> torch.Tensor:
+        logits = model.logits(model(source, target[:, :-1]))
+        return torch.nn.functional.cross_entropy(logits[0], target[0, 1:])
+
+    assert effect(model, loss, {f"decoder.{layer}.cross": range(8) for layer in range(3)}) > 2.0
+    assert abs(effect(model, loss, {"decoder.1.cross": [7]})) < 0.5
