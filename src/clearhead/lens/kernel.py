@@ -94,9 +94,10 @@ class _Work:
         self.floats = torch.empty(6, *shape, device=self.device)  # logsumexp, entropy, peak, distance, first, threshold
         self.whole = torch.empty(3, *shape, dtype=torch.int32, device=self.device)  # first key, best tile, classes
         self.received = torch.empty(batch, heads, keys, device=self.device) if job.received else None
-        some = slots(job.top) if job.top else 0
-        self.count = torch.zeros(shape, dtype=torch.int32, device=self.device) if job.top else self.whole
-        self.candidates = torch.empty(*shape, some, dtype=torch.int32, device=self.device) if job.top else self.whole
+        self.candidates = self.whole  # or the slots of each query, of which the first counts
+        if job.top:
+            self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=self.device)
+            self.candidates[..., 0] = 0
         kept = (*shape, max(job.top, 1))
         self.top_keys = torch.empty(kept, dtype=torch.int32, device=self.device)
         self.top_weights = torch.empty(kept if job.top else 1, device=self.device)
@@ -110,6 +111,7 @@ class _Work:
             "CAP": call.softcap is not None,
             "BIAS": kind,
             "TERMS": self.rules.terms,
+            "BOUNDS": self.rules.bounds,
             "DOCUMENTS": self.rules.documents,
             "DENSE": self.rules.dense,
         }
@@ -145,7 +147,7 @@ class _Work:
         q, k = self._placed(self.q, shape.queries), self._placed(self.k, shape.keys)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
-        found = (self.floats[5], self.count, self.candidates)
+        found = (self.floats[5], self.candidates)
         received = self.floats if self.received is None else self.received
         look_along_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, plan, self.scales, self.cap),
@@ -163,7 +165,7 @@ class _Work:
 
         job, shape = self.job, self.shapes.pick
         q, k = (_Place(t, t.stride(), False) for t in (self.q, self.k))
-        found = (self.floats[5], self.count, self.candidates) if job.top else (self.whole[1], self.whole[2])
+        found = (self.floats[5], self.candidates) if job.top else (self.whole[1], self.whole[2])
         arguments = (
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, self.scales, self.cap),
             *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), self.sizes),
@@ -175,7 +177,7 @@ class _Work:
             BM=shape.queries,
             BN=(self.shapes.columns if job.top else self.shapes.rows).keys,
             CLASSES=classes(job.top),
-            num_warps=shape.warps,
+            **shape.options,
             **constants,
             **self.constants,
         )
@@ -185,8 +187,7 @@ class _Work:
                 *arguments,
                 BM=shape.queries,
                 BN=shape.keys,
-                num_warps=shape.warps,
-                num_stages=shape.stages,
+                **shape.options,
                 **constants,
                 **self.products,
                 **self.constants,
@@ -217,8 +218,7 @@ class _Work:
 
     def _constants(self, shape: Shape, q: _Place, k: _Place) -> dict[str, Any]:
         described = {"TMA_Q": q.described, "TMA_K": k.described}
-        tile = {"BM": shape.queries, "BN": shape.keys, "num_warps": shape.warps, "num_stages": shape.stages}
-        return tile | described | self.products | self.constants
+        return shape.options | {"BM": shape.queries, "BN": shape.keys} | described | self.products | self.constants
 
     def _scales(self) -> tuple[Tensor, float]:
         """What turns a product into a score in units of ln 2, for each head; with a cap, into a part of the cap."""
@@ -295,7 +295,7 @@ def _described(x: Tensor, rows: int, width: int) -> _Place | None:
     batch, heads, tokens, d = x.shape
     by_sample, by_head = (0 if size == 1 else stride for size, stride in zip((batch, heads), x.stride(), strict=False))
     by_row, itemsize = x.stride(2), x.element_size()
-    if not interpreted() and (not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] < 9):
+    if not _copies_tiles(x.device):
         return None
     if x.stride(3) != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
         return None
@@ -309,3 +309,8 @@ def _described(x: Tensor, rows: int, width: int) -> _Place | None:
         return None
     length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
     return _Place(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), place, True)
+
+
+def _copies_tiles(device: torch.device) -> bool:
+    """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
+    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)

@@ -42,6 +42,7 @@ def look_along_columns(
     CAP: tl.constexpr,
     BIAS: tl.constexpr,
     TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     DENSE: tl.constexpr,
     RECEIVED: tl.constexpr,
@@ -65,6 +66,7 @@ def look_along_columns(
     tile_k = tile_of(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
     # By warp and by eighth row: so far a sum stays within a thread, as the tensor cores lay out their results.
     sums = tl.zeros([WARPS, 8, BN], tl.float32)
+    slot, name = tl.full([BM, 8], SLOTS, tl.int32), tl.zeros([BM, 8], tl.int32)
 
     run = plan[0] + b * plan[1] + h * plan[2] + tile * 5
     first, end = tl.load(run), tl.load(run + 1)
@@ -78,11 +80,14 @@ def look_along_columns(
         weights = tl.exp2(x)
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
-        if COLLECT:
-            collect(x, found, base, row, rows, tile, BM, BN, SLOTS)
+        if COLLECT:  # what a slot is called is known only after a while: meanwhile, the next tile
+            note(found, base + row - BM, slot, name, SLOTS)
+            slot, name = collect(x, found, base + row, row < rows, tile, BM, BN, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
             pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+    if COLLECT:
+        note(found, base + (end - 1) * BM + tl.arange(0, BM), slot, name, SLOTS)
 
     others = plan[3] + b * plan[4] + h * plan[5] + tile * plan[6]
     for turn in tl.range(0, tl.load(run + 4)):
@@ -93,13 +98,14 @@ def look_along_columns(
         tile_q = tile_of(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
         x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
         x = biased(x, bias, b, h, i, j[None, :], queries, keys, BIAS)
-        seen = visible(mask, b, h, i, j[None, :], queries, keys, TERMS, DOCUMENTS, DENSE)
+        seen = visible(mask, b, h, i, j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
         x = tl.where(seen & (row < rows)[:, None], x, HIDDEN) - logsumexp[:, None]
         weights = tl.exp2(x)
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
         if COLLECT:
-            collect(x, found, base, row, rows, tile, BM, BN, SLOTS)
+            slot, name = collect(x, found, base + row, row < rows, tile, BM, BN, SLOTS)
+            note(found, base + row, slot, name, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
             pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
@@ -110,18 +116,25 @@ def look_along_columns(
 
 @triton.jit
 @no_type_check
-def collect(x, found, base, row, rows, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
-    """Notes which keys of a tile reach the threshold of their query: eight words, one of every eighth key, a bit each.
+def collect(x, found, at, inside, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
+    """Which keys of a tile reach the threshold of their query: eight words, one for every eighth key, a bit each.
 
-    A word that is not empty takes the next slot of its row, and says where it comes from in its upper bits.
+    A word that is not empty takes the next slot of its row, and says in its upper bits where it comes from. The
+    first slot counts those that are taken.
     """
-    inside = row < rows
-    limit = tl.load(found[0] + base + row, mask=inside, other=-HIDDEN)
+    limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN)
     bit = (1 << tl.arange(0, BN // 8))[None, :, None]
     reached = tl.reshape(x, [BM, BN // 8, 8]) >= limit[:, None, None]
     word = tl.sum(tl.where(reached, bit, 0), 1)
-    some = word != 0
-    at = (base + row)[:, None] + tl.zeros([1, 8], tl.int32)
-    slot = tl.atomic_add(found[1] + at, 1, mask=some, sem="relaxed")
     name = ((tile * 8 + tl.arange(0, 8)) << (BN // 8))[None, :] | word
-    tl.store(found[2] + at * SLOTS + slot, name, mask=some & (slot < SLOTS))
+    name = tl.where(word != 0, name, 0)
+    counter = found[1] + at[:, None] * SLOTS + tl.zeros([1, 8], tl.int32)
+    slot = tl.atomic_add(counter, 1, mask=name != 0, sem="relaxed") + 1
+    return tl.where(name != 0, slot, SLOTS), name
+
+
+@triton.jit
+@no_type_check
+def note(found, at, slot, name, SLOTS: tl.constexpr):
+    """Writes the words into their slots, as far as there are such."""
+    tl.store(found[1] + at[:, None] * SLOTS + slot, name, mask=slot < SLOTS)

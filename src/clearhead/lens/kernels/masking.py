@@ -34,6 +34,7 @@ class Rules(NamedTuple):
 
     arguments: tuple[Tensor | int, ...]
     terms: int
+    bounds: int
     documents: int
     dense: int
 
@@ -52,7 +53,7 @@ def rules(mask: Mask | None, sizes: tuple[int, int, int, int], device: torch.dev
     """What the kernels are told about a mask; worked out once for all layers that share it."""
     if mask is None:
         nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        return Rules((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0)
+        return Rules((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0, 0)
     found: Rules = mask.once(("lens rules", sizes, str(device)), lambda: _rules(mask, sizes, device))
     return found
 
@@ -131,7 +132,8 @@ def _rules(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -
         *(of_keys, 0 if len(of_keys) == 1 else of_keys.stride(0)),
         *(seen, *(strides(seen) if dense is not None else (0, 0, 0, 0))),
     )
-    return Rules(arguments, len(found), *(_marked(found, kind) for kind in ("documents", "dense")))
+    used = sum(1 << number * 6 + place for number, term in enumerate(found) for place in {at for at, _ in term.bounds})
+    return Rules(arguments, len(found), used, *(_marked(found, kind) for kind in ("documents", "dense")))
 
 
 def _table(found: list[Term], device: torch.device) -> Tensor:

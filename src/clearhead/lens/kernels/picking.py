@@ -33,6 +33,7 @@ def pick(
     CAP: tl.constexpr,
     BIAS: tl.constexpr,
     TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     DENSE: tl.constexpr,
     TOP: tl.constexpr,
@@ -71,19 +72,19 @@ def pick(
                 j = number * BN + piece * CLASSES + place_of(lowest)
                 j = tl.where(lowest != 0, j, -1)
                 x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
-                shown = visible(mask, b, h, i, j, queries, keys, TERMS, DOCUMENTS, DENSE)
+                shown = visible(mask, b, h, i, j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
                 x = tl.where(shown & (j >= 0), x, HIDDEN)
                 better = (x > best) | ((x == best) & (j < key))
                 best, key = tl.where(better, x, best), tl.where(better, j, key)
             bits -= lowest
         tl.store(out[1] + at, key, mask=inside)
     else:
-        count = tl.load(found[1] + at, mask=inside, other=0)
-        count = tl.where(count > SLOTS, 0, count)  # these are for `pick_from_all`
+        count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
+        count = tl.where(count < SLOTS, count, 0)  # the others are for `pick_from_all`
         values = tl.full([BM, LIST], HIDDEN, tl.float32)
         names = tl.full([BM, LIST], -1, tl.int32)
         for slot in tl.range(tl.max(count)):
-            word = tl.load(found[2] + at * SLOTS + slot, mask=slot < count, other=0)
+            word = tl.load(found[1] + at * SLOTS + slot + 1, mask=slot < count, other=0)
             bits = word & ((1 << (BN // 8)) - 1)
             group_of = word >> (BN // 8)
             while tl.max(bits) > 0:
@@ -120,6 +121,7 @@ def pick_from_all(
     CAP: tl.constexpr,
     BIAS: tl.constexpr,
     TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     DENSE: tl.constexpr,
     TOP: tl.constexpr,
@@ -135,7 +137,7 @@ def pick_from_all(
     row = tile * BM + tl.arange(0, BM)
     at = sample.to(tl.int64) * rows + row
     inside = row < rows
-    over = tl.load(found[1] + at, mask=inside, other=0) > SLOTS
+    over = tl.load(found[1] + at * SLOTS, mask=inside, other=0) >= SLOTS
     if tl.max(tl.where(over, 1, 0)) > 0:
         i = start + step * row
         logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
@@ -149,16 +151,14 @@ def pick_from_all(
             tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
             x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
             x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
-            shown = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, DOCUMENTS, DENSE)
+            shown = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
             x = tl.where(shown & (over & inside)[:, None] & (x >= limit[:, None]), x, HIDDEN)
-            least = tl.min(values, 1)
-            best = tl.max(x, 1)
-            while tl.max(tl.where(best > least, 1, 0)) > 0:
+            better = tl.sum(tl.where(x > tl.min(values, 1)[:, None], 1, 0), 1)
+            for _ in tl.range(tl.minimum(tl.max(better), LIST)):
+                best = tl.max(x, 1)
                 key = tl.min(tl.where(x == best[:, None], j[None, :], FAR), 1)
                 values, names = inserted(values, names, best, key, LIST)
                 x = tl.where(j[None, :] == key[:, None], HIDDEN, x)
-                least = tl.min(values, 1)
-                best = tl.max(x, 1)
         write(values, names, logsumexp, out, at, inside & over, TOP, LIST)
 
 

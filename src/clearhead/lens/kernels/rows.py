@@ -41,6 +41,7 @@ def look_along_rows(
     CAP: tl.constexpr,
     BIAS: tl.constexpr,
     TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     DENSE: tl.constexpr,
     SINKS: tl.constexpr,
@@ -108,7 +109,7 @@ def look_along_rows(
         x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
         j = n * BN + tl.arange(0, BN)
         x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
-        seen = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, DOCUMENTS, DENSE)
+        seen = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
         x = tl.where(seen, x, HIDDEN)
         begins = tl.minimum(begins, tl.min(tl.where(x > NOTHING, j[None, :], FAR), 1))
         largest, total, spread, away, best, where, weights = taken(

@@ -82,11 +82,23 @@ def biased(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def visible(mask, b, h, i, j, queries, keys, TERMS: tl.constexpr, DOCUMENTS: tl.constexpr, DENSE: tl.constexpr):
+def visible(
+    mask,
+    b,
+    h,
+    i,
+    j,
+    queries,
+    keys,
+    TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+):
     """Whether query `i` may look at key `j`, for any shapes that go together.
 
-    Of TERMS conditions one must hold entirely: bounds of j − i, of j and of i; where its bit is set in DOCUMENTS,
-    one document for both; where it is set in DENSE, a boolean.
+    Of TERMS conditions one must hold entirely: those of six bounds, of j − i, of j and of i, whose bits are set in
+    BOUNDS; where its bit is set in DOCUMENTS, one document for both; where it is set in DENSE, a boolean.
     """
     inside = (j < keys) & (i >= 0)
     if TERMS > 0:
@@ -94,10 +106,19 @@ def visible(mask, b, h, i, j, queries, keys, TERMS: tl.constexpr, DOCUMENTS: tl.
         seen = (i < 0) & (j < 0)
         for term in tl.static_range(TERMS):
             bound = mask[0] + b * mask[1] + term * 6
-            ahead = j - i
-            one = (ahead >= tl.load(bound)) & (ahead <= tl.load(bound + 1))
-            one = one & (j >= tl.load(bound + 2)) & (j < tl.load(bound + 3))
-            one = one & (i >= tl.load(bound + 4)) & (i < tl.load(bound + 5))
+            one = inside
+            if (BOUNDS >> term * 6) & 1:
+                one = one & (j - i >= tl.load(bound))
+            if (BOUNDS >> term * 6 + 1) & 1:
+                one = one & (j - i <= tl.load(bound + 1))
+            if (BOUNDS >> term * 6 + 2) & 1:
+                one = one & (j >= tl.load(bound + 2))
+            if (BOUNDS >> term * 6 + 3) & 1:
+                one = one & (j < tl.load(bound + 3))
+            if (BOUNDS >> term * 6 + 4) & 1:
+                one = one & (i >= tl.load(bound + 4))
+            if (BOUNDS >> term * 6 + 5) & 1:
+                one = one & (i < tl.load(bound + 5))
             if (DOCUMENTS >> term) & 1:
                 of_query, of_key = tl.load(mask[2] + b * mask[3] + row), tl.load(mask[4] + b * mask[5] + column)
                 one = one & (of_query == of_key)
@@ -105,5 +126,5 @@ def visible(mask, b, h, i, j, queries, keys, TERMS: tl.constexpr, DOCUMENTS: tl.
                 start = mask[6] + b.to(tl.int64) * mask[7] + h.to(tl.int64) * mask[8]
                 one = one & (tl.load(start + row.to(tl.int64) * mask[9] + column.to(tl.int64) * mask[10]) != 0)
             seen = seen | one
-        inside = inside & seen
+        inside = seen
     return inside

@@ -6,12 +6,22 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """A tile of so many queries and keys, by so many warps, with so many tiles on their way."""
+    """A tile of so many queries and keys, by so many warps, with so many tiles on their way.
+
+    A limit of registers lets more tiles run at once, whose multiplying and exponentiating overlap.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages} | limit
 
 
 class Shapes(NamedTuple):
@@ -26,8 +36,8 @@ class Shapes(NamedTuple):
 PICK = Shape(16, 0, 4, 1)
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 TABLE: tuple[tuple[int, Shapes], ...] = (
-    (128, Shapes(Shape(128, 128, 8, 3), Shape(128, 128, 8, 3), PICK, Shape(64, 64, 4, 1))),
-    (256, Shapes(Shape(128, 128, 8, 2), Shape(128, 128, 8, 2), PICK, Shape(64, 64, 4, 1))),
+    (128, Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), PICK, Shape(64, 64, 4, 1))),
+    (256, Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), PICK, Shape(64, 64, 4, 1))),
     (512, Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 32, 4, 1))),
     (1024, Shapes(Shape(64, 32, 4, 2), Shape(32, 64, 4, 2), PICK, Shape(16, 32, 4, 1))),
 )
