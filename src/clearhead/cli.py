@@ -201,6 +201,49 @@ def look(
 
 
 @app.command()
+def figures(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
+    kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="What they are saved as.")] = "png",
+    heads: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:0,3", help="Draw these heads large, not the telling ones.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
+    lesson: Annotated[
+        bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
+    ] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
+    device: Device = "auto",
+    beam: Beam = None,
+) -> None:
+    """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
+    if lesson == (subject is not None):
+        raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
+    from clearhead.explore.figures import sets
+
+    sets.check_place(out, kind)
+    if lesson:
+        drawings = sets.of_lesson()
+    else:
+        from clearhead.explore import looking
+
+        options = _given(beams=beam)
+        seen = looking.looked(str(subject), _text(text), answer=answer, device=device, keep="none", **options)
+        for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
+            _say(note)
+        drawings = sets.of_record(seen.record, heads or [], name=seen.title)
+    for path, shows in sets.write(drawings, out, kind, dark=dark):
+        _print(f"{path}\t{shows}")
+        _flush()
+
+
+@app.command()
 def models() -> None:
     """List what is shipped: models, recipes, corpora."""
     import clearhead.shipped as shipped

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.explore.figures import look, naming
+from clearhead.explore.heads import summaries
 from clearhead.lens import Forward, Record
 from clearhead.lens.roles import NONE, ROLES, HeadRoles
 
@@ -36,12 +37,15 @@ def head_atlas(
 ) -> Figure:
     """Every head as a cell, a table for each kind of attention.
 
-    `head_roles(model, inputs)` colours them by role; a Record by the mean of a measure, "entropy", "distance", "peak"
-    or "first", over all queries that see anything; a mapping such as `{"decoder.0.self": effects}`, one number a head,
-    by these numbers, which `by` then names. Distance means nothing between two texts, and is left out there.
+    `head_roles(model, inputs)` colours them by role, and a Record does by "role", as far as one text can tell. A Record
+    also knows the mean of a measure, "entropy", "distance", "peak" or "first", over all queries that see anything. A
+    mapping such as `{"decoder.0.self": effects}`, one number a head, colours by these numbers, which `by` then names.
+    Distance means nothing between two texts, and is left out there.
     """
     if isinstance(source, HeadRoles):
-        return _of_roles(source, title)
+        return _of_roles([(one.name, one.head, one.role, one.score) for one in source], title, source.notes)
+    if by == "role" and isinstance(source, (Record, Forward)):
+        return _of_roles(_roles(naming.forward_of(source)), title, ["As far as this text can tell."])
     values = _measured(source, by) if isinstance(source, (Record, Forward)) else _given(source)
     found = [value for heads in values.values() for value in heads.values() if np.isfinite(value)]
     norm = _norm(found)
@@ -60,18 +64,27 @@ def head_atlas(
     return figure
 
 
-def _of_roles(roles: HeadRoles, title: str | None) -> Figure:
+def _roles(forward: Forward) -> list[tuple[str, int, str, float]]:
+    found = []
+    for name in forward.names:
+        sight = forward[name]
+        for one in summaries(sight, 0, naming.delimiters(naming.key_texts(sight, 0))):
+            found.append((name, one["number"], one["role"], one["score"] or 0.0))
+    return found
+
+
+def _of_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None, notes: Sequence[str]) -> Figure:
     theme = look.current()
-    colours = dict(zip(ROLES, theme.apart, strict=False)) | {NONE: theme.rest}
+    colours = {"alignment": theme.scale(0.6)} | dict(zip(ROLES, theme.apart, strict=False)) | {NONE: theme.rest}
     cells: dict[str, dict[int, tuple[str, Any]]] = {}
-    for one in roles:
-        said = "" if one.role == NONE else f"{one.role}\n{one.score:.2f}"
-        cells.setdefault(one.name, {})[one.head] = said, colours.get(one.role, theme.mark)
-    counts = {role: sum(one.role == role for one in roles) for role in colours}
+    for name, head, role, score in roles:
+        said = "" if role == NONE else f"{role}\n{score:.2f}"
+        cells.setdefault(name, {})[head] = said, colours[role]
+    counts = {role: sum(one[2] == role for one in roles) for role in colours}
     with look.drawing():
-        figure = _tables(cells, title, [*roles.notes, look.CAVEAT])
+        figure = _tables(cells, title, [*notes, look.CAVEAT])
         patches = [Patch(color=colours[role], label=f"{role}  {count}") for role, count in counts.items() if count]
-        figure.legend(handles=patches, loc="outside right upper", handlelength=1, handleheight=1)
+        figure.legend(handles=patches, loc="outside right center", handlelength=1, handleheight=1)
     return figure
 
 
@@ -131,7 +144,7 @@ def _given(source: Mapping[str, Tensor | Sequence[float]]) -> dict[str, dict[int
 
 def _measured(source: Record | Forward, by: str) -> dict[str, dict[int, float]]:
     if by not in MEASURES:
-        raise ConfigError(f"heads are coloured by {', '.join(MEASURES)}, or by roles, not by {by!r}")
+        raise ConfigError(f"heads are coloured by role, {', '.join(MEASURES)}, not by {by!r}")
     return {name: _means(source, name, by) for name in source.names}
 
 

@@ -139,11 +139,12 @@ def entitle(figure: Figure, title: str | None, notes: Sequence[str] = ()) -> Non
     """A title above and notes below, wrapped to the width of the figure."""
     inches = figure.get_figwidth() - 0.3
     if title:
-        wrapped = labels.wrapped(labels.shown(title, LONGEST), inches, TITLE)
-        figure.suptitle("\n".join(wrapped), fontsize=TITLE, color=current().ink)
-    lines = [line for note in notes if note for line in labels.wrapped(note, inches, SMALL)]
-    if lines:
-        figure.supxlabel("\n".join(lines), fontsize=SMALL, color=current().quiet)
+        parts = [labels.shown(part, LONGEST) for part in title.split("\n")]
+        above = [line for part in parts for line in labels.wrapped(part, inches, TITLE)]
+        figure.suptitle("\n".join(above), fontsize=TITLE, color=current().ink)
+    below = [line for note in notes if note for line in labels.wrapped(note, inches, SMALL)]
+    if below:
+        figure.supxlabel("\n".join(below), fontsize=SMALL, color=current().quiet)
 
 
 def font_note(texts: Sequence[str | None]) -> str:

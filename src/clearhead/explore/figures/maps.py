@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from clearhead.errors import ConfigError
 from clearhead.explore.figures import look, naming, ticks
 from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, heads_of
 from clearhead.lens import Forward, Record, Sight
@@ -45,7 +46,9 @@ def head_map(
     tokens have numbers in their cells, up to 80 have labels; a longer text is drawn in blocks of tokens.
     """
     cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    return _single(cells, _called(source, head) if title is None else title)
+    writes = isinstance(source, Sight) and source.cross
+    words = ("key: is looked at", "query: is being written" if writes else "query: looks")
+    return _single(cells, _called(source, head) if title is None else title, words)
 
 
 def alignment(
@@ -55,15 +58,33 @@ def alignment(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Which source token each target token looks at most: a head map whose strongest cell in each row is framed.
 
-    Of several alike, the first is framed; of a row that sees nothing, none.
+    Of several alike, the first is framed; of a row that sees nothing, none. Some heads look for what is being
+    "written", others back at what has been "read"; None takes whichever brings punctuation to punctuation.
     """
+    if when not in (None, "written", "read"):
+        raise ConfigError(f"a head looks when a token is 'written' or 'read', not {when!r}")
+    if isinstance(source, Sight) and queries is None:
+        when = when or _when(source, head, sample)
+        queries = naming.query_texts(source, sample, when=when)
     cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    named = _called(source, head) if title is None else title
-    return _single(cells, named, framed=True, words=("source", "target"))
+    side = {None: "target", "written": "target: is being written", "read": "target: has just been read"}[when]
+    return _single(cells, _called(source, head) if title is None else title, ("source", side), framed=True)
+
+
+def _when(sight: Sight, head: int | None, sample: int) -> str:
+    """Whether a head gives more to the source's punctuation when punctuation is written, or when it has been read."""
+    given = cells_of(sight, head, sample=sample)
+    marks = naming.punctuation(given.keys.texts)
+    if not given.exact or not any(marks):
+        return "written"
+    own = {when: naming.punctuation(naming.query_texts(sight, sample, when=when)) for when in ("written", "read")}
+    scores = {when: float(given.values[np.ix_(rows, marks)].sum()) for when, rows in own.items() if rows}
+    return max(scores, key=lambda when: scores[when], default="written")
 
 
 def head_grid(
@@ -134,9 +155,7 @@ def side_by_side(
     return figure
 
 
-def _single(
-    cells: Cells, title: str, *, framed: bool = False, words: tuple[str, str] = ("key: is looked at", "query: looks")
-) -> Figure:
+def _single(cells: Cells, title: str, words: tuple[str, str], *, framed: bool = False) -> Figure:
     with look.drawing() as theme:
         room = _room(cells)
         beside, above = _label_room(cells, room)
@@ -184,7 +203,9 @@ def _frame_strongest(axes: Axes, cells: Cells) -> None:
     for row, weights in enumerate(cells.values):
         if weights.max() > 0:
             corner = (float(weights.argmax()) - 0.5, row - 0.5)
-            frame = Rectangle(corner, 1, 1, fill=False, edgecolor=look.current().mark, linewidth=2, zorder=3)
+            frame = Rectangle(
+                corner, 1, 1, fill=False, edgecolor=look.current().mark, linewidth=2, zorder=3, clip_on=False
+            )
             axes.add_patch(frame)
 
 

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from clearhead.errors import RecordError
+from clearhead.explore.axes import Axis
+from clearhead.explore.heads import DELIMITERS
+from clearhead.explore.words import words
 from clearhead.lens import Forward, Record, Sight
 
 Texts = Sequence[str | None] | None
-Sides = Mapping[str, Sequence[str | None]] | None  # {"source": …, "target": …}, or {"tokens": …}
+Sides = Mapping[str, Sequence[str | None]] | None  # {"source": …, "target": …, perhaps "written": …}, or {"tokens": …}
 
 
 def kind_and_layer(name: str) -> tuple[str, int | None]:
@@ -33,6 +36,17 @@ def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     return kinds
 
 
+def delimiters(texts: Texts) -> list[bool] | None:
+    """Which of them are punctuation, or the end of something."""
+    return None if texts is None else Axis.text([text or "" for text in texts]).delimiters()
+
+
+def punctuation(texts: Texts) -> list[bool]:
+    """Which of them are punctuation, and nothing else."""
+    shown = [word.shown for word in words([text or "" for text in texts or ()])]
+    return [bool(one) and set(one) <= DELIMITERS for one in shown]
+
+
 def forward_of(source: Record | Forward) -> Forward:
     """The only call of a record."""
     if isinstance(source, Forward):
@@ -45,20 +59,34 @@ def forward_of(source: Record | Forward) -> Forward:
 def key_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:
     """The texts of the keys, as they were given or as the record knows them; None if nobody knows."""
     if given is not None:
-        return _given(given, source=sight.cross or "encoder" in sight.name.split("."))
+        return _given(given, source=sight.cross or _in_encoder(sight))
     return _known([sight.text(sample, key) for key in range(sight.keys)])
 
 
-def query_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:
-    """The texts of the queries that were measured."""
+def query_texts(sight: Sight, sample: int, given: Sides = None, *, when: str = "written") -> Texts:
+    """The texts of the queries that were measured.
+
+    Those that look into another text are named by the token that is being written, or by the one that has been read.
+    """
+    places = sight.queries.tolist()
     if given is None and not sight.cross:
-        return _known([sight.text(sample, place) for place in sight.queries.tolist()])
-    if given is None:
+        return _known([sight.text(sample, place) for place in places])
+    if given is not None:
+        texts = _given(given, source=_in_encoder(sight))
+        texts = given.get("written", texts) if sight.cross and when == "written" else texts
+    elif sight.forward is None:
+        return None
+    else:
         forward = sight.forward
-        kind = None if forward is None else forward.kind_of(sight.name, False)
-        return None if forward is None else _known([forward.text(kind, sample, p) for p in sight.queries.tolist()])
-    texts = _given(given, source=not sight.cross and "encoder" in sight.name.split("."))
-    return None if texts is None else [texts[place] if place < len(texts) else None for place in sight.queries.tolist()]
+        texts = forward.about.get("writes") if when == "written" else None
+        if not texts:
+            kind = forward.kind_of(sight.name, False)
+            return _known([forward.text(kind, sample, place, sight.inputs) for place in places])
+    return None if texts is None else [texts[place] if place < len(texts) else None for place in places]
+
+
+def _in_encoder(sight: Sight) -> bool:
+    return not sight.cross and "encoder" in sight.name.split(".")
 
 
 def _given(given: Mapping[str, Sequence[str | None]], *, source: bool) -> Texts:
