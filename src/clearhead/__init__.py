@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         explain,
     )
     from clearhead.errors import ClearheadError
-    from clearhead.lens import Measures, Record, measure, watch
+    from clearhead.lens import Measures, Record, ablate, measure, watch
     from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
     from clearhead.model.huggingface import from_huggingface, to_huggingface
     from clearhead.predictor import load
@@ -45,6 +45,7 @@ __all__ = [
     "Rotary",
     "Seen",
     "Sinusoidal",
+    "ablate",
     "attend",
     "attention_weights",
     "explain",
@@ -60,7 +61,7 @@ _HOMES = {
     "ClearheadError": "errors",
     **dict.fromkeys(("Decoder", "Encoder", "EncoderDecoder", "ModelConfig"), "model"),
     **dict.fromkeys(("from_huggingface", "to_huggingface"), "model.huggingface"),
-    **dict.fromkeys(("Measures", "Record", "measure", "watch"), "lens"),
+    **dict.fromkeys(("Measures", "Record", "ablate", "measure", "watch"), "lens"),
     "load": "predictor",
 }
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import MultiHeadAttention, Seen
-from clearhead.errors import ShapeError
-from clearhead.lens import norms
-from clearhead.lens.norms import value_norms
+from clearhead import EncoderDecoder, ModelConfig, MultiHeadAttention, Seen
+from clearhead.errors import RecordError, ShapeError
+from clearhead.lens import norms, watch
+from clearhead.lens.norms import norm_received, norm_weights, value_norms
 
 
 def explicit(v: Tensor, weight: Tensor, heads: int) -> Tensor:
@@ -68,3 +68,47 @@ def test_of_an_attention_it_is_what_a_lone_key_adds():
 def test_a_weight_of_other_sizes_is_refused(heads, features):
     with pytest.raises(ShapeError, match=r"merged by a weight of \(width"):
         value_norms(torch.zeros(1, 2, 3, 7), torch.zeros(5, features), heads)
+
+
+def test_norm_weighted_attention_is_the_length_of_what_a_key_adds():
+    """Every w_ij · v_j · W_O^h, built in float64 from the model's own tensors."""
+    torch.manual_seed(5)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=41, width=24, heads=3, layers=1)).double().eval()
+    source, target = torch.randint(41, (2, 7)), torch.randint(41, (2, 11))
+    attention, seen = model.decoder.layers[0].cross_attention, []
+    with torch.no_grad(), watch(model, keep="qk", norms=True) as record:
+        model(source, target)
+    attention.observer = seen.append
+    with torch.no_grad():
+        model(source, target)
+    maps = attention.to_out.weight.detach().unflatten(1, (3, 8))
+    added = torch.einsum("bhij,bhjd,whd->bhijw", seen[0].weights(), seen[0].v, maps).norm(dim=-1)
+    sight = record["decoder.0.cross"]
+    for batch, head in ((0, 0), (1, 2)):
+        torch.testing.assert_close(norm_weights(sight, batch, head), added[batch, head])
+        window = norm_weights(sight, batch, head, slice(3, 5), slice(1, 6))
+        torch.testing.assert_close(window, added[batch, head, 3:5, 1:6])
+        torch.testing.assert_close(norm_weights(sight, batch, head, 4, 5), added[batch, head, 4:5, 5:6])
+        backwards = norm_weights(sight, batch, head, None, slice(None, None, -2))
+        torch.testing.assert_close(backwards, added[batch, head].flip(-1)[:, ::2])
+    torch.testing.assert_close(norm_received(sight), added.sum(2))
+
+
+def test_of_chosen_heads_each_has_its_own_norms():
+    model, x = MultiHeadAttention(12, 3).double(), torch.randn(2, 5, 12, dtype=torch.float64)
+    with (
+        torch.no_grad(),
+        watch(model, norms=True, keep="qk") as whole,
+        watch(model, heads=[2], norms=True, keep="qk") as one,
+    ):
+        model(x)
+    torch.testing.assert_close(norm_received(one["attention"])[:, 0], norm_received(whole["attention"])[:, 2])
+    torch.testing.assert_close(norm_weights(one["attention"], 1, 2), norm_weights(whole["attention"], 1, 2))
+
+
+def test_without_norms_it_says_how_to_get_them():
+    model = MultiHeadAttention(12, 3)
+    with watch(model) as record:
+        model(torch.randn(1, 5, 12))
+    with pytest.raises(RecordError, match=r"watch\(…, norms=True\)"):
+        norm_received(record["attention"])

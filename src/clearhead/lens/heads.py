@@ -152,7 +152,7 @@ def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None
     """The numbers of the tokens that query, or that are looked at; None where they are not known."""
     if not texts:
         return None
-    source = (sight.cross and side == "keys") or (not sight.cross and sight.name.startswith("encoder"))
+    source = (sight.cross and side == "keys") or (not sight.cross and "encoder" in sight.name.split("."))
     tokens = texts[0 if source else -1].cpu()
     needed = sight.keys if side == "keys" else max(sight.queries.tolist(), default=-1) + 1
     return tokens if tokens.shape[1] >= needed else None

@@ -8,12 +8,16 @@ weights and has a value near zero, as many sinks do, adds next to nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import ShapeError
+from clearhead.errors import RecordError, ShapeError
+
+if TYPE_CHECKING:
+    from clearhead.lens.sights import Sight
 
 CHUNK = 2**22  # numbers of a product held at once
 
@@ -45,6 +49,29 @@ def value_norms(
             taken = torch.einsum("bgnd,ghwd->bghnw", v[:, :, some].detach().to(dtype), maps)
             torch.linalg.vector_norm(taken, dim=-1, out=norms[..., some])
     return norms.flatten(1, 2)
+
+
+def norm_weights(
+    sight: Sight, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
+) -> Float[Tensor, "queries keys"]:
+    """‖w_ij f(x_j)‖ in an exact window: how much each key adds; for a sight with keep="qk" and norms=True."""
+    norms, weights = _norms(sight), sight.weights(batch, head, queries, keys)
+    places = range(norms.shape[2])[slice(None) if keys is None else keys]
+    chosen = torch.tensor([places] if isinstance(places, int) else places, dtype=torch.long)
+    return weights * norms[batch, sight.place_of(head), chosen]
+
+
+def norm_received(sight: Sight) -> Float[Tensor, "batch heads keys"]:
+    """Σ_i ‖w_ij f(x_j)‖: how much each key adds to all queries together; for a sight with norms=True."""
+    norms = _norms(sight)
+    assert sight.received is not None
+    return sight.received * norms
+
+
+def _norms(sight: Sight) -> Tensor:
+    if sight.norms is None:
+        raise RecordError(f"the norms of values of {sight.name!r} were not kept; watch(…, norms=True) keeps them")
+    return sight.norms
 
 
 def _maps(weight: Tensor, values: int) -> Tensor:

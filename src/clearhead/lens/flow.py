@@ -47,7 +47,7 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
         raise LensError(f"residual is the share that passes a layer unchanged, from 0 to 1, got {residual}")
     sights = [call[name] for name in call.names]
     crosses = any(sight.cross for sight in sights)
-    source = [one for one in sights if crosses and not one.cross and one.name.startswith("encoder")]
+    source = [one for one in sights if crosses and not one.cross and "encoder" in one.name.split(".")]
     target = [one for one in sights if not any(one is other for other in source)]
     rows = _beginning(target, token)
     below: Tensor | None = None
