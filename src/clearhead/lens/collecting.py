@@ -121,7 +121,7 @@ class Collector:
         merges the heads, (width, heads · d_v), for the norms of values.
         Ignored while autograd recomputes a layer for gradient checkpointing.
         """
-        if name not in self.settings.layers or recomputing() or not self.hears():
+        if name.partition(":")[0] not in self.settings.layers or recomputing() or not self.hears():
             return
         _refuse_recording(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
@@ -263,7 +263,7 @@ def of_heads(call: Call, heads: Sequence[int] | None) -> Call:
         q=call.q.index_select(1, chosen),
         k=call.k.index_select(1, keys),
         v=call.v.index_select(1, keys),
-        mask=None if mask is None else mask.map(lambda tensor: of(tensor, 1) if tensor.ndim == 4 else tensor),
+        mask=mask if mask is None or mask.heads is None else mask.map(lambda t: of(t, 1) if t.ndim == 4 else t),
         bias=bias,
         scale=of(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
         sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),

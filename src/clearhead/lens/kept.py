@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.inputs import Call
+from clearhead.attention.masks import Mask
 from clearhead.errors import RecordError
 from clearhead.lens.joining import Part, joined
 from clearhead.lens.moves import Moves, taken
@@ -117,7 +119,7 @@ class Keeping:
             gap = max(0, first_key - self.keys)  # keys that a sliding cache had dropped before anybody watched
             self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
             self.keys = first_key + keys
-        mask = None if call.mask is None else call.mask.map(_copied)
+        mask = None if call.mask is None else _copy_of(call.mask)
         bias = None if call.bias is None else call.bias.replace(_copied(call.bias.parameter))
         self.parts.append((time, Part(first_query, first_key, queries, keys, mask, bias)))
         if self.rest is None:
@@ -146,6 +148,20 @@ class Keeping:
             part = Part(parts[0].first_query, 0, q.shape[2], k.shape[2], *together)
             whole = Kept(q, k, one.scale, one.softcap, one.sinks, (part,), lengths, logsumexp)
         return whole
+
+
+_copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakKeyDictionary()
+
+
+def _copy_of(mask: Mask) -> Mask:
+    """An own copy, one for all layers that share the mask."""
+    if any(tensor.is_inference() for tensor in mask.tensors()):
+        return mask.map(_copied)  # these do not say whether they were changed since
+    changes = [tensor._version for tensor in mask.tensors()]
+    known = _copies.get(mask)
+    if known is None or known[0] != changes:
+        known = _copies[mask] = (changes, mask.map(_copied))
+    return known[1]
 
 
 def _copied(tensor: Tensor) -> Tensor:

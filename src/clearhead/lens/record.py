@@ -30,6 +30,7 @@ class Record:
 
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
         self.known, self.calls = list(names), list(calls)
+        self.settings: dict[str, Any] = {}  # what watch was asked for
         self.expected_bytes = 0  # what keep="qk" was found to take, at the first attention of each call
 
     @property

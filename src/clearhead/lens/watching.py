@@ -60,6 +60,8 @@ def watch(
     route = _route(model)
     settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep, probes, norms))
     record = Record(settings.layers)
+    record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
+    record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
     collector = Collector(settings, record, settings.layers, model)
     with collector, route.listen(collector):
         yield record
