@@ -133,3 +133,19 @@ def test_effects_are_those_of_zeroed_weights():
 def test_what_is_not_there_is_refused_with_what_is(heads, words):
     with pytest.raises(LensError, match=words), ablate(made("gpt2"), heads):
         pass
+
+
+@pytest.mark.unchecked
+def test_a_compiled_model_notices_when_they_go_and_when_they_come_back():
+    model = made("llama")
+    compiled = torch.compile(model, backend="eager")
+    one, two = {"decoder.0.self": [0, 1]}, {"decoder.0.self": [2]}
+    before = run(compiled, "llama")
+    with ablate(model, one):
+        found = run(compiled, "llama")
+    with ablate(model, two):
+        other = run(compiled, "llama")
+    torch.testing.assert_close(found, run(without(model, one), "llama"))
+    torch.testing.assert_close(other, run(without(model, two), "llama"))
+    assert torch.equal(before, run(compiled, "llama"))
+    assert not torch.equal(before, found)
