@@ -17,7 +17,7 @@ from clearhead.lens.measures import blocks_of, pooled
 from clearhead.lens.sights import Sight
 
 OVERVIEW = 512  # pixels of the map that a page gets at once
-NEAR = 8000  # tokens: windows of at most so many are exact
+NEAR = 8192  # tokens: windows of at most so many are exact
 TOP = 24  # of a row or a column, those with the largest weights
 THUMB = 24  # pixels
 
@@ -78,7 +78,7 @@ class Panorama:
         return Grid(sums, (height, width), self.step == 1)
 
     def window(self, head: int, queries: range, keys: range, rows: int, columns: int) -> Grid:
-        """These queries and keys in at most rows × columns blocks: exact if there are at most 8,000 of each."""
+        """These queries and keys in at most rows × columns blocks: exact if there are at most 8,192 of each."""
         queries, keys = self._clipped(queries, keys)
         height, width = max(1, -(-len(queries) // max(rows, 1))), max(1, -(-len(keys) // max(columns, 1)))
         near = max(len(queries), len(keys)) <= NEAR
@@ -88,8 +88,8 @@ class Panorama:
             return Grid(torch.zeros(0, 0), (height, width), False)
         sums = _spread(
             self._base(head),
-            _edges(queries, height, self.first[0], self.blocks[0]),
-            _edges(keys, width, 0, self.blocks[1]),
+            _edges(queries, height, self.first[0], self.counts[0], self.blocks[0]),
+            _edges(keys, width, 0, self.counts[1], self.blocks[1]),
         )
         return Grid(sums, (height, width), self.blocks == (1, 1))
 
@@ -152,10 +152,16 @@ class Panorama:
         return base if self.step == 1 else base * self.step
 
 
-def _edges(positions: range, block: int, first: int, pixel: int) -> Tensor:
-    """Where blocks of positions begin and end, in pixels of a map."""
-    edges = torch.arange(positions.start, positions.stop + block, block, dtype=torch.double).clamp(max=positions.stop)
-    return (edges - first) / pixel
+def _edges(positions: range, block: int, first: int, count: int, pixel: int) -> Tensor:
+    """Where blocks of positions begin and end, in pixels of a map; its last pixel may stand for fewer positions.
+
+    >>> _edges(range(4, 9), 2, 0, 9, 4).tolist()
+    [1.0, 1.5, 2.0, 3.0]
+    """
+    edges = torch.arange(positions.start, positions.stop + block, block, dtype=torch.double)
+    edges = edges[: -(-len(positions) // block) + 1].clamp(max=positions.stop) - first
+    last = max(count - 1, 0) // pixel
+    return torch.where(edges <= last * pixel, edges / pixel, last + (edges - last * pixel) / (count - last * pixel))
 
 
 def _spread(base: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""Records to look at: of small models that were really watched, and of q and k that were drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, measure, watch
+from clearhead.lens.joining import Part
+from clearhead.lens.kept import Kept
+from clearhead.lens.measures import blocks_of
+from clearhead.lens.sights import Forward, Sight
+
+MEASURES = (
+    "logsumexp",
+    "entropy",
+    "peak",
+    "peak_key",
+    "distance",
+    "first",
+    "top_keys",
+    "top_weights",
+    "received",
+    "map",
+)
+
+
+def translator(source: int = 11, target: int = 7, **options: Any) -> Record:
+    """Two layers of three heads read a text and its translation."""
+    torch.manual_seed(5)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=31, width=18, heads=3, layers=2, feedforward=17)).eval()
+    with watch(model, keep="qk", norms=True, **options) as record, torch.no_grad():
+        model(torch.arange(source)[None] % 31, torch.arange(target)[None] % 31)
+    return record.label(lambda number: f"▁w{number}")
+
+
+def writer(tokens: int = 13, batch: int = 1, **options: Any) -> Record:
+    """A decoder alone, two layers of three heads."""
+    torch.manual_seed(6)
+    model = Decoder(ModelConfig.named("tiny", vocabulary=31, width=18, heads=3, layers=2, feedforward=17)).eval()
+    with watch(model, **options) as record, torch.no_grad():
+        model(torch.arange(batch * tokens).view(batch, tokens) % 31)
+    return record
+
+
+def drawn(
+    tokens: int,
+    *,
+    layers: int = 1,
+    heads: int = 2,
+    d: int = 8,
+    mask: Mask | None = None,
+    pixels: int = 256,
+    top: int = 8,
+    keep: bool = True,
+    texts: list[str] | None = None,
+) -> Record:
+    """Attention of random q and k."""
+    torch.manual_seed(tokens)
+    sights = {
+        f"encoder.{layer}.self": sight(tokens, heads, d, mask, pixels, top, keep, layer) for layer in range(layers)
+    }
+    forward = Forward(sights, {"tokens": torch.arange(tokens)[None]})
+    if texts is not None:
+        forward.labels["tokens"] = dict(enumerate(texts))
+    return Record(list(sights), [forward])
+
+
+def sight(
+    tokens: int, heads: int, d: int, mask: Mask | None, pixels: int, top: int, keep: bool, layer: int = 0
+) -> Sight:
+    q, k = torch.randn(2, 1, heads, tokens, d)
+    found = measure(q, k, mask, pixels=pixels, top=top)
+    parts = (Part(0, 0, tokens, tokens, mask, None),)
+    kept = Kept(q, k, d**-0.5, None, None, parts, torch.tensor([tokens]), found.logsumexp)
+    return Sight(
+        **{name: getattr(found, name) for name in MEASURES},
+        name=f"encoder.{layer}.self",
+        heads=tuple(range(heads)),
+        queries=torch.arange(tokens),
+        blocks=blocks_of(tokens, tokens, pixels),
+        inputs=(0,),
+        kept=kept if keep else None,
+    )
+
+
+def weights_of(sight: Sight, sample: int = 0) -> Tensor:
+    """Every weight by the definition, (heads, queries, keys)."""
+    call = sight.attention()
+    scale = call.scale.flatten() if isinstance(call.scale, Tensor) else call.scale
+    return attention_weights(
+        call.q, call.k, call.mask, scale=scale, bias=call.bias, softcap=call.softcap, sinks=call.sinks
+    )[sample]

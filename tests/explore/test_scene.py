@@ -1,0 +1,161 @@
+"""Scene: what a page is told of a record."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from clearhead import Mask, Record
+from clearhead.errors import RecordError
+from clearhead.explore import Axis, Scene
+from clearhead.explore.axes import picture_url
+from clearhead.explore.heads import summaries
+from clearhead.lens.roles import HeadRoles
+from clearhead.lens.sights import Forward
+from tests.explore.records import drawn, translator, weights_of, writer
+from tests.explore.test_windows import sight_of
+
+
+def test_a_translator_has_three_axes_and_its_attentions_say_which():
+    record = translator()
+    record.calls[0].about.update(model="toy", text="so", writes=["▁so", "</s>"] + ["▁x"] * 5, input="…")
+    scene = Scene(record).to_dict()
+    assert scene["title"] == "toy"
+    assert scene["subtitle"] == "2+2 layers × 3 heads"
+    assert {name: len(axis["tokens"]) for name, axis in scene["axes"].items()} == {
+        "source": 11,
+        "target": 7,
+        "written": 7,
+    }
+    sides = {one["name"]: (one["queries"], one["keys"]) for one in scene["attentions"]}
+    assert sides["encoder.1.self"] == ("source", "source")
+    assert sides["decoder.0.self"] == ("target", "target")
+    assert sides["decoder.1.cross"] == ("written", "source")
+    cross = next(one for one in scene["attentions"] if one["name"] == "decoder.1.cross")
+    assert (cross["part"], cross["layer"], cross["kind"]) == ("decoder", 1, "cross")
+    assert (cross["counts"], cross["blocks"], cross["first"]) == ([7, 11], [1, 1], [0, 0])
+    assert scene["axes"]["written"]["shown"][:2] == ["so", "⟨/s⟩"]
+    assert scene["axes"]["source"]["shown"][:2] == ["w0", "w1"]
+    assert scene["output"]["axis"] == "written"
+    assert scene["output"]["shift"] == 0
+    assert scene["start"]["name"].endswith("cross")
+    assert scene["exact"]
+    assert scene["norms"]
+
+
+def test_a_scene_is_json_and_holds_no_number_that_is_none():
+    record = drawn(7, mask=Mask.hidden(torch.ones(7, 7, dtype=torch.bool)))  # nobody sees anything
+    scene = json.loads(json.dumps(Scene(record).to_dict(), allow_nan=False))
+    assert scene["attentions"][0]["heads"][0]["entropy"] is None
+    assert scene["axes"]["tokens"]["unknown"]
+    assert scene["axes"]["tokens"]["shown"][3] == "3"
+
+
+def test_heads_are_told_of_by_the_means_of_their_queries():
+    seen = drawn(31, heads=3, mask=Mask.causal())["encoder.0.self"]
+    one = summaries(seen, 0)[2]
+    weights = weights_of(seen)[2].double()
+    apart = (torch.arange(31)[:, None] - torch.arange(31)).abs()
+    assert one["number"] == 2
+    assert one["entropy"] == pytest.approx(float(torch.special.entr(weights).sum(-1).mean()), rel=1e-4)
+    assert one["distance"] == pytest.approx(float((weights * apart).sum(-1).mean()), rel=1e-4)
+    assert one["sink"] == pytest.approx(float(weights[:, 0].mean()), rel=1e-4)
+    assert one["peak"] == pytest.approx(float(weights.amax(-1).mean()), rel=1e-4)
+
+
+def looking_at(keys: list[int], cross: bool = False):
+    """Attention in which query i looks at keys[i], and at little else."""
+    count = len(keys) + 2 if cross else len(keys)
+    k = torch.eye(count)[None, None] * 12
+    return sight_of(k[:, :, keys], k, None, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "role"),
+    [
+        ([0, *range(30)], "previous"),
+        (list(range(31)), "itself"),
+        ([*range(1, 31), 0], "next"),
+        ([0] * 31, "first"),
+        ([(i * 7) % 31 for i in range(31)], "none of these"),
+    ],
+)
+def test_roles_are_read_from_the_top_keys(keys, role):
+    assert summaries(looking_at(keys), 0)[0]["role"] == role
+
+
+def test_a_head_that_follows_the_translation_aligns_and_one_that_is_stuck_does_not():
+    assert summaries(looking_at([2, 0, 1, 4, 3, 6, 5], cross=True), 0)[0]["role"] == "alignment"
+    assert summaries(looking_at([6] * 5, cross=True), 0)[0]["role"] != "alignment"
+
+
+def test_delimiters_are_known_from_the_text():
+    texts = ["▁a", "▁b", ".", "▁c", "▁d", "▁e", ","]
+    seen = looking_at([2, 2, 2, 6, 6, 6, 2])
+    assert Axis.text(texts).delimiters() == [False, False, True, False, False, False, True]
+    assert summaries(seen, 0, Axis.text(texts).delimiters())[0]["role"] == "delimiter"
+
+
+def test_roles_and_effects_that_were_measured_elsewhere_win():
+    seen = looking_at(list(range(7)))
+    roles = HeadRoles([("some", 0, {"induction": 0.9})])
+    one = summaries(seen, 0, roles=roles, effects={"some": [0.25]})[0]
+    assert (one["role"], one["score"], one["effect"]) == ("induction", 0.9, 0.25)
+
+
+def test_every_call_and_every_sample_is_a_view():
+    record = Record.merge([writer(5, batch=2), writer(7)])
+    scene = Scene(record, 2)
+    assert [scene.places[view] for view in range(3)] == [(0, 0), (0, 1), (1, 0)]
+    assert scene.to_dict()["views"] == ["1.1", "1.2", "2"]
+    assert scene.to_dict()["attentions"][0]["counts"] == [7, 7]
+    with pytest.raises(RecordError, match="has views 0 to 2, not 3"):
+        Scene(record, 3)
+    with pytest.raises(RecordError, match="holds nothing that was seen"):
+        Scene(Record())
+
+
+def test_what_was_not_seen_is_refused_by_its_name():
+    with pytest.raises(RecordError, match=r"decoder\.7\.cross"):
+        Scene(translator()).panorama("decoder.7.cross")
+
+
+def test_pictures_and_sounds_are_axes():
+    record = drawn(1 + 3 * 5)
+    picture = torch.rand(6, 10, 3)
+    axis = Scene(record, axes={"tokens": Axis.image(picture, (3, 5), ["[CLS]"])}).to_dict()["axes"]["tokens"]
+    assert (axis["kind"], axis["grid"], axis["tokens"][:3]) == ("image", [3, 5], ["[CLS]", "0,0", "0,1"])
+    assert axis["picture"].startswith("data:image/png;base64,")
+    sound = Scene(record, axes={"tokens": Axis.audio(torch.randn(7, 64), 16, seconds=4.0)}).to_dict()["axes"]["tokens"]
+    assert (sound["kind"], sound["grid"], sound["tokens"][2]) == ("audio", [1, 16], "0.50 s")
+    for wrong in (torch.rand(3, 6, 10), torch.rand(4)):
+        with pytest.raises(Exception, match=r"picture|height"):
+            picture_url(wrong)
+
+
+def test_a_picture_is_a_png_that_others_can_read():
+    from io import BytesIO
+
+    from matplotlib.image import imread
+
+    pixels = (torch.rand(5, 7, 3) * 255).round() / 255
+    raw = picture_url(pixels).partition(",")[2]
+    import base64
+
+    found = torch.from_numpy(imread(BytesIO(base64.b64decode(raw))).copy())
+    torch.testing.assert_close(found[..., :3], pixels, atol=1 / 510, rtol=0)
+
+
+def test_tokens_of_unknown_number_are_shown_by_their_place():
+    record = drawn(5, texts=["▁a", "▁b", "▁c", "▁d", "▁e"])
+    forward = Forward(record.calls[0].sights, {"tokens": torch.tensor([[0, -1, 2, 3, 4]])})
+    forward.labels = record.calls[0].labels
+    tokens = Scene(Record(record.known, [forward])).to_dict()["axes"]["tokens"]["tokens"]
+    assert tokens == ["▁a", "⟨1⟩", "▁c", "▁d", "▁e"]
+
+
+def test_numbers_stay_finite():
+    scene = Scene(translator()).to_dict()
+    values = [value for one in scene["attentions"] for head in one["heads"] for value in head.values()]
+    assert all(math.isfinite(value) for value in values if isinstance(value, float))
