@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class Reading(NamedTuple):
     notes: Sequence[str] = ()
 
 
+@runtime_checkable
 class Reads(Protocol):
     """What knows how a model reads a text: every task, and what stands in for one."""
 

@@ -1,0 +1,341 @@
+"""Server: it answers the page with the weights themselves, and nobody else at all."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead import Mask, Record
+from clearhead.errors import RecordError
+from clearhead.explore import open_record
+from clearhead.explore.live import Live
+from clearhead.explore.server import LARGEST, Server
+from clearhead.predictor import Predictor
+from tests.explore.records import drawn, translator, weights_of
+from tests.tasks.translators import learned
+
+CLOSE = {"atol": 2e-6, "rtol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return drawn(67, layers=2, heads=3, mask=Mask.causal())
+
+
+@pytest.fixture(scope="module")
+def server(record: Record) -> Iterator[Server]:
+    with open_record(record, browser=False) as server:
+        yield server
+
+
+def ask(
+    server: Server, path: str, method: str = "GET", body: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    """One request below the token; `headers` replace those that a browser would send, None leaves one away."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    whole = path if path.startswith("/") else f"/{server.token}/{path}"
+    sent = {"Host": f"127.0.0.1:{server.port}", **(headers or {})}
+    connection.putrequest(method, whole, skip_host=True)
+    for name, value in sent.items():
+        connection.putheader(name, value)
+    if body is not None and "Content-Length" not in sent:
+        connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    reply = connection.getresponse()
+    found = reply.status, reply.read(), reply.headers
+    connection.close()
+    return found
+
+
+def numbers(server: Server, path: str, **query: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    status, body, _ = ask(server, f"{path}?{urlencode(query)}")
+    assert status == 200, body
+    line, _, raw = body.partition(b"\n")
+    return json.loads(line), torch.from_numpy(np.frombuffer(raw, "<f4").copy())
+
+
+def post(server: Server, path: str, content: Any) -> tuple[int, Any]:
+    headers = {"Origin": f"http://127.0.0.1:{server.port}", "Content-Type": "application/json"}
+    status, body, _ = ask(server, path, "POST", json.dumps(content).encode(), headers)
+    return status, json.loads(body)
+
+
+def test_the_page_and_its_parts_come_with_a_strict_policy(server):
+    for name, kind in (("", "text/html"), ("app.js", "text/javascript"), ("style.css", "text/css")):
+        status, body, headers = ask(server, name)
+        assert status == 200
+        assert body
+        assert headers.get_content_type() == kind
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+    scene = json.loads(ask(server, "scene.json")[1])
+    assert [one["name"] for one in scene["attentions"]] == ["encoder.0.self", "encoder.1.self"]
+    assert not scene["live"]
+
+
+def test_maps_windows_rows_and_columns_are_the_weights(server, record):
+    name = "encoder.1.self"
+    weights = weights_of(record[name])[2]
+    header, found = numbers(server, "map", name=name, head=2)
+    torch.testing.assert_close(found.view(header["rows"], header["columns"]), weights, **CLOSE)
+    window = {"q0": 10, "q1": 47, "k0": 3, "k1": 40, "rows": 8, "columns": 37}
+    header, found = numbers(server, "window", name=name, head=2, **window)
+    assert (header["rows"], header["columns"], header["exact"], header["blocks"]) == (8, 37, True, [5, 1])
+    expected = torch.stack([weights[q : min(q + 5, 47), 3:40].sum(0) for q in range(10, 47, 5)])
+    torch.testing.assert_close(found.view(8, 37), expected, **CLOSE)
+    header, found = numbers(server, "row", name=name, head=2, query=50)
+    torch.testing.assert_close(found, weights[50], **CLOSE)
+    assert header["top"][0][0] == int(weights[50].argmax())
+    assert header["length"] == 67
+    header, found = numbers(server, "column", name=name, head=2, key=5)
+    torch.testing.assert_close(found, weights[:, 5], **CLOSE)
+    assert header["received"] == pytest.approx(float(weights[:, 5].sum()), abs=1e-5)
+
+
+def test_thumbnails_are_bytes(server):
+    status, body, _ = ask(server, "thumbs?name=encoder.0.self")
+    line, _, raw = body.partition(b"\n")
+    assert status == 200
+    assert json.loads(line) == {"size": 24, "heads": 3}
+    assert len(raw) == 3 * 24 * 24
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "[::1]:{port}", "", "0.0.0.0:{port}"],
+)
+def test_other_hosts_are_refused(server, host):
+    status, body, _ = ask(server, "scene.json", headers={"Host": host.format(port=server.port)})
+    assert status == 403
+    assert b"encoder" not in body
+
+
+def test_two_hosts_or_none_are_refused(server):
+    for hosts in ((), (f"127.0.0.1:{server.port}", "evil.example")):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+            lines = [
+                f"GET /{server.token}/scene.json HTTP/1.1",
+                *(f"Host: {host}" for host in hosts),
+                "Connection: close",
+            ]
+            plain.sendall("\r\n".join([*lines, "", ""]).encode())
+            assert b" 403 " in plain.recv(200)
+
+
+def test_it_also_answers_to_localhost(server):
+    assert ask(server, "scene.json", headers={"Host": f"localhost:{server.port}"})[0] == 200
+
+
+def test_other_sites_are_refused_but_a_link_may_lead_here(server):
+    for site in ("cross-site", "same-site"):
+        assert ask(server, "scene.json", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})[0] == 403
+    assert ask(server, "", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
+    assert ask(server, "scene.json", headers={"Sec-Fetch-Site": "same-origin"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/scene.json",
+        "/wrong/scene.json",
+        "/{token}",
+        "/{token}/../server.py",
+        "/{token}/%2e%2e/server.py",
+        "/{token}/..%2fserver.py",
+        "/{token}/page/app.js",
+        "/{token}//app.js",
+        "/{token}/app.js/",
+        "/{half}/scene.json",
+        "/{token}\\scene.json",
+        "/{token}/server.py",
+        "/{token}/etc/passwd",
+        "/{token}/.",
+        "/{token}/C:%5Cx",
+    ],
+)
+def test_no_path_leads_anywhere_else(server, path):
+    status, body, _ = ask(server, path.format(token=server.token, half=server.token[:-1]))
+    assert status in (400, 404)
+    assert set(json.loads(body)) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("map?name=encoder.9.self&head=0", "encoder.9.self"),
+        ("map?name=encoder.0.self", "head must be a whole number"),
+        ("map?name=encoder.0.self&head=7", "not 7"),
+        ("map?name=encoder.0.self&head=１", "whole number"),
+        ("map?name=encoder.0.self&head=1e9", "whole number"),
+        ("row?name=encoder.0.self&head=0&query=67", "positions 0 to 66, not at 67"),
+        ("column?name=encoder.0.self&head=0&key=-1", "not at -1"),
+        ("window?name=encoder.0.self&head=0&q0=0&q1=9&k0=0&k1=9&rows=100000&columns=100000", "at least one"),
+        ("window?name=encoder.0.self&head=0&q0=9&q1=9&k0=0&k1=9&rows=3&columns=3", "at least one"),
+        ("scene.json?view=1", "has views 0 to 0, not 1"),
+        ("scene.json?scene=99", "no longer remembered"),
+        ("nothing", "no question called 'nothing'"),
+    ],
+)
+def test_questions_that_make_no_sense_get_one_line(server, path, error):
+    status, body, _ = ask(server, quote(path, safe="?&=."))
+    assert status == 400
+    assert error in json.loads(body)["error"]
+    assert "\n" not in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "text/plain"}, 415),
+        ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": "x"}, 411),
+        (
+            {
+                "Origin": "http://127.0.0.1:{port}",
+                "Content-Type": "application/json",
+                "Content-Length": str(LARGEST + 1),
+            },
+            413,
+        ),
+        ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": "9" * 40}, 413),
+        ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Host": "evil.example"}, 403),
+        ({}, 403),
+    ],
+)
+def test_orders_from_elsewhere_or_too_large_are_refused(server, headers, status):
+    sent = {name: value.format(port=server.port) for name, value in headers.items()}
+    assert ask(server, "look", "POST", b'{"text": "x"}', sent)[0] == status
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b"[" * 100_000])
+def test_orders_that_are_no_json_are_refused(server, body):
+    headers = {"Origin": f"http://127.0.0.1:{server.port}", "Content-Type": "application/json"}
+    assert ask(server, "look", "POST", body, headers)[0] == 400
+
+
+def test_other_methods_are_unknown(server):
+    for method in ("PUT", "DELETE", "OPTIONS", "HEAD"):
+        assert ask(server, "scene.json", method)[0] == 501
+
+
+def test_it_listens_on_this_machine_alone_and_every_token_is_another(record, server):
+    assert server._server.server_address[0] == "127.0.0.1"
+    assert urlsplit(server.url).hostname == "127.0.0.1"
+    with open_record(record, browser=False) as other:
+        assert other.token != server.token
+        assert len(other.token) >= 32
+        assert ask(other, f"/{server.token}/scene.json")[0] == 404
+
+
+def test_many_may_ask_at_once(server, record):
+    weights = {name: weights_of(record[name]) for name in record.names}
+    wrong: list[Any] = []
+
+    def worker(number: int) -> None:
+        name, head, query = record.names[number % 2], number % 3, 3 + number
+        try:
+            torch.testing.assert_close(
+                numbers(server, "row", name=name, head=head, query=query)[1], weights[name][head, query], **CLOSE
+            )
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_closed_server_is_gone(record):
+    server = open_record(record, browser=False)
+    address = ("127.0.0.1", server.port)
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(address, timeout=2).close()
+    assert not server._thread.is_alive()
+
+
+def test_a_browser_that_leaves_in_the_middle_disturbs_nobody(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as plain:
+        plain.sendall(f"GET /{server.token}/map?name=encoder.0.self&head=0 HTTP/1.1\r\nHost: 127".encode())
+    assert ask(server, "scene.json")[0] == 200
+
+
+def test_what_cannot_be_shown_is_said_before_anything_listens():
+    with pytest.raises(RecordError, match="holds nothing"):
+        open_record(Record(), browser=False)
+
+
+def test_without_a_model_nothing_can_be_changed(server):
+    status, content = post(server, "look", {"text": "x"})
+    assert status == 400
+    assert "no model is loaded" in content["error"]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Server]:
+    task, model = learned()
+    predictor = Predictor(model, task, name="toy", device=torch.device("cpu"))
+    alive = Live.of(predictor)
+    with open_record(alive.look("ba da"), live=alive, browser=False) as server:
+        yield server
+
+
+def test_a_model_reads_new_text_and_old_pages_keep_theirs(live):
+    first = json.loads(ask(live, "scene.json")[1])
+    status, scene = post(live, "look", {"text": "da ba da"})
+    assert status == 200
+    assert scene["live"]
+    assert scene["id"] != first["id"]
+    name = first["attentions"][0]["name"]
+    for one in (first, scene):
+        header, _ = numbers(live, "map", name=name, head=0, scene=one["id"])
+        assert header["rows"] == len(one["axes"]["source"]["tokens"])
+    assert post(live, "look", {"text": "  "})[0] == 400
+    assert post(live, "look", {"text": 5})[0] == 400
+
+
+def test_a_head_that_is_switched_off_changes_the_loss_and_is_on_again_afterwards(live):
+    scene = json.loads(ask(live, "scene.json")[1])
+    cross = [one for one in scene["attentions"] if one["kind"] == "cross"]
+    off = [{"name": one["name"], "heads": [head["number"] for head in one["heads"]]} for one in cross]
+    status, without = post(live, "ablate", {"off": off, "scene": scene["id"]})
+    assert status == 200
+    assert without["loss"][0] == pytest.approx(scene["output"]["loss"])
+    assert without["loss"][1] > without["loss"][0] + 0.1
+    assert without["changed"]
+    assert without["text"] != scene["output"]["text"]
+    status, again = post(live, "ablate", {"off": [], "scene": scene["id"]})
+    assert again["loss"][1] == pytest.approx(again["loss"][0])
+    assert again["text"] == scene["output"]["text"]
+    for wrong in (None, [5], [{"name": "encoder.9.self", "heads": [0]}], [{"name": cross[0]["name"], "heads": [99]}]):
+        assert post(live, "ablate", {"off": wrong})[0] == 400
+
+
+def test_effects_of_all_heads_can_be_asked_for(live):
+    content = json.loads(ask(live, "effects")[1])["effects"]
+    scene = json.loads(ask(live, "scene.json")[1])
+    heads = {one["name"]: [head["effect"] for head in one["heads"]] for one in scene["attentions"]}
+    assert heads.keys() == content.keys()
+    assert all(len(heads[name]) == len(values) for name, values in content.items())
+    assert max(value for values in content.values() for value in values) > 0.01
+
+
+def test_translators_are_shown_with_norms():
+    with open_record(translator(), browser=False) as server:
+        header, _ = numbers(server, "row", name="decoder.0.cross", head=1, query=2)
+        assert header["top"][0][2] > 0
