@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead import Mask, MultiHeadAttention, attention_weights, watch
+from clearhead import Mask, MultiHeadAttention, Record, attention_weights, watch
 from clearhead.attention.inputs import checked
 from clearhead.errors import LensError, RecordError, ShapeError
 from clearhead.lens.measures import Measures
@@ -211,6 +211,21 @@ def test_of_a_text_shorter_than_the_sampling_the_last_query_is_measured():
     with watch(model, rows=1 / 16) as record:
         model(tokens(1, 5))
     assert record["decoder.0.self"].queries.tolist() == [4]
+
+
+@pytest.mark.parametrize(("batch", "source", "target"), [(0, 5, 3), (2, 5, 0), (2, 0, 3)])
+def test_nothing_is_seen_of_nothing(batch, source, target, tmp_path):
+    model = built("EncoderDecoder", layers=1)
+    with watch(model, keep="qk", norms=True) as record, torch.no_grad():
+        model(tokens(batch, source), tokens(batch, target))
+    sight = record["decoder.0.cross"]
+    assert sight.map.shape == (batch, 6, target, source)
+    assert sight.entropy.shape == (batch, 6, target)
+    assert sight.norms.shape == sight.received.shape == (batch, 6, source)
+    if batch:
+        assert sight.weights(1, 5).shape == (target, source)
+    record.save(tmp_path / "run.record")
+    assert Record.load(tmp_path / "run.record")["decoder.0.cross"].keys == source
 
 
 def test_a_bare_attention_is_watched_by_its_path():

@@ -209,12 +209,11 @@ class Collector:
         return current, name
 
     def _new_call(self, call: Call) -> Ongoing:
-        forward = Ongoing()
+        forward, (batch, heads, queries, keys) = Ongoing(), call.sizes
+        sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
+        expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
+        self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
-            batch, heads, queries, keys = call.sizes
-            sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
-            expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
-            self.record.expected_bytes += expected
             log.info(
                 "keeping q and k of %d attentions over %d tokens will take about %s of memory",
                 len(self.settings.layers),

@@ -14,7 +14,7 @@ from clearhead.attention.inputs import Call
 from clearhead.lens.kept import Keeping
 from clearhead.lens.measures import Job, Measures, blocks_of, pooled
 from clearhead.lens.measuring import measured
-from clearhead.lens.moves import Move, Moves, taken
+from clearhead.lens.moves import Move, Moves, put_together
 from clearhead.lens.sights import Forward, Sight
 from clearhead.lens.sums import Sums, widened
 from clearhead.lens.visible import visible_keys
@@ -85,17 +85,24 @@ class Growing:
             part, rows = self._cut(rows, call, where)
             found.append(self._measure(call, part, where, logsumexp, exact))
         found = found or [_nothing(call, self.detail)]
-        nobody = torch.zeros(*call.q.shape[:2], 0, dtype=exact)
-        self.received.add(nobody, (where.key + keys,))  # also keys that no measured query could look at have places
+        self._make_room(call, where.key + keys, exact)
         self.positions.append(positions)
         self.pieces.append((time, {name: torch.cat([one[name] for one in found], 2) for name in found[0]}))
         new = slice(max(0, self.keys - where.key), keys)
-        if norms is not None and where.key + keys > self.keys:
+        if norms is not None and (where.key + keys > self.keys or not self.norms):
             gap = max(0, where.key - self.keys)
             self.norms.append((time, torch.nn.functional.pad(norms(new).cpu(), (gap, 0))))
         if self.keeping is not None:
             self.keeping.add(call, where.query, where.key, time)
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
+
+    def _make_room(self, call: Call, keys: int, exact: torch.dtype) -> None:
+        """Also keys that no measured query could look at have their places."""
+        self.received.add(torch.zeros(*call.q.shape[:2], 0, dtype=exact), (keys,))
+        height, width = self.blocks or (0, 0)
+        if height:
+            self.map.add(torch.zeros(*call.q.shape[:2], 0, 0, dtype=exact), (0, -(-keys // width)))
+            self._shrink()
 
     def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
         """Rows that can be measured together, and the rest: none lies across the edge of a block of the map."""
@@ -170,7 +177,10 @@ class Growing:
     def sight(self, forward: Forward) -> Sight:
         """What is here so far."""
         if self._sight is None:
-            whole = {name: self._joined(name) for name in self.pieces[0][1]}
+            whole = {
+                name: put_together([(time, piece[name]) for time, piece in self.pieces], self.moves, BLIND.get(name, 0))
+                for name in self.pieces[0][1]
+            }
             received, drawn = self._sums()
             kept = None
             if self.keeping is not None:
@@ -187,17 +197,11 @@ class Growing:
                 inputs=self.moves.inputs,
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
-                norms=torch.cat([taken(t, self.moves.paths(time)) for time, t in self.norms], 2)
-                if self.norms
-                else None,
+                norms=put_together(self.norms, self.moves) if self.norms else None,
                 kept=kept,
                 forward=forward,
             )
         return self._sight
-
-    def _joined(self, name: str) -> Tensor:
-        found = [taken(piece[name], self.moves.paths(time), BLIND.get(name, 0)) for time, piece in self.pieces]
-        return torch.cat(found, 2) if len(found) > 1 else found[0]
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """What keys received and the map, of all samples in the order of the record."""

@@ -15,7 +15,7 @@ from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
 from clearhead.errors import RecordError
 from clearhead.lens.joining import Part, joined
-from clearhead.lens.moves import Moves, taken
+from clearhead.lens.moves import Moves, put_together
 
 CELLS = 2**22  # scores held at once where a whole row is needed
 
@@ -114,7 +114,7 @@ class Keeping:
     def add(self, call: Call, first_query: int, first_key: int, time: int) -> None:
         queries, keys = call.q.shape[2], call.k.shape[2]
         self.q.append((time, _copied(call.q)))
-        if first_key + keys > self.keys:
+        if first_key + keys > self.keys or not self.k:
             new = _copied(call.k[:, :, max(0, self.keys - first_key) :])
             gap = max(0, first_key - self.keys)  # keys that a sliding cache had dropped before anybody watched
             self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
@@ -136,7 +136,7 @@ class Keeping:
     def kept(self, moves: Moves, logsumexp: Tensor | None) -> Kept:
         """All of it, with the samples in the order of the record."""
         assert self.rest is not None
-        q, k = (torch.cat([taken(t, moves.paths(time)) for time, t in pieces], 2) for pieces in (self.q, self.k))
+        q, k = put_together(self.q, moves), put_together(self.k, moves)
         lengths = torch.zeros(len(q), dtype=torch.long)
         for time, part in self.parts:
             lengths += (moves.paths(time) >= 0) * part.queries

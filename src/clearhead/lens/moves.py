@@ -86,6 +86,12 @@ class Moves:
         return found[::-1]
 
 
+def put_together(pieces: Sequence[tuple[int, Tensor]], moves: Moves, fill: int | float = 0) -> Tensor:
+    """Pieces (batch, heads, tokens, …) that came at these times, one after the other, for the samples of the record."""
+    found = [taken(piece, moves.paths(time), fill) for time, piece in pieces]
+    return torch.cat(found, 2) if len(found) > 1 else found[0]
+
+
 def taken(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:
     """These samples of a tensor, filled where a row is −1; the tensor itself if nothing changes."""
     if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):

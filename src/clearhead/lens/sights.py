@@ -50,9 +50,8 @@ class Forward:
 
     def kind_of(self, name: str, cross: bool) -> str | None:
         """Of which text the keys of an attention are: "source", "target", "tokens", or None."""
-        stack = "encoder" if cross or "encoder" in name.split(".") else "decoder"
-        kinds = ("source", "tokens") if stack == "encoder" else ("target", "tokens")
-        return next((kind for kind in kinds if kind in self.ids), None)
+        own = "source" if "encoder" in name.split(".") else "target"
+        return next((kind for kind in (("source",) if cross else (own, "tokens")) if kind in self.ids), None)
 
     def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
         """What stands at a position of a text; several samples may share one text of the source."""
@@ -124,9 +123,10 @@ class Sight(Measures):
 
     def text(self, batch: int, key: int) -> str | None:
         """What stands at a key's position, if the tokens are known and were given names: see `Record.label`."""
-        if self.forward is None:
-            return None
-        return self.forward.text(self.forward.kind_of(self.name, self.cross), batch, key, self.inputs)
+        kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
+        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
+            return None  # or the keys are no tokens: parts of a picture, say
+        return self.forward.text(kind, batch, key, self.inputs)
 
     def weights(
         self, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None

@@ -119,9 +119,8 @@ def _route(model: nn.Module) -> Route:
     """Ours through their observers, Hugging Face's through their attention interface, and no others."""
     ours = attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
-        shapes = {
-            name: Shape(one.heads, one.kv_heads, one.head_dim, one.to_out.weight.itemsize) for name, one in ours.items()
-        }
+        itemsize = _itemsize(model)
+        shapes = {name: Shape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
         return Route(shapes, lambda collector: listening(model, ours, collector))
     if isinstance(model, nn.Module) and hasattr(getattr(model, "config", None), "_attn_implementation"):
         from clearhead.lens import huggingface
@@ -140,8 +139,11 @@ def _shape(model: nn.Module, heads: int) -> Shape:
     config = getattr(model, "config", None)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 64 * heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or max(1, width // heads)
-    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    return Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim, dtype.itemsize)
+    return Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim, _itemsize(model))
+
+
+def _itemsize(model: nn.Module) -> int:
+    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
 
 
 def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
