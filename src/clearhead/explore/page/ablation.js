@@ -57,7 +57,7 @@ export function paintAblation(explorer) {
       ? make("p", { class: "soft", id: "ablated", text: say("sameText") })
       : make("p", { class: "ablated", id: "ablated" }, ...differences(before, answer.text)));
   }
-  if (answer?.loss) found.push(make("p", { class: "soft", text: say("loss", { before: written(answer.loss[0], 2), after: written(answer.loss[1], 2) }) }));
+  if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: written(answer.loss[0], 2), after: written(answer.loss[1], 2) }) }));
   refill(box, button, ...found);
 }
 

@@ -5,10 +5,10 @@ import { Atlas } from "./atlas.js";
 import { Centre } from "./centre.js";
 import { afterQuiet, byId } from "./elements.js";
 import { Explorer } from "./explorer.js";
-import { copyLink, saveCsv, saveJson, savePng, saveSvg } from "./exporting.js";
+import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./exporting.js";
 import { Finder } from "./finding.js";
 import { listenToKeys, openHelp } from "./keyboard.js";
-import { speak, translate } from "./languages.js";
+import { say, speak, translate } from "./languages.js";
 import { lookOf } from "./look.js";
 import { checkedScene, openSource } from "./source.js";
 import { Store, beginning, remember, stateOf } from "./state.js";
@@ -59,11 +59,27 @@ class Page {
     }
     if (any("name", "head", "other", "direction", "drawing", "curve")) this.centre.build();
     else if (any("pins", "step", "cursor")) this.centre.repaint();
+    if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "role")) this.atlas.build();
     if (any("name", "head", "other", "pins", "direction", "step")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();
+  }
+
+  async sortByEffect() {
+    const { explorer } = this;
+    try {
+      announce(say("switching"));
+      await explorer.findEffects();
+      announce(explorer.noEffects ? say("noEffects") : "");
+    } catch (problem) {
+      announce(problem.message);
+    }
+    if (explorer.noEffects) explorer.store.set({ sort: "layer" });
+    this.atlas.built = "";
+    this.atlas.build();
+    this.centre.build();
   }
 
   renewPanes() {

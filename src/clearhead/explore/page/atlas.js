@@ -49,6 +49,7 @@ export class Atlas {
       "aria-selected": String(group === explorer.group), tabindex: group === explorer.group ? "0" : "-1",
       on: { click: () => explorer.openGroup(group), keydown: (event) => this.walkTabs(event) },
     }));
+    byId("tabs").hidden = tabs.length < 2;
     refill(byId("tabs"), ...tabs);
   }
 
@@ -66,7 +67,8 @@ export class Atlas {
   buildSorts() {
     const { explorer } = this;
     const heads = explorer.group.attentions.flatMap((one) => one.heads);
-    const known = (sort) => sort === "layer" || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
+    const asked = (sort) => sort === "effect" && explorer.live && !explorer.noEffects;
+    const known = (sort) => sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
     const buttons = SORTS.filter(known).map((sort) => make("button", {
       type: "button", class: "word", text: say(sort), "aria-pressed": String(explorer.state.sort === sort),
       on: { click: () => explorer.store.set({ sort }) },

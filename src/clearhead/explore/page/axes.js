@@ -2,7 +2,7 @@
 
 import { counted } from "./tokens.js";
 
-export const LABEL_CELL = 11; // pixels from which on every token gets its label
+export const LABEL_CELL = 6.8; // pixels from which on every token gets its label
 const WIDEST = 132;
 const SAMPLE = 400;
 const HAN = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\u{20000}-\u{3ffff}]/u;
@@ -55,12 +55,32 @@ export function rulerStep(cell, apart) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= least) ?? 10 * power;
 }
 
+/** Labels are as large as their cells allow. */
+export function labelSize(cell) {
+  return Math.max(7, Math.min(13, cell < 11 ? cell : cell * 0.84));
+}
+
+export function labelFont(look, cell, strong) {
+  return `${strong ? "600 " : ""}${labelSize(cell)}px ${look.family}`;
+}
+
+/** Labels of keys lean where they cannot stand upright, the more the closer they are. */
+export function leaning(cell) {
+  return cell < 11.5 ? -Math.PI / 2 : -Math.PI / 4;
+}
+
+/** How long a leaning label may be. */
+export function leaningRoom(top, cell) {
+  return cell < 11.5 ? top - 14 : top / Math.SQRT1_2 - 26;
+}
+
 /** Labels of the keys above the map. */
 export function paintKeys(plot) {
   const { context, viewport, keys, first, look, marks } = plot;
   const [, cell] = viewport.cell;
   const window = viewport.window;
-  const drawn = cell >= LABEL_CELL;
+  const drawn = plot.labelled.keys;
+  context.font = labelFont(look, cell);
   const flat = drawn && upright(context, keys, first[1], window, cell);
   const base = viewport.extent.top - 7;
   const write = (key, colour, strong) => {
@@ -68,11 +88,11 @@ export function paintKeys(plot) {
     if (x < -1 || x > viewport.width + 1) return;
     if (paintPatch(plot, keys, first[1] + key, x - Math.min(cell, 34) / 2, base - Math.min(cell, 34), Math.min(cell - 1, 34))) return;
     context.fillStyle = colour;
-    context.font = strong ? look.strongFont : look.font;
-    const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : plot.top / Math.SQRT1_2 - 26);
+    context.font = labelFont(look, cell, strong);
+    const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : leaningRoom(plot.top, cell));
     context.save();
     context.translate(x, base);
-    if (!flat) context.rotate(-Math.PI / 4);
+    if (!flat) context.rotate(leaning(cell));
     context.textAlign = flat ? "center" : "left";
     context.textBaseline = flat ? "bottom" : "middle";
     context.fillText(label, 0, 0);
@@ -105,7 +125,7 @@ export function paintQueries(plot) {
   const edge = viewport.extent.left - 9;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  if (cell >= LABEL_CELL) {
+  if (plot.labelled.queries) {
     for (let query = window.q0; query < window.q1; query++) {
       const y = viewport.y(query + 0.5);
       if (y < -1 || y > viewport.height + 1) continue;
@@ -113,7 +133,7 @@ export function paintQueries(plot) {
       if (paintPatch(plot, queries, first[0] + query, edge - side, y - side / 2, side)) continue;
       const strong = marks.queries.has(query) || marks.cursor?.q === query;
       context.fillStyle = strong ? look.accent : marks.faded(query) ? look.soft : look.ink;
-      context.font = strong ? look.strongFont : look.font;
+      context.font = labelFont(look, cell, strong);
       context.fillText(cutTo(context, queries.label(first[0] + query, 24), plot.left - 14), edge, y);
     }
     paintWords(plot, queries, first[0], window.q0, window.q1, (query) => viewport.y(query), (from, to) => line(context, edge + 5, from, edge + 5, to, look.word));

@@ -65,6 +65,7 @@ export class Centre {
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
     }
+    byId("map-foot").classList.toggle("pictured", this.pictured);
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
     const figures = chosen.map((one, i) => this.figure(one, i));
@@ -125,6 +126,7 @@ export class Centre {
   async paintPictures() {
     const chosen = this.chosen;
     for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) picture.update(await this.shownOn(picture.axis, chosen[i]));
+    this.legend = null;
     refill(byId("legend"));
     byId("resolution").textContent = "";
     if (!document.documentElement.dataset.ready) {
@@ -217,16 +219,19 @@ export class Centre {
   paintLegend(view) {
     const { explorer } = this;
     const legend = byId("legend");
-    if (!view.tiles.base) return refill(legend);
+    if (!view.tiles.base) {
+      this.legend = null;
+      return refill(legend);
+    }
     const curve = explorer.curveOf(view.attention);
     const full = view.tiles.full(curve, view.plot.resolution?.blocks ?? [1, 1]);
     const key = `${explorer.scale.key}/${curve}/${full}/${view.viewport.cell[0] >= 1}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
     const canvas = make("canvas", { "aria-hidden": "true" });
-    const context = sharpen(canvas, 132, 9);
-    for (let x = 0; x < 132; x++) {
-      context.fillStyle = explorer.scale.css(x / 131);
+    const context = sharpen(canvas, 104, 9);
+    for (let x = 0; x < 104; x++) {
+      context.fillStyle = explorer.scale.css(x / 103);
       context.fillRect(x, 0, 1.5, 9);
     }
     const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : written(full, full < 0.1 ? 3 : 2)];

@@ -21,6 +21,8 @@ export class Explorer {
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
     this.kept = new Map();
     this.rows = new Map();
+    this.effects = null;
+    this.noEffects = false;
     this.groups = groupsOf(scene.attentions);
     this.pictures = loadPictures(this.axes, () => this.arrived());
   }
@@ -91,6 +93,18 @@ export class Explorer {
       this.rows.set(key, ask);
     }
     return this.rows.get(key);
+  }
+
+  /** Asks what each head does for the loss, once; the answer stands in the heads themselves. */
+  async findEffects() {
+    const heads = this.scene.attentions.flatMap((one) => one.heads);
+    if (!this.live || heads.some((head) => Number.isFinite(head.effect))) return;
+    this.effects ??= this.source.effects();
+    const found = await this.effects;
+    for (const attention of this.scene.attentions) {
+      for (const head of attention.heads) head.effect = found?.[attention.name]?.[head.number] ?? null;
+    }
+    if (!found) this.noEffects = true;
   }
 
   // Choosing heads

@@ -1,6 +1,6 @@
 // The current view as a drawing of its own: vectors where cells can be told apart, a picture inside where they cannot.
 
-import { LABEL_CELL, cutTo, rulerStep, upright } from "./axes.js";
+import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axes.js";
 import { headFacts, headTitle } from "./captions.js";
 import { intensity } from "./colours.js";
 import { make, makeSvg } from "./elements.js";
@@ -75,7 +75,7 @@ function drawnCells(view) {
   const { scale, curve } = plot;
   const { q0, q1, k0, k1 } = viewport.window;
   const [high, wide] = viewport.cell;
-  const number = numberIn(Math.min(high * 1.6, wide));
+  const number = numberIn(high, wide);
   const found = [];
   for (let q = q0; q < q1; q++) {
     for (let k = k0; k < k1; k++) {
@@ -86,7 +86,7 @@ function drawnCells(view) {
       found.push(makeSvg("rect", { ...place, width: round(wide - 1), height: round(high - 1), fill: scale.hex(shade) }));
       if (!number || cell.share < number.least || !cell.exact) continue;
       found.push(makeSvg("text", {
-        x: round(place.x + wide / 2), y: round(place.y + high / 2 + 4), "text-anchor": "middle", "font-size": round(Math.min(12, wide * 0.3 + 2)),
+        x: round(place.x + wide / 2), y: round(place.y + high / 2 + number.size * 0.35), "text-anchor": "middle", "font-size": round(number.size),
         fill: scale.ink(shade), text: number.text(cell.share),
       }));
     }
@@ -110,16 +110,17 @@ function keyLabels(view, look) {
   const { k0, k1 } = viewport.window;
   const cell = viewport.cell[1];
   const base = viewport.extent.top - 7;
-  if (cell < LABEL_CELL) {
+  if (!plot.labelled.keys) {
     return ruler(cell, k0, k1, first, (key) => ({ x: round(viewport.x(key)), y: round(base), "text-anchor": "middle" }), look);
   }
-  plot.context.font = look.font;
+  plot.context.font = labelFont(look, cell);
+  const size = parseFloat(plot.context.font);
   const flat = upright(plot.context, keys, first, viewport.window, cell);
   const labels = [];
   for (let key = k0; key < k1; key++) {
     const x = round(viewport.x(key + 0.5));
-    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : plot.top / Math.SQRT1_2 - 26);
-    labels.push(makeSvg("text", flat ? { x, y: base, "text-anchor": "middle", text } : { x, y: base, transform: `rotate(-45 ${x} ${base})`, text }));
+    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : leaningRoom(plot.top, cell));
+    labels.push(makeSvg("text", { x, y: base, "font-size": size, text, ...(flat ? { "text-anchor": "middle" } : { transform: `rotate(${(leaning(cell) * 180) / Math.PI} ${x} ${base})` }) }));
   }
   return labels;
 }
@@ -129,14 +130,15 @@ function queryLabels(view, look) {
   const first = attention.first[0];
   const { q0, q1 } = viewport.window;
   const x = round(viewport.extent.left - 9);
-  if (viewport.cell[0] < LABEL_CELL) {
+  if (!plot.labelled.queries) {
     return ruler(viewport.cell[0], q0, q1, first, (query) => ({ x, y: round(viewport.y(query) + 4), "text-anchor": "end" }), look);
   }
-  plot.context.font = look.font;
+  plot.context.font = labelFont(look, viewport.cell[0]);
+  const size = parseFloat(plot.context.font);
   const labels = [];
   for (let query = q0; query < q1; query++) {
     const text = cutTo(plot.context, queries.label(first + query, 24), plot.left - 14);
-    labels.push(makeSvg("text", { x, y: round(viewport.y(query + 0.5) + 4), "text-anchor": "end", text }));
+    labels.push(makeSvg("text", { x, y: round(viewport.y(query + 0.5) + size * 0.35), "text-anchor": "end", "font-size": size, text }));
   }
   return labels;
 }

@@ -1,6 +1,6 @@
 // One map on a canvas: what it shows, and what pointer and keys do with it.
 
-import { labelRoom } from "./axes.js";
+import { LABEL_CELL, labelRoom, labelSize, leaning } from "./axes.js";
 import { make, sharpen } from "./elements.js";
 import { paintPlot } from "./painting.js";
 
@@ -28,21 +28,43 @@ export class MapView {
     this.keys = this.explorer.axes[this.attention.keys];
   }
 
-  /** Room for labels: the same at every zoom, so that the map does not jump. */
+  /** Labels get room where cells are large enough for them. */
   layout(look) {
     const width = this.element.clientWidth;
     const height = this.element.clientHeight;
     const context = sharpen(this.canvas, width, height);
     context.font = look.font;
-    const { counts, first } = this.attention;
-    const wide = labelRoom(context, this.keys, first[1], counts[1]);
-    this.left = Math.min(labelRoom(context, this.queries, first[0], counts[0]) + 20, width * 0.3);
-    const room = (width - this.left - 16) / counts[1];
-    const flat = wide + 6 <= Math.min(room, 72);
-    this.top = flat ? 34 : Math.min(wide * Math.SQRT1_2 + 24, 116, height * 0.28);
-    this.right = flat ? 16 : Math.min(54, wide * 0.6);
-    this.viewport.resize(width - this.left - this.right, height - this.top - 8);
+    const margins = this.margins(context, width, height);
+    const { viewport } = this;
+    const inside = ({ left, top, right }) => [width - left - right, height - top - 8];
+    const rough = viewport.fitCellIn(width - 100, height - 90);
+    const cell = viewport.fitted ? viewport.fitCellIn(...inside(margins(true, true, rough))) : viewport.cell;
+    this.labelled = { queries: cell[0] >= LABEL_CELL, keys: cell[1] >= LABEL_CELL };
+    const { left, top, right } = margins(this.labelled.queries, this.labelled.keys, viewport.fitted ? rough : cell);
+    Object.assign(this, { left, top });
+    viewport.resize({ left, top, width: width - left - right, height: height - top - 8 });
     return context;
+  }
+
+  /** How much room labels or rulers take. */
+  margins(context, width, height) {
+    const { counts, first } = this.attention;
+    const key = `${this.attention.name}/${width}/${height}/${context.font}`;
+    if (this.measured?.key !== key) {
+      const wide = labelRoom(context, this.keys, first[1], counts[1]);
+      const left = labelRoom(context, this.queries, first[0], counts[0]);
+      this.measured = { key, wide, left, flat: wide + 6 <= Math.min((width - left - 36) / counts[1], 72) };
+    }
+    const { wide, left, flat } = this.measured;
+    return (queries, keys, cell) => {
+      const [tall, long] = cell.map((size) => labelSize(size) / 13);
+      const steep = -Math.sin(leaning(cell[1]));
+      return {
+        left: queries ? Math.min(left * tall + 20, width * 0.3) : 54,
+        top: !keys ? 30 : flat ? 34 : Math.min(wide * long * steep + 22, 116, height * 0.28),
+        right: !keys || flat || steep === 1 ? 16 : Math.min(54, wide * 0.6),
+      };
+    };
   }
 
   paint(look, marks, pictures) {
@@ -50,7 +72,7 @@ export class MapView {
     context.clearRect(0, 0, this.element.clientWidth, this.element.clientHeight);
     context.font = look.font;
     this.plot = {
-      context, look, marks, pictures, viewport: this.viewport, left: this.left, top: this.top, tiles: this.tiles,
+      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, tiles: this.tiles,
       scale: this.explorer.scale, curve: this.explorer.curveOf(this.attention),
       queries: this.queries, keys: this.keys, first: this.attention.first, resolution: null,
     };

@@ -4,6 +4,8 @@ import { intensity } from "./colours.js";
 import { paintKeys, paintQueries } from "./axes.js";
 
 const RECTANGLE = 6; // pixels from which on cells are drawn one by one
+const NEAR = 8000; // tokens on the screen up to which weights are worth their computation
+const AFAR = 5; // the level of tiles that are too large for it
 const SHARP = 3; // pixels from which on cells keep hard edges
 
 /**
@@ -33,7 +35,10 @@ export function paintPlot(plot) {
 
 /** How fine tiles must be for the screen: powers of two, one a side. */
 export function levelsOf(viewport) {
-  return viewport.cell.map((size) => Math.max(0, Math.floor(Math.log2(1 / size) + 0.3)));
+  const { q0, q1, k0, k1 } = viewport.window;
+  const spans = [q1 - q0, k1 - k0];
+  const far = spans[0] * spans[1] > NEAR * NEAR;
+  return viewport.cell.map((size, side) => Math.max(far && spans[side] > NEAR / 2 ? AFAR : 0, Math.floor(Math.log2(1 / size) + 0.3)));
 }
 
 function paintWeights(plot) {
@@ -79,10 +84,11 @@ function paintCells(plot, tile) {
   const [high, wide] = viewport.cell;
   const gap = Math.min(high, wide) >= 12 ? 1.5 : 0.5;
   const full = tiles.full(curve, tile.blocks);
-  const number = numberIn(Math.min(high * 1.6, wide));
+  const number = numberIn(high, wide);
+  context.clearRect(viewport.x(tile.k0), viewport.y(tile.q0), (tile.k1 - tile.k0) * wide, (tile.q1 - tile.q0) * high);
   context.textAlign = "center";
   context.textBaseline = "middle";
-  if (number) context.font = number.font(look.family);
+  if (number) context.font = `${number.size}px ${look.family}`;
   for (let q = Math.max(window.q0, tile.q0); q < Math.min(window.q1, tile.q1); q++) {
     const y = viewport.y(q);
     for (let k = Math.max(window.k0, tile.k0); k < Math.min(window.k1, tile.k1); k++) {
@@ -100,12 +106,13 @@ function paintCells(plot, tile) {
   }
 }
 
-/** How a weight is written into a cell this wide; null if it does not fit. */
-export function numberIn(wide) {
-  const font = (size) => (family) => `${size}px ${family}`;
-  if (wide >= 31) return { font: font(Math.min(13, wide * 0.3)), text: (share) => share.toFixed(2), least: 0.000001 };
-  if (wide >= 19) return { font: font(Math.min(11, wide * 0.44)), text: (share) => (share >= 0.995 ? "1" : share.toFixed(2).slice(1)), least: 0.005 };
-  if (wide >= 10) return { font: font(wide * 0.62), text: (share) => String(Math.round(share * 100)), least: 0.015 };
+/** How a weight is written into a cell of this size; null if it does not fit. */
+export function numberIn(high, wide) {
+  if (wide >= 31 && high >= 14) return { size: Math.min(13, wide * 0.3, high * 0.7), text: (share) => share.toFixed(2), least: 0.000001 };
+  if (wide >= 19 && high >= 11) {
+    return { size: Math.min(11, wide * 0.44, high * 0.7), text: (share) => (share >= 0.995 ? "1" : share.toFixed(2).slice(1)), least: 0.005 };
+  }
+  if (wide >= 8 && high >= 6.8) return { size: Math.min(wide * 0.66, high * 0.84), text: (share) => String(Math.round(share * 100)), least: 0.015 };
   return null;
 }
 
@@ -114,10 +121,10 @@ function paintTops(plot, window) {
   const { context, viewport, scale, curve, tiles, first } = plot;
   const full = tiles.full(curve, [1, 1]);
   const [high, wide] = viewport.cell;
-  const number = numberIn(Math.min(high * 1.6, wide));
+  const number = numberIn(high, wide);
   context.textAlign = "center";
   context.textBaseline = "middle";
-  if (number) context.font = number.font(plot.look.family);
+  if (number) context.font = `${number.size}px ${plot.look.family}`;
   for (let q = window.q0; q < window.q1; q++) {
     for (const [key, weight] of tiles.tops.of(q)) {
       const k = key - first[1];

@@ -93,7 +93,7 @@ export class PictureFlow {
   size(image) {
     const box = this.element.parentElement;
     const wide = Math.max(80, Math.min(this.options.width ?? 1e4, (box?.clientWidth ?? 300) - 8));
-    const high = Math.max(60, Math.min(this.options.height ?? 1e4, (box?.clientHeight || 1e4) - (this.axis.firstPatch ? 44 : 8)));
+    const high = Math.max(60, this.options.height ?? (box?.clientHeight || 400) - (this.axis.firstPatch ? 44 : 8));
     if (this.axis.kind === "audio") return [wide, Math.min(high, Math.max(90, wide / 3))];
     const ratio = image.naturalWidth / image.naturalHeight || 1;
     return wide / high > ratio ? [high * ratio, high] : [wide, wide / ratio];

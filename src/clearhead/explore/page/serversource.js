@@ -57,6 +57,11 @@ export class ServerSource {
     return this.send("ablate", { off, ...this.about });
   }
 
+  /** What each head does for the loss, by attention; null where that takes too long. */
+  async effects() {
+    return (await (await this.ask(`effects?${new URLSearchParams(this.about)}`)).json()).effects;
+  }
+
   async look(text) {
     return this.keep(await this.send("look", { text }));
   }

@@ -40,7 +40,7 @@ export function paintSpread(explorer, cells) {
     const chosen = cell.attention.name === state.name && cell.head.number === state.head;
     const pale = state.role && state.role !== cell.head.role;
     const dot = makeSvg("circle", {
-      cx: x(cell), cy: y(cell.head[measure]), r: chosen ? 4.5 : 2.8, fill: roleColour(cell.head.role, dark), opacity: pale ? 0.15 : 0.9,
+      cx: x(cell), cy: y(cell.head[measure]), r: chosen ? 4.5 : known.length > 60 ? 2.1 : 2.8, fill: roleColour(cell.head.role, dark), opacity: pale ? 0.15 : 0.85,
       class: chosen ? "dot-chosen" : "dot-head", on: { click: () => explorer.select(cell.attention.name, cell.head.number) },
     });
     svg.append(dot);

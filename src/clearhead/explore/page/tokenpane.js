@@ -72,15 +72,16 @@ export class TokenPane {
     const { explorer } = this;
     const { answered, state } = explorer;
     const at = state.direction === "at";
-    if (!answer.top.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
+    const best = second ? bestOfTwo(explorer, answer, second) : answer.top;
+    if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
-    const most = answer.most || 1;
+    const most = Math.max(answer.most, second?.most ?? 0) || 1;
     const head = make("tr", {},
       make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? `${say("head")} ${state.head}` : say("weight") }),
       second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
       normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const rows = answer.top.slice(0, 8).filter(([, weight], i) => i === 0 || weight >= 0.0005).map(([position, weight, norm]) => {
+    const rows = best.slice(0, 8).filter(([, weight], i) => i === 0 || weight >= 0.0005).map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
       const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }));
       const bar = make("span", { class: "bar" });
@@ -92,7 +93,7 @@ export class TokenPane {
     });
     const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: written(answer.received, 2) }) }) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
-      answer.weights ? null : make("p", { class: "soft", text: say("onlyTop") }));
+      answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }
 
   async paintText() {
@@ -105,7 +106,7 @@ export class TokenPane {
       refill(byId("shaded"), this.flow.element);
     }
     const name = subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 24);
-    refill(byId("shaded-title"), ...sayAround(state.direction === "at" ? "shadedAt" : "shadedBy", { token: make("bdi", { class: "strong", text: name }) }));
+    refill(byId("shaded-title"), ...sayAround(`${isPictured(answered) ? "pictured" : "shaded"}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }) }));
     this.flow.update(await this.shownOn(answered, null, "answered"));
   }
 
@@ -129,4 +130,12 @@ export class TokenPane {
     });
     refill(box, title, make("table", { class: "keys" }, make("tbody", {}, ...rows)));
   }
+}
+
+/** The largest weights of either of two heads, with those of the first. */
+function bestOfTwo(explorer, one, other) {
+  const positions = new Set([...one.top, ...other.top].map(([position]) => position));
+  const weights = [...positions].map((position) => [position, weightAt(explorer, one, position) ?? 0, weightAt(explorer, other, position) ?? 0]);
+  weights.sort((a, b) => Math.max(b[1], b[2]) - Math.max(a[1], a[2]));
+  return weights.map(([position, weight]) => [position, weight, null]);
 }

@@ -4,6 +4,7 @@ import { between } from "./elements.js";
 
 export const LARGEST_CELL = 72;
 const CLOSEST_CELL = 96;
+const ROOMY_CELL = 22; // in which a number fits
 
 /** Positions here count from the first query and key of the attention; sizes are CSS pixels. */
 export class Viewport {
@@ -17,21 +18,35 @@ export class Viewport {
     this.fitted = true;
   }
 
-  /** The size of cells at which everything is seen; square, unless one side is much longer. */
-  get fitCell() {
-    const down = Math.min(this.height / this.queries, LARGEST_CELL);
-    const across = Math.min(this.width / this.keys, LARGEST_CELL);
+  /**
+   * The size of cells at which everything is seen: square, unless one side is much longer,
+   * or numbers would not fit and a little more width helps.
+   */
+  fitCellIn(width, height) {
+    const down = Math.min(height / this.queries, LARGEST_CELL);
+    const across = Math.min(width / this.keys, LARGEST_CELL);
     const ratio = Math.max(down / across, across / down);
+    const least = Math.min(down, across);
     if (ratio > 4) return [down, across];
-    return [Math.min(down, across), Math.min(down, across)];
+    if (least < ROOMY_CELL && Math.max(this.queries, this.keys) <= 64) return [Math.min(down, 2 * least), Math.min(across, 2 * least)];
+    return [least, least];
   }
 
-  resize(width, height) {
-    const centre = this.centre;
+  get fitCell() {
+    return this.fitCellIn(this.width, this.height);
+  }
+
+  /** Takes its place; cells stay where they are on the screen when labels take room from them. */
+  resize({ left, top, width, height }) {
+    if (!this.fitted && this.left !== undefined) {
+      this.start = [this.start[0] + (top - this.top) / this.cell[0], this.start[1] + (left - this.left) / this.cell[1]];
+    }
+    this.left = left;
+    this.top = top;
     this.width = Math.max(width, 10);
     this.height = Math.max(height, 10);
     if (this.fitted) this.fit();
-    else this.centreOn(...centre);
+    else this.settle();
   }
 
   fit() {

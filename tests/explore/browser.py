@@ -1,0 +1,107 @@
+"""A real browser for the tests of the page, which notices every error and every request to somewhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+PATIENCE = 30_000  # milliseconds: the machine may be busy
+MISSING = (
+    "the tests of the page need Chromium and Playwright: apt-get install chromium && .venv/bin/pip install playwright"
+)
+
+
+def absent() -> str | None:
+    """What to install, if there is no browser."""
+    try:
+        import playwright  # noqa: F401
+    except ImportError:
+        return MISSING
+    return None if CHROMIUM.exists() else MISSING
+
+
+class Watched:
+    """A page, and what went wrong in it."""
+
+    def __init__(self, page) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self.allowed: list[str] = []  # parts of messages that a test provokes
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: said.type in ("error", "warning") and self._note(f"console: {said.text}"))
+        page.on("pageerror", lambda error: self._note(f"error: {error}"))
+        page.on("dialog", lambda dialog: (self._note(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self._heard(request.url))
+        page.on("popup", lambda _: self._note("a window opened"))
+
+    def _note(self, problem: str) -> None:
+        if not any(part in problem for part in self.allowed):
+            self.problems.append(problem)
+
+    def _heard(self, url: str) -> None:
+        address = urlsplit(url)
+        if address.scheme not in ("file", "data", "blob") and address.hostname != "127.0.0.1":
+            self._note(f"request: {url}")
+
+    def open(self, url: str, fragment: str = "") -> None:
+        """Goes there, and waits until the map is painted."""
+        self.page.goto("about:blank")  # the same address with another fragment would not load anew
+        self.page.goto(url + (f"#{fragment}" if fragment else ""))
+        self.page.wait_for_selector("html[data-ready='map'][data-shown]", state="attached")
+
+    def settle(self) -> None:
+        """Waits until the address says what is seen, and the texts are shaded: all timers are shorter than this."""
+        self.page.evaluate(
+            "() => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 260))"
+        )
+
+    @property
+    def fragment(self) -> str:
+        self.settle()
+        return self.page.evaluate("() => location.hash")
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def until(self, selector: str, text: str) -> None:
+        """Waits until an element shows this text."""
+        self.page.locator(selector, has_text=text).first.wait_for()
+
+
+@contextmanager
+def started() -> Iterator:
+    """The browser, for a whole session."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    if missing := absent():
+        if os.environ.get("CI_RUN") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with started() as browser:
+        yield browser
+
+
+@pytest.fixture
+def watched(browser, request) -> Iterator[Watched]:
+    """A fresh page; the test fails if anything went wrong in it."""
+    options = {"viewport": {"width": 1280, "height": 820}, "color_scheme": "light", "locale": "en-GB"}
+    context = browser.new_context(**(options | getattr(request, "param", {})))
+    page = Watched(context.new_page())
+    yield page
+    page.settle()
+    context.close()
+    assert not page.problems, page.problems

@@ -1,0 +1,542 @@
+"""The page, in a real browser: what people do with it, and what hostile text cannot do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead import Mask
+from clearhead.explore import Scene, open_record
+from clearhead.explore.axes import Axis
+from clearhead.explore.live import Live
+from clearhead.explore.single import page as as_page
+from tests.explore import records
+from tests.explore.browser import Watched
+
+SENTENCE = "人工智能正在改变我们的世界。"
+START = "at=decoder.0.cross/0"
+HOSTILE = [
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "\u202egnp.exe",
+    "\u200f\u200fשלום",
+    "\ud800",
+    "x" * 10_000,
+    "{step}",
+    "&lt;b&gt;",
+    "'\"`${alert(1)}",
+    "=1+1",
+    " ",
+    "\n",
+    "\x00\x07",
+    "👩‍👩‍👧",
+    "",
+    "javascript:alert(1)",
+    "é",
+]
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return clearhead.load("zh-en")
+
+
+@pytest.fixture(scope="module")
+def translated(translator):
+    return translator.look(SENTENCE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+def write(folder: Path, name: str, scene: Scene, **options) -> str:
+    path = folder / f"{name}.html"
+    path.write_text(as_page(scene, **options), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def short(folder, translated) -> str:
+    return write(folder, "short", Scene(translated))
+
+
+@pytest.fixture(scope="module")
+def long_record():
+    return records.drawn(709, heads=3, d=5, mask=Mask.causal())
+
+
+@pytest.fixture(scope="module")
+def long(folder, long_record) -> str:
+    return write(folder, "long", Scene(long_record))
+
+
+@pytest.fixture(scope="module")
+def server(translator, translated):
+    server = open_record(translated, live=Live.of(translator), browser=False)
+    yield server.url
+    server.close()
+
+
+def token(watched: Watched, place: str, text: str):
+    return watched.page.locator(f"{place} .token", has_text=text).first
+
+
+def cell(watched: Watched, query: int, key: int) -> str:
+    """Walks to a cell by keys, and reads what is said of it."""
+    page = watched.page
+    page.locator(".map-canvas").first.focus()
+    for _ in range(query + 1):
+        page.keyboard.press("ArrowDown")
+    for _ in range(key):
+        page.keyboard.press("ArrowRight")
+    page.locator("#tip:not([hidden])").wait_for()
+    return watched.text("#tip")
+
+
+def test_a_head_is_chosen_with_a_click_and_read_in_every_pane(watched, short):
+    watched.open(short)
+    page = watched.page
+    assert watched.text("footer p strong") == "Where a head looks is not why the model answers."
+    assert page.locator(".tab").all_inner_texts() == ["encoder", "decoder", "cross"]
+    page.locator('.head[data-name="decoder.1.cross"][data-head="2"]').click()
+    watched.until("figcaption", "decoder 1 · cross · head 2")
+    assert watched.fragment == "#at=decoder.1.cross/2"
+    page.locator(".tab", has_text="encoder").click()
+    watched.until("figcaption", "encoder 1 · self · head 2")
+    assert page.locator('.head[aria-selected="true"]').count() == 1
+
+
+def test_every_weight_of_the_table_is_what_attention_weights_gives(watched, short, translated):
+    name, head, query = "decoder.0.cross", 0, 5
+    weights = records.weights_of(translated[name])[head]
+    watched.open(short, START)
+    token(watched, "#output-text", "world").click()
+    watched.until("#subject", "pinned")
+    watched.settle()
+    shown = [row.split("\t") for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert shown
+    best = weights[query].topk(len(shown)).values.tolist()
+    assert [float(row[1]) for row in shown] == pytest.approx(best, abs=0.0011)  # three digits, within 0.0005
+
+
+def test_two_pinned_tokens_add_up(watched, short, translated):
+    weights = records.weights_of(translated["decoder.0.cross"])[0]
+    watched.open(short, START)
+    token(watched, "#output-text", "changing").click()
+    token(watched, "#output-text", "world").click()
+    watched.until("#subject", "sum of 2 tokens")
+    watched.settle()
+    both = (weights[3] + weights[5]).max().item()
+    assert float(watched.page.locator("#keys tbody .number").first.inner_text()) == pytest.approx(both, abs=0.0015)
+    assert watched.fragment == f"#{START}&pins=target:3,target:5"
+    watched.page.get_by_role("button", name="Unpin changing").click()
+    watched.page.locator("#subject .chip").nth(1).wait_for(state="detached")
+    assert watched.fragment == f"#{START}&pins=target:5"
+
+
+def test_who_looks_at_a_token_is_its_column(watched, short, translated):
+    weights = records.weights_of(translated["decoder.0.cross"])[0]
+    watched.open(short, START)
+    token(watched, "#source-text", "世界").click()
+    watched.until("#shaded-title", "who looks at")
+    watched.until("#keys", "in all")
+    first = float(watched.page.locator("#keys tbody .number").first.inner_text())
+    assert first == pytest.approx(weights[:, 7].max().item(), abs=0.0011)
+    total = float(watched.text("#keys p").split()[1])
+    assert total == pytest.approx(weights[:, 7].sum().item(), abs=0.03)
+
+
+def test_a_cell_shows_query_key_and_weight(watched, short, translated):
+    weights = records.weights_of(translated["decoder.0.cross"])[0]
+    watched.open(short, START)
+    said = cell(watched, 5, 6)
+    assert "world" in said
+    assert "我们的" in said
+    assert float(said.split()[-4]) == pytest.approx(weights[5, 6].item(), abs=0.0006)
+    assert watched.page.locator("#live").inner_text().startswith("query world, key 我们的, weight")
+
+
+def test_zooming_in_reaches_exact_cells_and_the_link_brings_them_back(watched, long, long_record):
+    weights = records.weights_of(long_record["encoder.0.self"])[1]
+    watched.open(long, "at=encoder.0.self/1")
+    page = watched.page
+    box = page.locator(".map-canvas").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.6 * box["height"])
+    for _ in range(7):
+        page.mouse.wheel(0, -400)
+        watched.settle()
+    watched.until("#resolution", "exact")
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.locator("#tip .tip-place").wait_for()
+    query, key = (int(part.replace("\u2009", "")) for part in watched.text(".tip-place").split(" → "))
+    seen = float(watched.text("#tip .value strong"))
+    assert seen == pytest.approx(weights[query, key].item(), abs=0.00056)
+    fragment = watched.fragment
+    assert "view=" in fragment
+    watched.open(long, fragment.removeprefix("#"))
+    watched.until("#resolution", "exact")
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.locator("#tip .tip-place").wait_for()
+    watched.settle()
+    again = [int(part.replace("\u2009", "")) for part in watched.text(".tip-place").split(" → ")]
+    assert again == [query, key]
+    assert watched.fragment == fragment
+
+
+def test_dragging_moves_the_map_and_a_double_click_centres(watched, long):
+    watched.open(long, "at=encoder.0.self/0&view=100,120,90,110")
+    page = watched.page
+    before = watched.fragment
+    box = page.locator(".map-canvas").bounding_box()
+    middle = (box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0] - 80, middle[1] - 60, steps=4)
+    page.mouse.up()
+    moved = watched.fragment
+    assert moved != before
+    assert "pins" not in moved  # a drag is no click
+    page.mouse.dblclick(middle[0] + 90, middle[1] + 90)
+    assert watched.fragment not in (before, moved)
+    assert "pins" not in watched.fragment  # two clicks pin and unpin
+
+
+def test_decoding_is_scrubbed_with_its_probabilities(watched, short, translated):
+    about = translated.calls[0].about
+    watched.open(short, START)
+    page = watched.page
+    page.locator("#step").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    watched.until("#step-text", "5 of 8")
+    watched.settle()
+    assert page.locator("#output-text .token.faded").all_inner_texts()[:2] == ["world", "."]
+    assert page.locator("#output-text .token.current").inner_text() == "our"
+    assert "our" in watched.text("#next h3")
+    first = watched.page.locator("#next tbody tr").first.inner_text().split("\t")
+    assert float(first[1]) == pytest.approx(about["next"][4][0][1], abs=0.0006)
+    assert watched.fragment == f"#{START}&step=5"
+
+
+def test_two_heads_stand_side_by_side(watched, short, translated):
+    watched.open(short, f"{START}&pins=target:5")
+    page = watched.page
+    page.locator('.head[data-name="decoder.0.cross"][data-head="3"]').click(modifiers=["Shift"])
+    page.locator("#maps figure.second").wait_for()
+    assert page.locator(".map-canvas").count() == 2
+    watched.until("#keys", "head 3")
+    watched.settle()
+    weights = records.weights_of(translated["decoder.0.cross"])
+    shown = {row.split("\t")[0]: row.split("\t")[2] for row in page.locator("#keys tbody tr").all_inner_texts()}
+    assert float(shown["世界"]) == pytest.approx(weights[3, 5, 7].item(), abs=0.0011)
+    assert watched.fragment == f"#{START}&beside=decoder.0.cross/3&pins=target:5"
+    watched.open(short, watched.fragment.removeprefix("#"))
+    assert page.locator(".map-canvas").count() == 2
+    page.get_by_role("button", name="one head only").click()
+    page.locator("#maps figure.second").wait_for(state="detached")
+
+
+def test_heads_are_sorted_and_roles_stand_out(watched, short, translated):
+    watched.open(short, START)
+    page = watched.page
+    page.locator("#sorts button", has_text="entropy").click()
+    watched.settle()
+    found = [
+        (translated[name].entropy[0].mean(-1)[head].item(), name, str(head))
+        for name in ("decoder.0.cross", "decoder.1.cross", "decoder.2.cross")
+        for head in range(8)
+    ]
+    _, name, head = max(found)
+    first = page.locator(".head").first
+    assert (first.get_attribute("data-name"), first.get_attribute("data-head")) == (name, head)
+    page.locator(".role").first.click()
+    assert "sort=entropy" in watched.fragment
+    assert "role=" in watched.fragment
+
+
+@pytest.mark.parametrize("watched", [{"color_scheme": "dark", "locale": "zh-CN"}], indirect=True)
+def test_language_and_theme_are_the_systems_until_one_chooses(watched, short):
+    watched.open(short, START)
+    page = watched.page
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert page.locator("html").get_attribute("lang") == "zh-CN"
+    assert watched.text("footer p strong") == "注意力头看向哪里，并不等于模型为何这样回答。"
+    page.locator("#language").click()
+    watched.until("footer p strong", "Where a head looks")
+    page.locator("#theme").click()
+    page.locator("html[data-theme='light']").wait_for(state="attached")
+    assert watched.fragment == f"#{START}&theme=light&language=en"
+    watched.open(short, watched.fragment.removeprefix("#"))
+    assert page.locator("html").get_attribute("data-theme") == "light"
+    assert page.locator("#find").get_attribute("placeholder") == "find token"
+
+
+def saved(watched: Watched, button: str) -> bytes:
+    with watched.page.expect_download() as download:
+        watched.page.locator(button).click()
+    return Path(download.value.path()).read_bytes()
+
+
+def test_the_view_is_saved_as_svg_and_png(watched, short):
+    watched.open(short, START)
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"人", "world", "0.91", "decoder 0 · cross · head 0"} <= set(texts)
+    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}rect"))) > 50
+    picture = saved(watched, "#save-png")
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
+    assert (width, height) == (2 * int(drawing.get("width")), 2 * int(drawing.get("height")))
+    assert len(picture) > 20_000  # not an empty sheet
+
+
+def test_the_selection_is_saved_as_json_and_csv(watched, short, translated):
+    weights = records.weights_of(translated["decoder.0.cross"])[0]
+    watched.open(short, f"{START}&pins=target:5")
+    selection = json.loads(saved(watched, "#save-json"))
+    (one,) = selection["tokens"]
+    assert one["position"] == 5
+    got = {entry["position"]: entry["weight"] for entry in one["weights"]}
+    assert [got.get(key, 0.0) for key in range(10)] == pytest.approx(weights[5].tolist(), abs=0.00051)
+    assert torch.tensor(selection["window"]["weights"]).sub(weights).abs().max() < 0.00051
+    rows = list(csv.DictReader(io.StringIO(saved(watched, "#save-csv").decode())))
+    assert {row["token"] for row in rows} == {"▁world"}
+    assert max(rows, key=lambda row: float(row["weight"]))["other_token"] == "我们的"
+
+
+def test_everything_can_be_done_by_keyboard_alone(watched, short):
+    watched.open(short, START)
+    page, press = watched.page, watched.page.keyboard.press
+    press("ArrowRight")
+    press("ArrowDown")
+    watched.until("figcaption", "decoder 1 · cross · head 1")
+    press("1")
+    watched.until("figcaption", "encoder 1 · self · head 1")
+    press("3")
+    press("m")
+    press("ArrowDown")
+    press("ArrowDown")
+    press("p")
+    watched.until("#subject", "workers")
+    press("r")
+    watched.until("#shaded-title", "who looks at")
+    press("r")
+    press("c")
+    page.locator("figure.second").wait_for()
+    press("Escape")  # unpins
+    press("Escape")  # one head again
+    page.locator("figure.second").wait_for(state="detached")
+    press("[")
+    watched.until("#step-text", "7 of 8")
+    press("+")
+    press("g")
+    press("b")
+    press("o")
+    press("t")
+    press("l")
+    watched.until("footer p strong", "注意力头")
+    parts = dict(part.split("=") for part in watched.fragment[1:].split("&"))
+    assert {key: parts[key] for key in ("step", "curve", "colours", "sort", "theme", "language")} == {
+        "step": "7",
+        "curve": "linear",
+        "colours": "cividis",
+        "sort": "role",
+        "theme": "dark",
+        "language": "zh",
+    }
+    press("/")
+    page.keyboard.type("世界")
+    watched.until("#found", "1")
+    press("Escape")
+    press("?")
+    page.locator("dialog[open]").wait_for()
+    press("Escape")
+    page.locator("dialog[open]").wait_for(state="detached")
+    press("h")
+    press("ArrowRight")
+    assert page.locator(".head:focus").count() == 1
+
+
+def test_tab_reaches_every_pane_and_shows_where_it_is(watched, short):
+    watched.open(short, START)
+    page = watched.page
+    seen = set()
+    for _ in range(45):
+        page.keyboard.press("Tab")
+        where = page.evaluate(
+            "() => [document.activeElement.closest('[id]')?.id, "
+            "getComputedStyle(document.activeElement).outlineStyle, "
+            "document.activeElement.getAttribute('aria-label') || document.activeElement.innerText "
+            "|| document.activeElement.labels?.length]"
+        )
+        if where[0] is None:
+            continue
+        assert where[1] != "none", f"no visible focus on {where}"
+        assert where[2], f"no name for {where}"
+        seen.add(where[0])
+    assert {"find", "language", "save-svg", "step", "curve", "zoom-in"} <= seen
+
+
+def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
+    record = records.drawn(len(HOSTILE), heads=2, d=5)
+    scene = Scene(record, title=HOSTILE[0], axes={"tokens": Axis.text(HOSTILE)}, notes=[HOSTILE[0]])
+    url = write(folder, "hostile", scene)
+    watched.open(url)
+    page = watched.page
+    texts = page.locator("#source-text .token").all_inner_texts()
+    assert len(texts) == len(HOSTILE)
+    assert texts[0] == HOSTILE[0][:39] or texts[0] == HOSTILE[0]
+    assert texts[4] == "\ufffd"
+    assert len(texts[5]) <= 40
+    assert all(text.strip() for text in texts)
+    assert not any("\u202a" <= letter <= "\u202e" or letter in "\u200e\u200f" for text in texts for letter in text)
+    assert page.locator("img").count() == 0
+    assert page.locator("script:not([type])").count() == 1
+    for place in (0, 4, 5, 9):
+        page.locator("#source-text .token").nth(place).click()
+    watched.until("#subject", "sum of 4 tokens")
+    page.mouse.move(600, 400)
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    assert any((element.text or "").startswith("</script>") for element in drawing.iter())
+    saved(watched, "#save-png")
+    table = saved(watched, "#save-csv").decode()
+    assert '"=1+1"' not in table  # a table program would compute it
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_address_full_of_nonsense_changes_nothing(watched, short):
+    nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=__proto__"
+    watched.open(short, nonsense)
+    assert watched.fragment in ("", f"#{nonsense}".replace("<b>", "%3Cb%3E"))
+    watched.until("figcaption", "decoder 0 · cross · head 0")
+    assert watched.page.locator(".map-canvas").count() == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 64])
+def test_few_tokens_are_shown_with_their_numbers(watched, folder, tokens):
+    url = write(folder, f"few{tokens}", Scene(records.drawn(tokens, heads=1, texts=["word"] * tokens)))
+    watched.open(url)
+    assert watched.text("#resolution") == "exact"
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("word") == 2 * tokens
+    assert sum(text[-1].isdigit() for text in texts if text and text.strip(".0123456789") == "") >= tokens
+
+
+def test_a_file_of_maps_shows_the_largest_weights_exactly(watched, folder):
+    record = records.drawn(613, heads=2, d=3, keep=False, pixels=64)
+    weights = records.weights_of(records.drawn(613, heads=2, d=3)["encoder.0.self"])[0]
+    watched.open(write(folder, "maps", Scene(record)), "at=encoder.0.self/0&pins=tokens:307")
+    watched.until("#keys", "Only the largest")
+    best = weights[307].topk(8).values.tolist()
+    shown = [float(row.split("\t")[1]) for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert shown == pytest.approx(best, abs=0.00056)
+    assert "This file holds" in watched.text("#notes")
+    key = int(weights[307].argmax())
+    watched.open(watched.page.url.split("#")[0], f"at=encoder.0.self/0&view=300,316,{key - 8},{key + 8}")
+    watched.until("#resolution", "the largest weights are exact")
+
+
+def test_a_picture_is_shaded_patch_by_patch(watched, folder):
+    picture = torch.rand(28, 42, 3)
+    scene = Scene(records.drawn(7, heads=2), axes={"tokens": Axis.image(picture, (2, 3), ["[CLS]"])})
+    watched.open(write(folder, "picture", scene))
+    page = watched.page
+    box = page.locator(".map-view .picture")
+    box.wait_for()
+    size = box.bounding_box()
+    box.click(position={"x": 0.9 * size["width"], "y": 0.9 * size["height"]})
+    watched.until("#subject", "1,2")
+    assert watched.fragment.endswith("pins=tokens:6")
+    page.locator("#drawings button", has_text="matrix").click()
+    page.locator(".map-canvas").wait_for()
+    saved(watched, "#save-png")
+
+
+def test_a_sound_is_shaded_frame_by_frame(watched, folder):
+    scene = Scene(records.drawn(11, heads=2), axes={"tokens": Axis.audio(torch.rand(5, 44), 11, 1.1)})
+    watched.open(write(folder, "sound", scene))
+    watched.page.locator(".map-view .picture").wait_for()
+    assert watched.text("#subject") == "1.00 s"
+    picture = saved(watched, "#save-png")
+    assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("watched", [{"viewport": {"width": 390, "height": 800}, "has_touch": True}], indirect=True)
+def test_a_narrow_screen_shows_all_panes_below_each_other(watched, short):
+    watched.open(short, START)
+    page = watched.page
+    tops = [page.locator(selector).bounding_box()["y"] for selector in ("#top", "#atlas", "#maps", "#token")]
+    assert tops == sorted(tops)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#output-text .token", has_text="world").tap()
+    watched.until("#subject", "pinned")
+
+
+def test_a_file_that_is_broken_says_so(watched, folder, short):
+    content = Path(short.removeprefix("file://")).read_text(encoding="utf-8")
+    path = folder / "broken.html"
+    path.write_text(content.replace('{"format": 1,', '{"format": 7,'), encoding="utf-8")
+    watched.page.goto(path.as_uri())
+    watched.page.wait_for_selector("html[data-ready='failed']", state="attached")
+    assert "format 1, not 7" in watched.text("#failed")
+
+
+def test_the_server_switches_heads_off_and_reads_new_text(watched, server, translator):
+    watched.open(server, START)
+    page = watched.page
+    page.keyboard.press("x")
+    page.locator("#ablated").wait_for()
+    with torch.inference_mode(), clearhead.ablate(translator.model, {"decoder.0.cross": [0]}):
+        expected = translator.predict(SENTENCE).text
+    if expected == translator.predict(SENTENCE).text:
+        assert "stays the same" in watched.text("#ablated")
+    else:
+        new = page.evaluate(
+            "() => [...document.querySelector('#ablated').childNodes].filter(n => n.nodeName !== 'DEL')"
+            ".map(n => n.textContent).join('')"
+        )
+        assert new.split() == expected.split()
+    assert "→" in watched.text("#ablation")
+    page.keyboard.press("x")
+    page.locator("#ablated").wait_for(state="detached")
+    page.locator("#another-text").fill("我喜欢猫。")
+    page.keyboard.press("Enter")
+    token(watched, "#source-text", "猫").wait_for()
+    token(watched, "#output-text", "ats").click()  # c·ats, as it was spelled
+    watched.until("#subject", "ats")
+    page.locator("#sorts button", has_text="effect").click()
+    watched.page.locator("figcaption:has-text('effect on loss'), #said:has-text('too long')").first.wait_for()
+    page.locator("#another-text").fill("   ")
+    page.keyboard.press("Enter")
+
+
+def test_the_server_gives_the_same_weights_as_the_file(watched, long_record):
+    weights = records.weights_of(long_record["encoder.0.self"])[1]
+    with open_record(long_record, browser=False) as opened:
+        watched.open(opened.url, "at=encoder.0.self/1&view=500,520,300,320")
+        watched.until("#resolution", "exact")
+        box = watched.page.locator(".map-canvas").bounding_box()
+        watched.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+        watched.page.locator("#tip .tip-place").wait_for()
+        query, key = (int(part) for part in watched.text(".tip-place").split(" → "))
+        assert float(watched.text("#tip .value strong")) == pytest.approx(weights[query, key].item(), abs=0.00006)
+        assert watched.page.locator("#another").is_hidden()
+
+
+def test_a_server_that_is_gone_is_named(watched, long_record):
+    opened = open_record(long_record, browser=False)
+    watched.open(opened.url)
+    opened.close()
+    watched.allowed = ["Failed to load resource"]
+    watched.page.keyboard.press("ArrowRight")
+    watched.until(".map-note", "does not answer")
