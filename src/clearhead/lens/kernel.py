@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
-from clearhead.lens.kernels.shapes import Shape, Shapes, classes, shapes_for, slots
+from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures, pooled
 
 WIDEST = 256  # numbers a head
@@ -35,7 +35,9 @@ def refusal(job: Job) -> str | None:
     if call.q.device.type != "cuda" and not interpreted():
         return f"it runs on CUDA, and q is on {call.q.device}"
     if call.q.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(call.q.device) < (8, 0)):
-        return f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
+        return (
+            f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
+        )
     if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"it computes in float32, and q is {call.q.dtype}"
     if 0 in call.sizes or 0 in (call.q.shape[3], len(job.rows)):
@@ -59,10 +61,11 @@ def interpreted() -> bool:
 def run(job: Job, shapes: Shapes | None = None) -> Measures:
     """The measures of a job, with tiles of the shapes that are known to be fast, or of others."""
     call = job.call
-    width = 1 << max(call.q.shape[3] - 1, 15).bit_length()
+    width = max(16, power(call.q.shape[3]))
     if shapes is None:
         sizes = (len(job.rows), call.k.shape[2])
-        shapes = shapes_for(width, call.q.element_size(), *sizes, job.blocks[1], job.top)
+        plain = call.bias is None and call.softcap is None
+        shapes = shapes_for(width, call.q.element_size(), *sizes, job.blocks[1], job.top, plain)
     with torch.cuda.device_of(call.q):
         work = _Work(job, width, shapes)
         work.along_rows()
@@ -130,8 +133,8 @@ class _Work:
         logsumexp, entropy, peak, distance, _, threshold = self.floats
         out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, self.whole[1], self.whole[2])
         look_along_rows[(-(-len(rows) // shape.queries) * self.samples,)](
-            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, plan, self.scales, self.cap),
-            *(sinks, self.scales if given is None else given, out, self._pixels(), self.sizes),
+            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
+            *(sinks, self.scales if given is None else given, out, *self._pixels(), *self.sizes),
             SINKS=self.call.sinks is not None,
             GIVEN=given is not None,
             TOP=job.top,
@@ -150,8 +153,8 @@ class _Work:
         found = (self.floats[5], self.candidates)
         received = self.floats if self.received is None else self.received
         look_along_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
-            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, plan, self.scales, self.cap),
-            *(self.floats[0], received, found, self._pixels(), self.sizes),
+            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
+            *(self.floats[0], received, found, *self._pixels(), *self.sizes),
             WARPS=min(shape.warps, shape.queries // 16),
             RECEIVED=self.received is not None,
             COLLECT=job.top > 0,
@@ -164,13 +167,13 @@ class _Work:
         from clearhead.lens.kernels.picking import pick, pick_from_all
 
         job, shape = self.job, self.shapes.pick
-        q, k = (_Place(t, t.stride(), False) for t in (self.q, self.k))
+        q, k = self.q, self.k
         found = (self.floats[5], self.candidates) if job.top else (self.whole[1], self.whole[2])
         arguments = (
-            *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, self.scales, self.cap),
-            *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), self.sizes),
+            *(q, q.stride(), k, k.stride(), self.rules.arguments, self.bias, self.scales, self.cap),
+            *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), *self.sizes),
         )
-        constants = {"TOP": job.top, "LIST": 1 << max(job.top - 1, 0).bit_length(), "SLOTS": slots(job.top)}
+        constants = {"TOP": job.top, "LIST": power(job.top), "SLOTS": slots(job.top)}
         rows = len(job.rows)
         pick[(-(-rows // shape.queries) * self.samples,)](
             *arguments,
@@ -242,7 +245,7 @@ class _Work:
     def _pixels(self) -> tuple[Tensor | int, ...]:
         high, wide = self.job.blocks
         cells = self.cells if high else self.floats
-        return (cells, high, wide, self.cells.shape[4], self.cells[0, 0].numel())
+        return (cells, self.cells[0, 0].numel(), high, wide, self.cells.shape[4])
 
     def _map_constants(self, shape: Shape, now: bool) -> dict[str, Any]:
         """What `pool` is told, if the map is filled in this pass."""
@@ -250,7 +253,7 @@ class _Work:
         if not high or not now:
             return {"MAP": False, "EVEN": True, "TOUCHED": 1, "CHUNK": 1, "PARTS": 1}
         even = shape.keys % wide == 0 or wide % shape.keys == 0
-        touched = max(1, shape.keys // wide) if even else (shape.keys - 2) // wide + 2
+        touched = max(1, shape.keys // wide) if even else power((shape.keys - 2) // wide + 2)
         chunk, parts = _chunks(high)
         return {"MAP": True, "EVEN": even, "TOUCHED": touched, "CHUNK": chunk, "PARTS": parts}
 

@@ -1,1 +1,1 @@
-"""The kernels: what Triton runs. They are imported at the first use only; `clearhead.lens.kernel` is their front door."""
+"""The kernels that Triton runs, imported at their first use only; `clearhead.lens.kernel` is their front door."""

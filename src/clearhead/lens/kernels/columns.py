@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from clearhead.lens.kernels.pooling import pool
-from clearhead.lens.kernels.scoring import HIDDEN, biased, products, scored, tile_of, visible
+from clearhead.lens.kernels.scoring import HIDDEN, NUMBERS, biased, products, scored, tile_of, visible
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def look_along_columns(
     q,
@@ -22,14 +22,31 @@ def look_along_columns(
     k_place,
     mask,
     bias,
-    plan,
+    runs,
+    runs_sample,
+    runs_head,
+    others,
+    others_sample,
+    others_head,
+    others_tile,
     scales,
     cap,
     logsumexps,
     received,
     found,
-    pixels,
-    sizes,
+    cells,
+    cells_sample,
+    high,
+    wide,
+    columns,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
@@ -54,21 +71,19 @@ def look_along_columns(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
-    rows, start, step = sizes[4], sizes[5], sizes[6]
     tiles = tl.cdiv(keys, BN)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = sample // heads, sample % heads
     j = tile * BN + tl.arange(0, BN)
     scale = tl.load(scales + h)
     base = sample.to(tl.int64) * rows
-    cells = pixels[0] + sample.to(tl.int64) * pixels[4]
+    cells += sample.to(tl.int64) * cells_sample
     tile_k = tile_of(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
     # By warp and by eighth row: so far a sum stays within a thread, as the tensor cores lay out their results.
     sums = tl.zeros([WARPS, 8, BN], tl.float32)
     slot, name = tl.full([BM, 8], SLOTS, tl.int32), tl.zeros([BM, 8], tl.int32)
 
-    run = plan[0] + b * plan[1] + h * plan[2] + tile * 5
+    run = runs + b * runs_sample + h * runs_head + tile * 5
     first, end = tl.load(run), tl.load(run + 1)
     for n in tl.range(first, end):
         row = n * BM + tl.arange(0, BM)
@@ -85,11 +100,11 @@ def look_along_columns(
             slot, name = collect(x, found, base + row, row < rows, tile, BM, BN, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
-            pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            pool(weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
     if COLLECT:
         note(found, base + (end - 1) * BM + tl.arange(0, BM), slot, name, SLOTS)
 
-    others = plan[3] + b * plan[4] + h * plan[5] + tile * plan[6]
+    others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
         n = tl.load(others + turn)
         row = n * BM + tl.arange(0, BM)
@@ -108,7 +123,7 @@ def look_along_columns(
             note(found, base + row, slot, name, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
-            pool(weights, cells, pixels, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            pool(weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
 
     if RECEIVED:
         tl.store(received + sample.to(tl.int64) * keys + j, tl.sum(tl.sum(sums, 0), 0), mask=j < keys)

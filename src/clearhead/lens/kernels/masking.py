@@ -126,11 +126,12 @@ def _rules(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -
         of_queries, of_keys = documents.of_queries(queries).contiguous(), documents.ids.contiguous()
     if dense is not None:
         seen = dense.seen.view(torch.uint8)
-    arguments = (
+    arguments: tuple[Tensor | int, ...] = (
         *(bounds, 0 if len(bounds) == 1 else bounds.stride(0)),
         *(of_queries, 0 if len(of_queries) == 1 else of_queries.stride(0)),
         *(of_keys, 0 if len(of_keys) == 1 else of_keys.stride(0)),
-        *(seen, *(strides(seen) if dense is not None else (0, 0, 0, 0))),
+        seen,
+        *((0, 0, 0, 0) if dense is None else strides(seen)),
     )
     used = sum(1 << number * 6 + place for number, term in enumerate(found) for place in {at for at, _ in term.bounds})
     return Rules(arguments, len(found), used, *(_marked(found, kind) for kind in ("documents", "dense")))

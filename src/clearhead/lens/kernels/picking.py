@@ -8,10 +8,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from clearhead.lens.kernels.scoring import FAR, HIDDEN, NOTHING, biased, products, scored, tile_of, visible
+from clearhead.lens.kernels.scoring import FAR, HIDDEN, NOTHING, NUMBERS, biased, products, scored, tile_of, visible
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def pick(
     q,
@@ -25,7 +25,14 @@ def pick(
     seen,
     found,
     out,
-    sizes,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
@@ -45,8 +52,6 @@ def pick(
 
     BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps and the first keys.
     """
-    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
-    rows, start, step = sizes[4], sizes[5], sizes[6]
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = sample // heads, sample % heads
@@ -71,7 +76,9 @@ def pick(
             for piece in tl.range(BN // CLASSES):
                 j = number * BN + piece * CLASSES + place_of(lowest)
                 j = tl.where(lowest != 0, j, -1)
-                x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+                x = score_of(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
                 shown = visible(mask, b, h, i, j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
                 x = tl.where(shown & (j >= 0), x, HIDDEN)
                 better = (x > best) | ((x == best) & (j < key))
@@ -91,13 +98,15 @@ def pick(
                 lowest = bits & -bits
                 j = group_of // 8 * BN + place_of(lowest) * 8 + group_of % 8
                 j = tl.where(bits != 0, j, -1)
-                x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+                x = score_of(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
                 values, names = inserted(values, names, tl.where(j >= 0, x, HIDDEN), j, LIST)
                 bits -= lowest
         write(values, names, logsumexp, out, at, inside, TOP, LIST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def pick_from_all(
     q,
@@ -111,7 +120,14 @@ def pick_from_all(
     seen,
     found,
     out,
-    sizes,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
@@ -129,8 +145,6 @@ def pick_from_all(
     SLOTS: tl.constexpr,
 ):
     """The best TOP keys of the rows that had more candidates than slots, as when all keys are alike: from all keys."""
-    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
-    rows, start, step = sizes[4], sizes[5], sizes[6]
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = sample // heads, sample % heads

@@ -15,7 +15,9 @@ import triton.language as tl
 def pool(
     weights,
     cells,
-    pixels,
+    high,
+    wide,
+    columns,
     first_row,
     first_key,
     rows,
@@ -31,24 +33,23 @@ def pool(
     EVEN: TOUCHED pixels make up the tile exactly, or the tile is a piece of one. Otherwise the tile touches up to
     TOUCHED of them.
     """
-    wide, columns = pixels[2], pixels[3]
     first = first_key // wide
     if EVEN:
         if TOUCHED * 8 <= BN:
             parts = tl.sum(tl.sum(tl.reshape(weights, [BM, TOUCHED, BN // 8 // TOUCHED, 8]), 2), 2)
         else:
             parts = tl.sum(tl.reshape(weights, [BM, TOUCHED, BN // TOUCHED]), 2)
-        add(parts, cells, first + tl.arange(0, TOUCHED), pixels, first_row, rows, BM, TOUCHED, CHUNK, PARTS)
+        add(parts, cells, first + tl.arange(0, TOUCHED), high, columns, first_row, rows, BM, TOUCHED, CHUNK, PARTS)
     else:
         key = first_key + tl.arange(0, BN // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
         if (first_key + BN - 1) // wide == first:
             part = tl.sum(tl.sum(weights, 1), 1)[:, None]
-            add(part, cells, first + tl.arange(0, 1), pixels, first_row, rows, BM, 1, CHUNK, PARTS)
+            add(part, cells, first + tl.arange(0, 1), high, columns, first_row, rows, BM, 1, CHUNK, PARTS)
         else:
             for pixel in tl.static_range(TOUCHED):
                 inside = (key >= (first + pixel) * wide) & (key < (first + pixel + 1) * wide)
                 part = tl.sum(tl.sum(tl.where(inside, weights, 0.0), 1), 1)[:, None]
-                add(part, cells, first + pixel + tl.arange(0, 1), pixels, first_row, rows, BM, 1, CHUNK, PARTS)
+                add(part, cells, first + pixel + tl.arange(0, 1), high, columns, first_row, rows, BM, 1, CHUNK, PARTS)
 
 
 @triton.jit
@@ -57,7 +58,8 @@ def add(
     parts,
     cells,
     column,
-    pixels,
+    high,
+    columns,
     first_row,
     rows,
     BM: tl.constexpr,
@@ -66,7 +68,6 @@ def add(
     PARTS: tl.constexpr,
 ):
     """Sums of each row, (BM, WIDE), to the cells of their chunks."""
-    high, columns = pixels[1], pixels[3]
     row = first_row + tl.arange(0, BM)
     chunk = first_row // CHUNK + tl.arange(0, BM // CHUNK)
     inside = (chunk * CHUNK < rows)[:, None] & (column < columns)[None, :]

@@ -10,10 +10,22 @@ import triton
 import triton.language as tl
 
 from clearhead.lens.kernels.pooling import pool
-from clearhead.lens.kernels.scoring import FAR, HIDDEN, LN2, LOG2E, NOTHING, biased, products, scored, tile_of, visible
+from clearhead.lens.kernels.scoring import (
+    FAR,
+    HIDDEN,
+    LN2,
+    LOG2E,
+    NOTHING,
+    NUMBERS,
+    biased,
+    products,
+    scored,
+    tile_of,
+    visible,
+)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def look_along_rows(
     q,
@@ -22,14 +34,31 @@ def look_along_rows(
     k_place,
     mask,
     bias,
-    plan,
+    runs,
+    runs_sample,
+    runs_head,
+    others,
+    others_sample,
+    others_head,
+    others_tile,
     scales,
     cap,
     sinks,
     given,
     out,
-    pixels,
-    sizes,
+    cells,
+    cells_sample,
+    high,
+    wide,
+    columns,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
@@ -54,8 +83,6 @@ def look_along_rows(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    heads, group, queries, keys = sizes[0], sizes[1], sizes[2], sizes[3]
-    rows, start, step, offset = sizes[4], sizes[5], sizes[6], sizes[7]
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tiles - 1 - tl.program_id(0) % tiles  # under a causal mask longest first
     b, h = sample // heads, sample % heads
@@ -71,7 +98,7 @@ def look_along_rows(
         logsumexp = tl.where(logsumexp > NOTHING, logsumexp, -HIDDEN)
     else:
         logsumexp = tl.zeros([BM], tl.float32)
-    cells = pixels[0] + sample.to(tl.int64) * pixels[4]
+    cells += sample.to(tl.int64) * cells_sample
     largest = tl.full([BM, 8], HIDDEN, tl.float32)
     total = tl.zeros([BM, 8], tl.float32)
     spread = tl.zeros([BM, 8], tl.float32)
@@ -79,7 +106,7 @@ def look_along_rows(
     best = tl.full([BM, CLASSES // 8, 8], -3e38, tl.float32)
     where = tl.zeros([BM, CLASSES // 8, 8], tl.int32)
 
-    run = plan[0] + b * plan[1] + h * plan[2] + tile * 5
+    run = runs + b * runs_sample + h * runs_head + tile * 5
     first, end, hole, hole_end = tl.load(run), tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
     beginning = tl.where(first == hole, hole_end, first)
     begins = tl.full([BM], FAR, tl.int32)
@@ -100,9 +127,9 @@ def look_along_rows(
             BM, BN, CLASSES, GIVEN, TOP, True,
         )  # fmt: skip
         if MAP:
-            pool(weights, cells, pixels, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
 
-    others = plan[3] + b * plan[4] + h * plan[5] + tile * plan[6]
+    others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
         n = tl.load(others + turn)
         tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, TMA_K)
@@ -117,7 +144,7 @@ def look_along_rows(
             BM, BN, CLASSES, GIVEN, TOP, False,
         )  # fmt: skip
         if MAP:
-            pool(weights, cells, pixels, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
 
     peak = tl.max(tl.max(best, 1), 1)
     seen = peak > NOTHING

@@ -14,6 +14,12 @@ NOTHING = tl.constexpr(-1e29)  # what is below this is hidden, also after a logs
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 FAR = tl.constexpr(2**30)
+# Numbers that differ from text to text: a kernel is not compiled anew for those that are 1, or multiples of 16.
+NUMBERS = [
+    *("heads", "group", "queries", "keys", "rows", "start", "step", "offset"),
+    *("runs_sample", "runs_head", "others_sample", "others_head", "others_tile"),
+    *("cells_sample", "high", "wide", "columns", "cap"),
+]
 
 
 @triton.jit

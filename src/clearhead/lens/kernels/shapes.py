@@ -35,26 +35,32 @@ class Shapes(NamedTuple):
 
 PICK = Shape(16, 0, 4, 1)
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
-TABLE: tuple[tuple[int, Shapes], ...] = (
-    (128, Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), PICK, Shape(64, 64, 4, 1))),
-    (256, Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), PICK, Shape(64, 64, 4, 1))),
-    (512, Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 32, 4, 1))),
-    (1024, Shapes(Shape(64, 32, 4, 2), Shape(32, 64, 4, 2), PICK, Shape(16, 32, 4, 1))),
-)
+HALF: dict[int, Shapes] = {
+    128: Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), PICK, Shape(64, 64, 4, 1)),
+    256: Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), PICK, Shape(64, 64, 4, 1)),
+    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 32, 4, 1)),
+}
+FULL: dict[int, Shapes] = {
+    256: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 64, 4, 1)),
+    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 1), PICK, Shape(32, 32, 4, 1)),
+    1024: Shapes(Shape(64, 32, 4, 1), Shape(64, 32, 4, 1), PICK, Shape(16, 32, 4, 1)),
+}
 
 
-def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: int) -> Shapes:
+def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: int, plain: bool = True) -> Shapes:
     """The tiles for heads of this width (a power of two), no larger than there is to do.
 
-    `wide` keys make a pixel of the map: where that is few, and not a power of two, tiles are narrow.
+    `wide` keys make a pixel of the map: where that is few, and not a power of two, tiles are narrow. Where scores
+    are not `plain` products, there is more to hold, and no limit of registers.
     """
-    found = next(shapes for limit, shapes in TABLE if width * itemsize <= limit)
+    table = FULL if itemsize == 4 else HALF
+    found = next(shapes for limit, shapes in table.items() if width * itemsize <= limit)
     narrow = 32 if wide < 8 and wide & (wide - 1) else 256
 
     def fitting(shape: Shape) -> Shape:
-        queries = min(shape.queries, max(16, _power(rows)))
-        columns = min(shape.keys, max(classes(top), _power(keys)), narrow)
-        return shape._replace(queries=queries, keys=columns)
+        queries = min(shape.queries, max(16, power(rows)))
+        columns = min(shape.keys, max(classes(top), power(keys)), narrow)
+        return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
     return Shapes(fitting(found.rows), fitting(found.columns), found.pick, found.every)
 
@@ -69,10 +75,10 @@ def slots(top: int) -> int:
     return 32 if top <= 8 else 64
 
 
-def _power(n: int) -> int:
+def power(n: int) -> int:
     """The next power of two.
 
-    >>> _power(5), _power(8)
+    >>> power(5), power(8)
     (8, 8)
     """
     return 1 << max(n - 1, 0).bit_length()
