@@ -119,7 +119,8 @@ class Answers:
         scene = self.scene(query)
         if self.live is not None and "effects" not in scene.about:
             call, _ = scene.places[scene.view]
-            scene.about["effects"] = self.live.effects(scene.record, call)
+            found = self.live.effects(scene.record, call)
+            scene.about |= {} if found is None else {"effects": found}
         return Answer.words({"effects": scene.about.get("effects")})
 
 

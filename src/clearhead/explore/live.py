@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from clearhead.errors import DataError, LensError
+from clearhead.explore.scene import probable
 from clearhead.lens.ablation import ablate, head_effects
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
@@ -55,7 +56,7 @@ class Live:
             "before_text": before,
             "changed": text is not None and text != before,
             "loss": [call.about.get("loss"), again.get("loss")],
-            "next": again.get("next"),
+            "next": probable(again.get("next", [])),
         }
 
     def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:

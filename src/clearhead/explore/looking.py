@@ -11,6 +11,7 @@ from clearhead.errors import ConfigError
 from clearhead.explore import Scene, open_record, write_page
 from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
 from clearhead.explore.live import Live
+from clearhead.explore.scene import views
 from clearhead.explore.server import Server
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
@@ -45,11 +46,13 @@ def write(seen: Seen, out: Path, *, part: int = 1, heads: Sequence[str] = ()) ->
     """The page as one file. Of a model that is there it also holds what each head does for the loss."""
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; name the file in it, such as {out / 'page.html'}")
+    if part > len(views(seen.record)):
+        raise ConfigError(f"--part {part}: there is no such part; there are {len(views(seen.record))}")
+    scene = Scene(seen.record, part - 1)
+    chosen = chosen_heads(heads, scene.forward)
     if seen.live is not None:
-        scene = Scene(seen.record, part - 1)
         number, _ = scene.places[scene.view]
-        scene.about["effects"] = seen.live.effects(seen.record, number)
-    chosen = chosen_heads(heads, Scene(seen.record, part - 1).forward)
+        scene.forward.about["effects"] = seen.live.effects(seen.record, number)
     return write_page(seen.record, out, view=part - 1, title=seen.title, heads=chosen)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,6 +12,7 @@ from clearhead.errors import RecordError
 from clearhead.explore.axes import Axis
 from clearhead.explore.heads import NONE, summaries
 from clearhead.explore.panorama import OVERVIEW, Panorama
+from clearhead.explore.words import words
 from clearhead.lens.record import Record
 from clearhead.lens.roles import HeadRoles
 from clearhead.lens.sights import Forward, Sight
@@ -45,7 +47,7 @@ class Scene:
         self.view = view
         call, self.sample = self.places[view]
         self.forward: Forward = record.calls[call]
-        self.about: dict[str, Any] = about(self.forward)
+        self.about = about(self.forward)
         self.title = title or self.about.get("model") or "attention"
         self.notes = [*self.about.get("notes", []), *notes]
         self.given = dict(axes or {})
@@ -197,9 +199,45 @@ def views(record: Record) -> list[tuple[int, int]]:
 
 
 def about(forward: Forward) -> dict[str, Any]:
-    """What else is known of a call: the model's name, what it wrote, with which probabilities."""
-    known: dict[str, Any] = getattr(forward, "about", None) or {}
-    return known
+    """What else is known of a call: the model's name, what it wrote, with which probabilities.
+
+    A record may come from anywhere: what is not of the kind that it should be is left out.
+    """
+    known = forward.about
+    found: dict[str, Any] = {
+        name: known[name] for name in ("model", "input", "text") if isinstance(known.get(name), str)
+    }
+    for name in ("notes", "writes"):
+        if _is_list(known.get(name), str):
+            found[name] = known[name]
+    if _is_number(known.get("loss")):
+        found["loss"] = known["loss"]
+    found["given"] = known.get("given") is True
+    if isinstance(known.get("next"), list):
+        found["next"] = probable(known["next"])
+    if isinstance(effects := known.get("effects"), dict):
+        found["effects"] = {name: some for name, some in effects.items() if _is_list(some, float)}
+    return found
+
+
+def probable(rows: list[Any]) -> list[list[list[Any]] | None]:
+    """Next tokens and their probabilities, as they are shown; None where they are not known."""
+    found: list[list[list[Any]] | None] = []
+    for row in rows:
+        if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
+            pairs = [(token, share) for token, share in row if isinstance(token, str) and _is_number(share)]
+            found.append([[words([token])[0].shown, share] for token, share in pairs])
+        else:
+            found.append(None)
+    return found
+
+
+def _is_list(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _parts(name: str, cross: bool) -> tuple[str, int, str]:

@@ -92,6 +92,8 @@ def _tables(
     cells: Mapping[str, Mapping[int, tuple[str, Any]]], title: str | None, notes: Sequence[str] = (look.CAVEAT,)
 ) -> Figure:
     """One table a kind, below each other; a cell has its words and its colour."""
+    if not any(cells.values()):
+        raise ShapeError("there are no heads to draw")
     kinds = naming.by_kind(cells)
     heads = 1 + max(head for some in cells.values() for head in some)
     words = heads <= NAMED
@@ -136,10 +138,7 @@ def _norm(values: Sequence[float]) -> Normalize:
 
 
 def _given(source: Mapping[str, Tensor | Sequence[float]]) -> dict[str, dict[int, float]]:
-    values = {name: dict(enumerate(map(float, some))) for name, some in source.items()}
-    if not any(values.values()):
-        raise ShapeError("there are no heads to draw")
-    return values
+    return {name: dict(enumerate(map(float, some))) for name, some in source.items()}
 
 
 def _measured(source: Record | Forward, by: str) -> dict[str, dict[int, float]]:

@@ -70,7 +70,7 @@ def curves(
             for axes, measure in zip(column, measures, strict=True):
                 _draw(axes, panel, measure)
             column[0].set_title(panel.title)
-            _name_lines(figure, column, panel)
+            _name_lines(figure, list(column), panel)
         texts = [text for panel in panels for text in panel.axis.texts or ()]
         notes = {f"Points are means over {_block(panel)} tokens." for panel in panels if _block(panel) > 1}
         look.entitle(figure, title, [*sorted(notes), look.font_note(texts)])
@@ -152,7 +152,7 @@ def _name_lines(figure: Figure, column: Sequence[Axes], panel: _Panel) -> None:
         column[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03), borderaxespad=0.3, handlelength=2.2)
         return
     scale = ScalarMappable(Normalize(0, len(panel.lines) - 1), look.current().rising)
-    look.colour_bar(figure, scale, list(column), "layer" if panel.ordered else "head")
+    look.colour_bar(figure, scale, column, "layer" if panel.ordered else "head")
 
 
 def _block(panel: _Panel) -> int:

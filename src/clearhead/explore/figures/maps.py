@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.explore.figures import look, naming, ticks
 from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, heads_of
 from clearhead.lens import Forward, Record, Sight
@@ -99,6 +99,8 @@ def head_grid(
 ) -> Figure:
     """All heads of one attention, or some of them, on one scale; `captions` say more about a head, such as its role."""
     numbers = heads_of(source) if heads is None else list(heads)
+    if not numbers:
+        raise ShapeError("there are no heads to draw")
     drawn = [cells_of(source, one, sample=sample, queries=queries, keys=keys, most=PANEL) for one in numbers]
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)

@@ -49,11 +49,12 @@ def punctuation(texts: Texts) -> list[bool]:
 
 def forward_of(source: Record | Forward) -> Forward:
     """The only call of a record."""
-    if isinstance(source, Forward):
-        return source
-    if len(source.calls) != 1:
+    if isinstance(source, Record) and len(source.calls) != 1:
         raise RecordError(f"the record holds {len(source.calls)} calls; give one of them, as record.calls[0]")
-    return source.calls[0]
+    forward = source.calls[0] if isinstance(source, Record) else source
+    if not forward.names:
+        raise RecordError("nothing was seen in this call")
+    return forward
 
 
 def key_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:

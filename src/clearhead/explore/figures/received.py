@@ -54,6 +54,8 @@ def received(
         for axes in above:
             _shade(axes, lines, values, norm)
         _bars(below, axis, values, norm)
+        if not lines and not axis.labelled:
+            _name_peaks(below, axis, values)
         look.entitle(figure, named, [look.font_note(axis.texts or ())])
     return figure
 
@@ -123,7 +125,6 @@ def _bars(axes: Axes, axis: Axis, values: NDArray[np.float64], norm: Normalize) 
         axes.bar(places, values, width=0.8, color=theme.scale(norm(values)), edgecolor=theme.faint, linewidth=0.6)
     else:
         axes.fill_between(places, values, step="mid", color=theme.scale(0.72), linewidth=0)
-        _name_peaks(axes, axis, values)
     axes.axhline(float(values.mean()), color=theme.quiet, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate("mean", (1.0, float(values.mean())), xycoords=("axes fraction", "data"), xytext=(3, 0),
                   textcoords="offset points", va="center", fontsize=look.SMALL, color=theme.quiet)  # fmt: skip

@@ -1,0 +1,289 @@
+"""Looking: at a text through a model, ours or Hugging Face's, from Python and from the command line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead import Record, shipped
+from clearhead.cli import main
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.explore import Scene, looking
+from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
+from clearhead.explore.live import Live
+from clearhead.predictor import Predictor
+from tests.explore.records import drawn, weights_of
+from tests.explore.test_single import read
+from tests.tasks.translators import learned, write
+from tests.train.corpus import sentences
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    task, model = learned()
+    return Predictor(model, task, name="toy", device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return sentences(5, seed=3)[0][0]
+
+
+def test_a_look_is_one_pass_over_the_text_and_what_the_model_answers(predictor, text):
+    record = predictor.look(text)
+    call, answer = record.calls[0], predictor.predict(text)
+    assert len(record.calls) == 1
+    assert call.about["text"] == answer.text
+    target, source = predictor.task.target, predictor.task.source
+    assert call.ids["source"].tolist() == [[*source.encode(text), source.end]]
+    assert call.ids["target"][0, 0] == target.start
+    assert target.decode([*call.ids["target"][0].tolist(), *call.about["written"][-1:]]) == answer.text
+    assert call.about["loss"] == pytest.approx(-answer.score, abs=1e-4)
+    assert record["decoder.0.cross"].top(0, 0, 1)[0].text in target.pieces(range(target.size)) + source.pieces(
+        range(source.size)
+    )
+    assert record["encoder.0.self"].norms is not None
+
+
+def test_the_weights_are_those_of_the_model_itself(predictor, text):
+    record = predictor.look(text)
+    ids, found = record.calls[0].ids, {}
+    attention = predictor.model.decoder.layers[0].cross_attention
+    attention.observer = lambda seen: found.update(weights=seen.weights())
+    try:
+        with torch.no_grad():
+            predictor.model(ids["source"], ids["target"])
+    finally:
+        attention.observer = None
+    torch.testing.assert_close(weights_of(record["decoder.0.cross"]), found["weights"][0], atol=1e-6, rtol=1e-5)
+
+
+def test_next_tokens_are_probabilities_and_the_answer_is_likely(predictor, text):
+    about = predictor.look(text, beams=1).calls[0].about
+    assert len(about["next"]) == len(about["writes"]) == len(about["written"])
+    for row, written in zip(about["next"], about["writes"], strict=True):
+        shares = [share for _, share in row]
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 1.0001
+        assert row[0][0] == written  # without beams it writes what is likeliest
+
+
+def test_an_answer_that_is_given_is_looked_at_instead(predictor, text):
+    call = predictor.look(text, answer="x y").calls[0]
+    assert call.about["given"]
+    assert call.about["text"] == "x y"
+    assert call.ids["target"].tolist()[0][1:] == predictor.task.target.encode("x y")
+    assert call.about["loss"] > predictor.look(text).calls[0].about["loss"]
+
+
+def test_a_long_text_is_looked_at_part_by_part(predictor):
+    text = " ".join(f"{source}." for source, _ in sentences(40, seed=4))
+    record = predictor.look(text)
+    assert len(record.calls) > 1
+    assert "parts" in record.calls[0].about["notes"][0]
+    scene = Scene(record, 1).to_dict()
+    assert len(scene["views"]) == len(record.calls)
+    assert scene["output"]["text"] == record.calls[1].about["text"]
+
+
+def test_nothing_to_look_at_is_said(predictor):
+    for empty in ("", "  \n"):
+        with pytest.raises(DataError, match="nothing to look at"):
+            predictor.look(empty)
+
+
+def test_options_of_watch_go_through_and_others_are_refused(predictor, text):
+    record = predictor.look(text, layers="decoder.*", heads=[1], keep="none", top=3)
+    assert record.names == ["decoder.0.self", "decoder.0.cross"]
+    assert record["decoder.0.cross"].heads == (1,)
+    assert record["decoder.0.cross"].kept is None
+    with pytest.raises(ConfigError, match=r"no option 'pixel'; did you mean 'pixels'\?"):
+        predictor.look(text, pixel=3)
+
+
+def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):
+    record = predictor.look(text)
+    record.save(tmp_path / "a.record")
+    assert Scene(Record.load(tmp_path / "a.record")).to_dict() == Scene(record).to_dict()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"text": 5, "writes": [1], "next": "x", "notes": {"a": 1}, "loss": float("nan"), "effects": 3, "model": None},
+        {"next": [None, [["a"]], [["a", "b"]], [5]], "writes": ["x"], "effects": {"a": "b"}},
+    ],
+)
+def test_what_a_made_up_record_says_about_itself_breaks_nothing(about):
+    record = drawn(5)
+    record.calls[0].about.update(about)
+    assert json.dumps(Scene(record).to_dict(), allow_nan=False)
+
+
+def test_heads_are_chosen_by_name_and_number():
+    forward = drawn(5, layers=3, heads=4).calls[0]
+    assert looking.chosen_heads(["encoder.1.self:0,3", "encoder.1.self:2"], forward) == {"encoder.1.self": [0, 2, 3]}
+    assert looking.chosen_heads(["encoder.*.self:1"], forward) == {f"encoder.{n}.self": [1] for n in range(3)}
+    assert looking.chosen_heads(["encoder.2.self"], forward) == {"encoder.2.self": [0, 1, 2, 3]}
+    for wrong in ("decoder.0.self:1", "encoder.1.self:x", "encoder.1.self:", ":1", "encoder.1.self:9"):
+        with pytest.raises(ConfigError, match="--heads"):
+            looking.chosen_heads([wrong], forward)
+
+
+# Hugging Face
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Any:
+    """A tokenizer that knows a few words, as transformers reads it."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = ["<pad>", "</s>", "<s>", *(f"w{number}" for number in range(28))]
+    engine = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="<pad>"))
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=engine, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+
+
+def saved(folder: Path, words: Any, kind: str) -> Path:
+    import transformers
+    from transformers import BertConfig, GPT2Config, MarianConfig
+
+    torch.manual_seed(9)
+    sizes = {"vocab_size": 31, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    if kind == "GPT2LMHeadModel":
+        config: Any = GPT2Config(**sizes, n_embd=18, n_head=3, n_layer=2, n_positions=64)
+    elif kind == "BertModel":
+        wide = {"hidden_size": 18, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37}
+        config = BertConfig(**sizes, **wide, max_position_embeddings=64)
+    else:
+        deep = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+        thin = {"d_model": 18, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37, "max_position_embeddings": 64}
+        config = MarianConfig(**sizes, **deep, **thin, decoder_start_token_id=2, forced_eos_token_id=1)
+    getattr(transformers, kind)(config).eval().save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertModel", "MarianMTModel"])
+def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
+    folder = saved(tmp_path / "theirs", words, kind)
+    assert is_checkpoint(folder)
+    live = load_checkpoint(folder, device="cpu")
+    record = live.look("w3 w5 w8 w5")
+    scene = Scene(record).to_dict()
+    tokens = scene["axes"]["source" if kind == "MarianMTModel" else "tokens"]["shown"]
+    assert tokens[:4] == ["w3", "w5", "w8", "w5"]
+    assert scene["title"] == "theirs"
+    assert scene["norms"]
+    if kind == "BertModel":
+        assert scene["output"]["next"] is None
+        return
+    assert len(scene["output"]["next"]) == (4 if kind == "GPT2LMHeadModel" else len(scene["axes"]["written"]["tokens"]))
+    without = live.without(record, 0, {record.names[-1]: [0, 1, 2]})
+    assert without["loss"][0] == pytest.approx(scene["output"]["loss"], rel=1e-4)
+    assert without["loss"][1] != without["loss"][0]
+
+
+def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
+    live = load_checkpoint(saved(tmp_path / "theirs", words, "GPT2LMHeadModel"), device="cpu")
+    longer = live.look("w3 w5", most=5).calls[0]
+    assert 3 <= longer.ids["tokens"].shape[1] <= 7
+    given = live.look("w3 w5", answer="w7 w9").calls[0]
+    assert given.about["given"]
+    assert words.convert_ids_to_tokens(given.ids["tokens"][0].tolist()) == ["w3", "w5", "w7", "w9"]
+
+
+def test_a_folder_that_is_none_is_refused_and_nothing_is_fetched(tmp_path):
+    assert not is_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    assert is_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read as a model of Hugging Face's"):
+        load_checkpoint(tmp_path, device="cpu")
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "toy", *learned())
+
+
+def test_the_command_writes_a_page(folder, text, tmp_path, capsys):
+    assert main(["look", str(folder), text, "--out", str(tmp_path / "page.html")]) == 0
+    scene, numbers = read((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert scene["title"] == "toy"
+    assert not scene["live"]
+    assert scene["exact"]
+    assert numbers["decoder.0.cross"]["weights"].shape[0] == 4
+    assert any(head["effect"] for one in scene["attentions"] for head in one["heads"])
+    assert "page.html has" in capsys.readouterr().err
+
+
+def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
+    predictor.look(text).save(tmp_path / "some.record")
+    assert main(["look", str(tmp_path / "some.record"), "--out", str(tmp_path / "page.html")]) == 0
+    scene, _ = read((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert scene["title"] == "some"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["{folder}"], "Give a TEXT"),
+        (["{folder}", "", "--out", "x.html"], "nothing to look at"),
+        (["{folder}", "ba", "--out", "{folder}"], "is a folder"),
+        (["{folder}", "ba", "--heads", "a:1"], "--heads and --part are for --out"),
+        (["{folder}", "ba", "--out", "x.html", "--heads", "a:1"], "--heads a:1"),
+        (["{folder}", "ba", "--out", "x.html", "--part", "9"], "there are 1"),
+        (["nowhere", "ba"], "there is no folder 'nowhere'"),
+        (["{file}", "ba"], "is a record"),
+        (["{file}"], "is no record that can be read"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, capsys, arguments, error, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("nothing")
+    filled = [one.format(folder=folder, file=tmp_path / "file") for one in arguments]
+    assert main(["look", *filled]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_the_command_serves_until_it_is_interrupted(folder, text):
+    command = [sys.executable, "-m", "clearhead", "look", str(folder), text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        try:
+            address = running.stdout.readline().strip()
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
+            with urllib.request.urlopen(f"{address}scene.json") as reply:
+                assert json.load(reply)["live"]
+        finally:
+            running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 0
+
+
+def test_new_text_is_not_endless(predictor):
+    with pytest.raises(DataError, match="100,000 at most"):
+        Live.of(predictor).look("x" * 100_001)
+
+
+def test_a_shipped_model_can_be_looked_into(tmp_path):
+    if "zh-en" not in shipped.models():
+        pytest.skip("the shipped model is not in this checkout")
+    seen = looking.looked("zh-en", "你好。", device="cpu")
+    assert seen.record.calls[0].about["text"]
+    assert "decoder.0.cross" in seen.record
