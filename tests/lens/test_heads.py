@@ -168,6 +168,12 @@ def test_several_runs_are_counted_together():
         assert one.scores == pytest.approx(other.scores)
 
 
+def test_a_sample_of_queries_says_nearly_the_same(causal):
+    some = head_roles(Built(CAUSAL, ["induction", "broad"]), text(), delimiters=[COMMA], vocabulary=WORDS, rows=1 / 4)
+    assert [one.role for one in some] == [one.role for one in causal]
+    assert some["layers.0", 5].scores["local"] == pytest.approx(causal["layers.0", 5].scores["local"], abs=0.05)
+
+
 def test_layers_can_be_chosen():
     roles = head_roles(Built(["previous"], ["induction"]), text(), vocabulary=WORDS, layers="layers.1")
     assert [(one.name, one.role) for one in roles] == [("layers.1", "induction")]

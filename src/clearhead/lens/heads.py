@@ -36,6 +36,7 @@ def head_roles(
     pad: int | None = None,
     vocabulary: Numbers | tuple[Numbers, Numbers] | None = None,
     layers: str | int | Sequence[str | int] | None = None,
+    rows: float | None = None,
     near: int = 2,
     seed: int = 0,
     thresholds: Mapping[str, float] | None = None,
@@ -45,7 +46,7 @@ def head_roles(
     `inputs` are token numbers (batch, tokens), of an encoder-decoder (source, target). `run(*inputs)` is how the model
     is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. What holds `pad`
     tokens is read without them (by `run`: their queries do not count). Queries that see fewer than 5 keys do not count
-    either; for `local`, those that see fewer than 4 times as many as `near` spans.
+    either; for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
 
     Induction and duplicates are looked for in random tokens that come twice, drawn with `seed` from the `vocabulary`
     (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
@@ -59,7 +60,7 @@ def head_roles(
     called = partial(_usual_run, model) if run is None else run
     runs = [texts] if run is not None or pad is None else _without_pads(texts, pad)
     tally = _Tally(near, frozenset(delimiters), pad)
-    with watch(model, layers=layers, pixels=0, top=0, probes=_neighbours(near)) as record:
+    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_neighbours(near)) as record:
         for some in runs:
             called(*some)
     known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
