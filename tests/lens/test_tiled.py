@@ -1,6 +1,7 @@
 """The measures tile by tile, judged by the definition in float64; what must not change them; and what is skipped."""
 
 import dataclasses
+import math
 from contextlib import contextmanager
 
 import pytest
@@ -128,6 +129,32 @@ def test_pixels_merge_into_larger_ones(data, high, wide, more):
     torch.testing.assert_close(pooled(pooled(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
 
 
+@pytest.fixture
+def threads(monkeypatch):
+    """Three threads, even for the smallest job."""
+    monkeypatch.setattr(tiled, "MANY", 0)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["shared keys", "causal, padding left", "everything", "dense", "one query", "no keys"])
+def test_threads_are_exact_and_measure_the_very_same_every_time(name, threads):
+    job = CASES[name].job()
+    seen, again = measured(job, "tiled"), measured(job, "tiled")
+    assert_exact(seen, job)
+    for field in dataclasses.fields(Measures):
+        assert torch.equal(getattr(seen, field.name), getattr(again, field.name)), field.name
+
+
+def test_threads_work_in_inference_mode_and_on_tensors_that_want_gradients(threads):
+    q, k = (random(n, 2, 3, 37, 13).float().requires_grad_() for n in (1, 2))
+    wanting = measure(q, k, Mask.causal())
+    assert not wanting.entropy.requires_grad
+    with torch.inference_mode():
+        assert_alike(measure(q * 1, k * 1, Mask.causal()), wanting)
+
+
 def test_a_logsumexp_that_is_at_hand_changes_nothing():
     job = CASES["everything"].job()
     given = job._replace(logsumexp=measured(job, "defined").logsumexp)
@@ -161,16 +188,13 @@ def test_inputs_are_left_as_they_were():
         assert torch.equal(tensor, copy)
 
 
-def scores_computed(mask: Mask | None, tokens: int, every: int = 1, held: int = tiled.TILE) -> int:
+def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     x = torch.empty(1, 4, tokens, 8, device="meta")
     job = planned(checked(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
-    return sum(
-        (tile.rows.stop - tile.rows.start)
-        * (tile.columns.stop - tile.columns.start)
-        * (tile.kv_heads.stop - tile.kv_heads.start)
-        for tile in tiles.tiles(job, held)
-    )
+    found = [tile for group in tiles.tiles(job, tiled.TILE) for tile in group]
+    sides = [(tile.kv_heads, tile.rows, tile.columns) for tile in found]
+    return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 
 
 def test_hidden_tiles_are_skipped():

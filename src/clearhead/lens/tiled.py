@@ -16,8 +16,10 @@ from torch import Tensor
 from clearhead.lens import ranking
 from clearhead.lens.measures import Job, Measures
 from clearhead.lens.tiles import Tile, tiles
+from clearhead.lens.workers import side_by_side
 
 TILE = 2**20  # scores held at once
+MANY = 2**20  # scores from which on it is worth starting threads
 GPU_TILES = 32  # how many times as many on a GPU, which is idle between small ones
 LOG2 = math.log(2)
 NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision, and so is their product
@@ -25,8 +27,11 @@ NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision,
 
 def run(job: Job) -> Measures:
     work = _Work(job)
-    for tile in work.plan:
-        work.measure(tile)
+    if job.call.q.is_cuda or work.total < MANY:
+        for tiles in work.plan:
+            work.measure_all(tiles)
+    else:
+        side_by_side(work.measure_all, work.plan)
     return work.result()
 
 
@@ -42,9 +47,9 @@ class _Work:
         self.q = call.q[:, :, rows.start : rows.stop : rows.step].to(self.dtype) * scale
         self.k = F.pad(call.k.to(self.dtype), (0, 0, 0, ranking.BLOCK))  # tiles are whole blocks wide
         self.sinks = None if call.sinks is None else call.sinks.to(self.dtype).view(1, -1, 1)
-        self.plan = list(tiles(job, TILE * GPU_TILES if self.q.is_cuda else TILE))
-        largest = max((math.prod(self._shape(tile)) for tile in self.plan), default=0)
-        self.room = self.q.new_empty(2, largest)
+        held, crew = (TILE * GPU_TILES, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
+        self.plan = tiles(job, held, crew)
+        self.total = sum(math.prod(self._shape(tile)) for group in self.plan for tile in group)
         batch, heads, _, keys = call.sizes
         shape = (batch, heads, len(rows))
         self.logsumexp = self.q.new_full(shape, -math.inf)
@@ -56,9 +61,14 @@ class _Work:
         pixels = (-(-n // block) if block else 0 for n, block in zip((len(rows), keys), job.blocks, strict=True))
         self.map = self.q.new_zeros(batch, heads, *pixels)
 
-    def measure(self, tile: Tile) -> None:
+    def measure_all(self, tiles: list[Tile]) -> None:
+        room = self.q.new_empty(2, max(math.prod(self._shape(tile)) for tile in tiles))
+        for tile in tiles:
+            self._measure(tile, room)
+
+    def _measure(self, tile: Tile, room: Tensor) -> None:
         """Everything about the rows of one tile, written where it belongs."""
-        scores, hiding = self._scores(tile)
+        scores, hiding = self._scores(tile, room[0])
         heads = self._heads(tile)
         place = (tile.samples, heads, tile.rows)
         blocks = ranking.maxima(scores)
@@ -70,7 +80,7 @@ class _Work:
         logs = scores.sub_(base[..., None]).mul_(1 / LOG2)
         if hiding:
             logs.clamp_(min=NOTHING)
-        parts = torch.exp2(logs, out=self.room[1, : logs.numel()].view(logs.shape))
+        parts = torch.exp2(logs, out=room[1, : logs.numel()].view(logs.shape))
         below = torch.mul(parts, logs, out=logs).sum(-1)
         total, away = self._spread(parts, logs, tile)
         whole = total if sinks is None else total + (sinks - base).exp()
@@ -86,14 +96,14 @@ class _Work:
         self.peak[place] = weights[..., 0]
         self._collect(parts, share, tile)
 
-    def _scores(self, tile: Tile) -> tuple[Tensor, bool]:
+    def _scores(self, tile: Tile, room: Tensor) -> tuple[Tensor, bool]:
         """The scores of a tile, −inf where hidden and beyond its last key, and whether there can be any such."""
         call, columns, shape = self.job.call, tile.columns, self._shape(tile)
         (queries, keys), heads = call.sizes[2:], self._heads(tile)
         length = columns.stop - columns.start
         k = self.k[tile.samples, tile.kv_heads, columns.start : columns.start + shape[3]].flatten(0, 1)
         q = self.q[tile.samples, heads, tile.rows].reshape(len(k), -1, k.shape[2])
-        flat = self.room[0, : math.prod(shape)]
+        flat = room[: math.prod(shape)]
         scores = torch.bmm(q, k.mT, out=flat.view(len(k), -1, shape[3])).view(shape)
         if call.softcap is not None:
             scores.div_(call.softcap).tanh_().mul_(call.softcap)

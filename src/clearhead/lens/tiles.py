@@ -28,31 +28,30 @@ class Tile(NamedTuple):
     mask: Mask | None  # of these samples
 
 
-def tiles(job: Job, held: int) -> Iterator[Tile]:
-    """The job in tiles of about `held` scores. Each lies within one row of the map's pixels, or is some whole ones."""
+def tiles(job: Job, held: int, crew: int = 1) -> list[list[Tile]]:
+    """The job in tiles of about `held` scores, in lists that share no head of no sample: as many as a crew, if it can.
+
+    Each tile lies within one row of the map's pixels, or is some whole ones.
+    """
     (batch, heads, _, keys), count, kv_heads = job.call.sizes, len(job.rows), job.call.k.shape[1]
     if not (batch and heads and count and keys):
-        return
+        return []
     shared = heads // kv_heads
     rows = max(1, min(ROWS, REACH // job.rows.step, count))
     longest = max(run.columns.stop - run.columns.start for run in _runs(job, job.call.mask, rows))
     rows = min(rows, max(-(-LEAST // shared), held // max(1, shared * longest)))
     if 0 < job.blocks[0] <= rows:
         rows -= rows % job.blocks[0]
-    together = max(1, held // max(1, shared * rows * longest))  # key heads
-    found = None if job.call.mask is not None and job.call.mask.batch else _runs(job, job.call.mask, rows)
+    together = max(1, min(held // max(1, shared * rows * longest), -(-batch * kv_heads // crew)))  # key heads
+    common = None if job.call.mask is not None and job.call.mask.batch else _runs(job, job.call.mask, rows)
+    found = []
     for samples in _slices(batch, together // kv_heads):
         mask = _of_samples(job.call.mask, samples)
-        seen = _runs(job, mask, rows) if found is None else found
-        for kv in _slices(kv_heads, together):
-            for part in _cuts(count, rows, job.blocks[0]):
-                run = _joined(
-                    seen,
-                    job.rows[part.start] // (rows * job.rows.step),
-                    job.rows[part.stop - 1] // (rows * job.rows.step),
-                )
-                if run.columns.stop:
-                    yield Tile(samples, kv, part, *run, mask)
+        seen = _runs(job, mask, rows) if common is None else common
+        cut = [(part, _joined(seen, part, job.rows, rows)) for part in _cuts(count, rows, job.blocks[0])]
+        cut = [(part, run) for part, run in cut if run.columns.stop]
+        found += [[Tile(samples, kv, part, *run, mask) for part, run in cut] for kv in _slices(kv_heads, together)]
+    return [tiles for tiles in found if tiles]
 
 
 def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
@@ -65,11 +64,13 @@ def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
     return runs(mask, queries, keys, height, max(BLOCK, count * keys // BLOCKS), job.call.q.device)
 
 
-def _joined(found: list[Run], first: int, last: int) -> Run:
-    """The run of several blocks; what is not the same for all of them is unsure."""
-    if first == last:
-        return found[first]
-    some = [run.columns for run in found[first : last + 1] if run.columns.stop]
+def _joined(found: list[Run], part: slice, measured: range, rows: int) -> Run:
+    """What these rows may see; where they lie in several blocks, what is not the same for all is unsure."""
+    height = rows * measured.step
+    own = found[measured[part.start] // height : measured[part.stop - 1] // height + 1]
+    if len(own) == 1:
+        return own[0]
+    some = [run.columns for run in own if run.columns.stop]
     whole = slice(min(run.start for run in some), max(run.stop for run in some)) if some else slice(0, 0)
     return Run(whole, (whole,) if some else ())
 
