@@ -4,7 +4,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo lesson test check bench soak clean
+.PHONY: help demo lesson test browser check bench soak clean
 help:
 	@echo "make demo    translate, train a small translator, see where its heads look: about three minutes"
 	@echo "make lesson  attention by hand, and a model that learns where to look: half a minute"
@@ -25,9 +25,15 @@ lesson: $(STAMP)
 	$(RUN) examples/first_look.py
 
 # Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive.
-test: $(STAMP)
-	$(RUN) -m pytest -m "not unchecked"
-	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest -m unchecked tests
+test: $(STAMP) browser
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not unchecked"
+	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest -n 2 --dist loadfile -m unchecked tests
+
+# The tests of the page open it in Debian's Chromium. Where it is missing it is installed, if that is allowed.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  timeout 300 sh -c "apt-get -qq update; apt-get -qq install -y --no-install-recommends chromium" >/dev/null 2>&1; } || \
+	  echo "no Chromium here, so the tests of the page are skipped; install it: apt-get install chromium"
 
 check: $(STAMP)
 	$(RUN) -m ruff check .
