@@ -26,7 +26,7 @@ MEASURES = {
 }
 POINTS = 256  # along a curve: of a longer text, means over so many stretches
 LISTED = 16  # lines that a legend names
-WIDTH, HEIGHT = 4.4, 1.9  # inches of a panel
+ALONE, WIDTH, HEIGHT = 7.0, 4.4, 1.9  # inches of a panel
 
 
 class _Panel(NamedTuple):
@@ -64,11 +64,12 @@ def curves(
             for kind, names in naming.by_kind(forward.names).items()
         ]
     with look.drawing():
-        figure = look.blank(WIDTH * len(panels) + 1.4, HEIGHT * len(measures) + 1.4)
+        width = ALONE if len(panels) == 1 else WIDTH
+        figure = look.blank(width * len(panels) + 1.4, HEIGHT * len(measures) + 1.4)
         grid = figure.subplots(len(measures), len(panels), squeeze=False, sharex="col", sharey="row")
         for panel, column in zip(panels, grid.T, strict=True):
             for axes, measure in zip(column, measures, strict=True):
-                _draw(axes, panel, measure)
+                _draw(axes, panel, measure, width)
             column[0].set_title(panel.title)
             _name_lines(figure, list(column), panel)
         texts = [text for panel in panels for text in panel.axis.texts or ()]
@@ -118,7 +119,7 @@ def _values(sight: Sight, measure: str, sample: int) -> Tensor:
     return values.masked_fill(hidden | (sight.cross and measure == "distance"), torch.nan)
 
 
-def _draw(axes: Axes, panel: _Panel, measure: str) -> None:
+def _draw(axes: Axes, panel: _Panel, measure: str, width: float) -> None:
     look.plain(axes)
     count, block = len(panel.axis.positions), _block(panel)
     some = False
@@ -135,7 +136,7 @@ def _draw(axes: Axes, panel: _Panel, measure: str) -> None:
     else:
         said = "not measured between two texts" if measure == "distance" else "no query sees anything"
         axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center", color=look.current().quiet)
-    ticks.write_keys(axes, panel.axis, WIDTH / count, top=False)
+    ticks.write_keys(axes, panel.axis, width / count, top=False)
     axes.label_outer()
 
 
