@@ -111,6 +111,19 @@ def test_nested_ones_add_up_and_are_undone_one_by_one():
             assert torch.equal(model(source, source), want_one)
 
 
+def test_two_that_leave_in_any_order_leave_nothing_behind():
+    """As two threads may."""
+    model, (source, _) = translator().eval(), sources(3)
+    one, two = ablate(model, {"encoder.0.self": [1]}), ablate(model, {"encoder.0.self": [1, 4]})
+    with torch.no_grad():
+        whole, want = model(source, source), without(model, {"encoder.0.self": [1, 4]})(source, source)
+        one.__enter__(), two.__enter__()
+        one.__exit__(None, None, None)
+        assert torch.equal(model(source, source), want)
+        two.__exit__(None, None, None)
+        assert torch.equal(model(source, source), whole)
+
+
 def test_it_is_undone_after_an_exception():
     model = translator()
     with pytest.raises(KeyError), ablate(model, CHOSEN):

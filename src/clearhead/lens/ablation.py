@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
+from clearhead.lens.muting import muting
 from clearhead.lens.names import attentions, check_heads, check_name
 
 Number = float | Tensor
@@ -25,8 +26,8 @@ Heads = Mapping[str, Collection[int]]
 def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     """Within it these heads add nothing: their part of what W_O is applied to is zero. Its bias stays.
 
-    For our models and Hugging Face's, compiled or not, in training, with a cache, with beams; several can be nested.
-    It holds for every thread that uses the model. A backward pass that recomputes layers belongs inside, too.
+    For our models and Hugging Face's, compiled or not, in training, with a cache, with beams. Several add up. It holds
+    for every thread that uses the model. A backward pass that recomputes layers (checkpointing) belongs inside, too.
 
     >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
     >>> with ablate(attention, {"attention": [0, 1]}):
@@ -42,7 +43,7 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
         check_heads(name, numbers, counts[name])
         chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
         chosen[name][list(numbers)] = True
-    with _muted({ours[name]: one for name, one in chosen.items()}) if ours else _muted_theirs(model, chosen):
+    with muting({ours[name]: one for name, one in chosen.items()}, _put) if ours else _muted_theirs(model, chosen):
         yield
 
 
@@ -117,17 +118,9 @@ def _repeatable(run: Callable[[], Number]) -> float:
     return once
 
 
-@contextmanager
-def _muted(heads: Mapping[MultiHeadAttention, Tensor]) -> Iterator[None]:
-    before = {attention: attention.muted for attention in heads}
-    for attention, chosen in heads.items():
-        new, old = chosen.to(attention.to_out.weight.device).view(-1, 1, 1), attention.muted
-        attention.muted = new if old is None else new | old
-    try:
-        yield
-    finally:
-        for attention, old in before.items():
-            attention.muted = old
+def _put(attention: nn.Module, heads: Tensor | None) -> None:
+    assert isinstance(attention, MultiHeadAttention)
+    attention.muted = None if heads is None else heads.view(-1, 1, 1)
 
 
 def _muted_theirs(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ LEAST = 5  # keys that a query must see to count: of fewer, each gets much by ch
 TIMES = 4  # as many keys as are near, for what is near to mean anything
 PASSAGE = 64  # random tokens, which are then repeated
 SAMPLES = 4  # such texts
-UNKNOWN = "Induction and duplicates were not looked for: that needs tokens, and a vocabulary to draw them from."
+UNKNOWN = "Induction and duplicates were not looked for: that needs a text of 10 tokens, and a vocabulary to draw from."
 Numbers = int | Sequence[int]
 
 
