@@ -152,10 +152,11 @@ def test_repeated_tokens_are_the_same_for_the_same_seed_and_leave_out_what_is_sp
 
 def test_without_tokens_only_places_are_measured():
     model = Built(["previous", "first"])
-    roles = head_roles(model, run=lambda: model(text()))
+    roles = head_roles(model, run=lambda: model(text()), delimiters=[COMMA])
     assert [one.role for one in roles] == ["previous", "first"]
     assert set(roles["layers.0", 0].scores) == {"previous", "itself", "next", "first", "local", "broad"}
-    assert "not looked for" in str(roles)
+    assert "Induction and duplicates were not looked for" in str(roles)
+    assert "Delimiters were not looked for" in str(roles)
     with pytest.raises(LensError, match="'induction' was measured of no head"):
         roles.best("induction")
 
@@ -211,6 +212,13 @@ def test_it_prints_as_a_table_with_a_caveat(causal):
 def test_what_is_not_there_is_refused_with_what_is(causal, ask, words):
     with pytest.raises(LensError, match=words):
         ask(causal)
+
+
+def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():
+    with pytest.raises(LensError, match="2 vocabularies for 1 texts"):
+        head_roles(Built(["broad"]), text(), vocabulary=(WORDS, WORDS))
+    with pytest.raises(LensError, match="near must be at least 1"):
+        head_roles(Built(["broad"]), text(), near=0)
 
 
 def test_without_inputs_or_run_it_says_what_is_missing():

@@ -23,6 +23,7 @@ TIMES = 4  # as many keys as are near, for what is near to mean anything
 PASSAGE = 64  # random tokens, which are then repeated
 SAMPLES = 4  # such texts
 UNKNOWN = "Induction and duplicates were not looked for: that needs a text of 10 tokens, and a vocabulary to draw from."
+UNREAD = "Delimiters were not looked for: that needs the tokens of every forward pass, as inputs."
 Numbers = int | Sequence[int]
 
 
@@ -73,7 +74,10 @@ def head_roles(
             called(*drawn)
         for call in record.calls:
             tally.count_repeats(call, size)
-    return HeadRoles(tally.scores(), thresholds, [] if drawn else [UNKNOWN])
+    notes = [] if drawn else [UNKNOWN]
+    if delimiters and not any("delimiter" in found for found in tally.sums.values()):
+        notes.append(UNREAD)
+    return HeadRoles(tally.scores(), thresholds, notes)
 
 
 def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
@@ -156,7 +160,7 @@ def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None
     source = (sight.cross and side == "keys") or (not sight.cross and "encoder" in sight.name.split("."))
     tokens = texts[0 if source else -1].cpu()
     needed = sight.keys if side == "keys" else max(sight.queries.tolist(), default=-1) + 1
-    return tokens if tokens.shape[1] >= needed else None
+    return tokens[:, :needed] if len(tokens) == len(sight.entropy) and tokens.shape[1] >= needed else None
 
 
 def _neighbours(near: int) -> dict[str, Probe]:
@@ -211,7 +215,9 @@ def _vocabularies(
         vocabulary = target if count < 2 else (getattr(config, "source_vocabulary", None) or target, target)
     several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
     if len(several) != count:
-        raise LensError(f"{len(several)} vocabularies for {count} texts; give one of each, or one number for all")
+        raise LensError(
+            f"{len(several)} vocabularies for {count} texts; give each its own, or a number or a list for all"
+        )
     return [range(one) if isinstance(one, int) else list(one) for one in several]
 
 
