@@ -79,12 +79,10 @@ def test_weights_of_512_tokens_are_within_half_a_thousandth_in_fifteen_megabytes
     assert code + 12 * (len(text.encode()) - code) < 15_000_000
 
 
-def test_a_long_text_has_maps_and_top_keys_and_says_so(monkeypatch):
-    monkeypatch.setattr(single, "SHORT", 100)
-    monkeypatch.setattr(single, "WHOLE", 100)
-    monkeypatch.setattr(single, "PIXELS", 32)
+def test_a_long_text_has_maps_and_top_keys_and_says_so():
+    limits = single.Limits(100, 100, 32, 100_000)
     record = drawn(301, heads=3, mask=Mask.causal())
-    scene, numbers = read(page(Scene(record), heads={"encoder.0.self": [2]}))
+    scene, numbers = read(page(Scene(record), heads={"encoder.0.self": [2]}, limits=limits))
     seen, found, weights = record["encoder.0.self"], numbers["encoder.0.self"], weights_of(record["encoder.0.self"])
     assert not scene["exact"]
     assert "every weight of the 1 heads that were chosen" in scene["notes"][0]
@@ -97,6 +95,16 @@ def test_a_long_text_has_maps_and_top_keys_and_says_so(monkeypatch):
     assert torch.equal(found["top_keys"].long() - 1, seen.top_keys[0].long())
     torch.testing.assert_close(found["top_weights"], seen.top_weights[0], atol=6e-5, rtol=0)
     torch.testing.assert_close(found["received"], weights.sum(1), atol=1e-4, rtol=1e-4)
+
+
+def test_a_text_that_is_far_too_long_is_cut_to_fewer_top_keys_and_then_none():
+    record = drawn(61, heads=3, pixels=16)
+    for entries, top in ((10_000, 8), (61 * 3 * 2, 2), (61 * 3 - 1, 0)):
+        _, numbers = read(page(Scene(record), limits=single.Limits(10, 10, 8, entries)))
+        found = numbers["encoder.0.self"]
+        assert (found["top_keys"].shape[2] if "top_keys" in found else 0) == top
+        assert ("received" in found) == (top > 0)
+        assert found["map"].shape == (3, 8, 8)
 
 
 def test_exact_weights_need_q_and_k():

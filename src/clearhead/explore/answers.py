@@ -77,12 +77,12 @@ class Answers:
         return self.scenes[name, view]
 
     def get(self, name: str, query: Mapping[str, str]) -> Answer:
+        if name == "effects":
+            return self._effects(query)
         with self.lock, torch.inference_mode():
             if name == "scene.json":
                 scene = self.scene(query)
                 return Answer.words({**scene.to_dict(), "id": query.get("scene", self.newest)})
-            if name == "effects":
-                return self._effects(query)
             if name not in ("map", "window", "row", "column", "thumbs"):
                 raise LensError(f"there is no question called {name[:40]!r}")
             panorama = self.scene(query).panorama(query.get("name", ""))
@@ -116,8 +116,9 @@ class Answers:
         raise LensError(f"there is nothing to do called {name[:40]!r}")
 
     def _effects(self, query: Mapping[str, str]) -> Answer:
-        scene = self.scene(query)
-        if self.live is not None and "effects" not in scene.about:
+        with self.lock:
+            scene = self.scene(query)
+        if self.live is not None and "effects" not in scene.about:  # takes seconds: windows go on being answered
             call, _ = scene.places[scene.view]
             found = self.live.effects(scene.record, call)
             scene.about |= {} if found is None else {"effects": found}

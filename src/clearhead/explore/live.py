@@ -47,7 +47,7 @@ class Live:
         with self.lock, torch.inference_mode(), ablate(self.model, heads):
             again = told(self.task, _reading(call), self.task.read_through(self.model, _reading(call)))
             text = None
-            if not call.about.get("given"):
+            if call.about.get("text") and not call.about.get("given"):
                 asked = {name: value for name, value in self.options.items() if name == "beams"}
                 text = self.task.readings(self.model, call.about["input"], **asked)[number].text
         before = call.about.get("text")

@@ -25,7 +25,8 @@ LABEL = 24  # characters of the text that a view is called by
 class Scene:
     """One view of a record: one of its calls, and one sample of that.
 
-    `axes` replaces what the record says of its tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`.
+    `axes` replaces what the record says of its tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`; of a
+    model with a second tower of 50 tokens, say, that tower's axis is "tokens#50".
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class Scene:
 
     def _axis(self, name: str, needed: int) -> Axis:
         kind, _, _ = name.partition("#")
-        if kind in self.given:
-            axis = self.given[kind]
+        if name in self.given:
+            axis = self.given[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
         if kind == "written":
             writes = self.about["writes"]
@@ -118,10 +119,9 @@ class Scene:
         if sight.cross:
             return ("written" if self.about.get("writes") else "target", "source")
         kind = ("source" if name.split(".")[0] == "encoder" else "target") if both else "tokens"
-        ids = self.forward.ids.get(kind)
-        if kind not in self.given and ids is not None and ids.shape[1] < sight.keys:
-            kind = f"{kind}#{sight.keys}"
-        return (kind, kind)
+        ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
+        other = kind not in self.given and ids is not None and ids.shape[1] < sight.keys
+        return (own, own) if other or own in self.given else (kind, kind)
 
     def _attention(self, name: str, pixels: int) -> dict[str, Any]:
         panorama, (queries, keys) = self.panoramas[name], self._sides(name)

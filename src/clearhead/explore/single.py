@@ -8,7 +8,7 @@ import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,20 +20,36 @@ from clearhead.explore.scene import Scene
 
 PAGE = Path(__file__).parent / "page"
 SCRIPT, STYLE = '<script type="module" src="app.js"></script>', '<link rel="stylesheet" href="style.css">'
-SHORT = 512  # tokens up to which every weight is in the file
-WHOLE = 40_000_000  # weights that are all in the file, if there are no more
-PIXELS = 256  # of a map in a file
 MAP_LEVELS, TOP_LEVELS = 4000, 10000
 ROOM = 2_000_000  # bytes that are well spent on digits nobody asked for
 PLAIN = 2_200_000  # bytes that go as base64; more go denser, as text that only a browser can read
 
 
-def page(scene: Scene, *, heads: Mapping[str, Sequence[int]] | None = None, coding: str | None = None) -> str:
+class Limits(NamedTuple):
+    """How much goes into a page."""
+
+    short: int  # tokens up to which it has every weight
+    whole: int  # weights that it has all of, if there are no more
+    pixels: int  # of its maps
+    entries: int  # numbers for each query or key of all heads together, such as top keys
+
+
+FILE = Limits(512, 40_000_000, 256, 6_000_000)
+NOTEBOOK = Limits(128, 4_000_000, 128, 500_000)
+
+
+def page(
+    scene: Scene,
+    *,
+    heads: Mapping[str, Sequence[int]] | None = None,
+    coding: str | None = None,
+    limits: Limits = FILE,
+) -> str:
     """The file. Up to 512 tokens it holds every weight within ±0.0005, for longer texts maps and the top keys.
 
     Of `heads`, by the name of their attention, it holds every weight in any case.
     """
-    blocks, description = _packed(scene, heads or {})
+    blocks, description = _packed(scene, heads or {}, limits)
     size = sum(len(packed.data) for _, packed in blocks)
     coding = coding or ("base64" if size <= PLAIN else "seven")
     numbers: dict[str, dict[str, Any]] = {name: {} for name in scene.panoramas}
@@ -47,7 +63,7 @@ def page(scene: Scene, *, heads: Mapping[str, Sequence[int]] | None = None, codi
 
 def notebook(scene: Scene, height: int = 640) -> str:
     """The page in a frame of its own, which can reach neither the notebook nor the network."""
-    inside = html.escape(page(scene, coding="base64"), quote=True)
+    inside = html.escape(page(scene, coding="base64", limits=NOTEBOOK), quote=True)
     return (
         f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{inside}" title="clearhead" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
@@ -91,73 +107,79 @@ def _hash(content: str) -> str:
 
 
 def _packed(
-    scene: Scene, heads: Mapping[str, Sequence[int]]
+    scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits
 ) -> tuple[list[tuple[tuple[str, str], Packed]], dict[str, Any]]:
     """All blocks, what is shown first in front, and the scene that tells of them."""
-    for name, numbers in heads.items():
-        for head in numbers:
-            scene.panorama(name).sight.place_of(head)
-    panoramas = scene.panoramas
-    cells = sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in panoramas.values())
-    longest = max((max(one.counts) for one in panoramas.values()), default=0)
-    small = longest <= SHORT or cells <= WHOLE
-    whole = {
-        name: list(one.sight.heads) if small and one.exact else list(heads.get(name, ()))
-        for name, one in panoramas.items()
-    }
-    for name, some in whole.items():
-        if some and not panoramas[name].exact:
-            raise RecordError(
-                f"exact weights of {name!r} cannot be had: its q and k were not kept; keep='qk' keeps them"
-            )
-    description = scene.to_dict(pixels=PIXELS)
+    panoramas, whole = scene.panoramas, _whole(scene, heads, limits)
+    description = scene.to_dict(pixels=limits.pixels)
     for one in description["attentions"]:
         for head in one["heads"]:
             head["exact"] = head["number"] in whole[one["name"]]
     complete = all(len(whole[name]) == len(one.sight.heads) for name, one in panoramas.items())
     description |= {"live": False, "exact": complete, "views": [description["views"][scene.view]], "view": 0}
-    description["notes"] = [*description["notes"], *_notes(scene, complete, whole)]
-    exact = sum(len(whole[name]) * one.counts[0] * one.counts[1] for name, one in panoramas.items())
+    description["notes"] = [*description["notes"], *_notes(scene, complete, whole, limits)]
+    cells = sum(len(whole[name]) * one.counts[0] * one.counts[1] for name, one in panoramas.items())
     keys = sum(one.counts[1] for one in panoramas.values()) / max(len(panoramas), 1)
-    levels = levels_for(exact, keys, ROOM)
-    first = description["start"]["name"]
-    order = sorted(panoramas, key=lambda name: name != first)
+    levels, first = levels_for(cells, keys, ROOM), description["start"]["name"]
+    room = limits.entries // max(1, sum(len(one.sight.heads) * max(one.counts) for one in panoramas.values()))
     blocks = [
-        ((name, kind), packed) for name in order for kind, packed in _attention(panoramas[name], whole[name], levels)
+        ((name, kind), packed)
+        for name, panorama in panoramas.items()
+        for kind, packed in _attention(panorama, whole[name], levels, limits.pixels, room)
     ]
     return sorted(blocks, key=lambda block: (block[0][0] != first, block[0][1] != "thumbs")), description
 
 
-def _attention(panorama: Panorama, exact: list[int], levels: int) -> Iterator[tuple[str, Packed]]:
-    """What the file holds of one attention."""
+def _whole(scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits) -> dict[str, list[int]]:
+    """The heads of each attention that the file holds every weight of."""
+    panoramas = scene.panoramas
+    for name, numbers in heads.items():
+        for head in numbers:
+            scene.panorama(name).sight.place_of(head)
+        if numbers and not panoramas[name].exact:
+            raise RecordError(
+                f"exact weights of {name!r} cannot be had: its q and k were not kept; keep='qk' keeps them"
+            )
+    cells = sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in panoramas.values())
+    longest = max((max(one.counts) for one in panoramas.values()), default=0)
+    if longest <= limits.short or cells <= limits.whole:
+        return {name: list(one.sight.heads) if one.exact else [] for name, one in panoramas.items()}
+    return {name: sorted(heads.get(name, ())) for name in panoramas}
+
+
+def _attention(
+    panorama: Panorama, exact: list[int], levels: int, pixels: int, room: int
+) -> Iterator[tuple[str, Packed]]:
+    """What the file holds of one attention; there is `room` for so many numbers a query or key."""
     sight, sample = panorama.sight, panorama.sample
     yield "thumbs", pack_bytes(panorama.thumbs())
     if exact:
-        whole = torch.stack([panorama.everything(head) for head in exact])
-        packed = pack_weights(whole, levels)
+        packed = pack_weights(torch.stack([panorama.everything(head) for head in exact]), levels)
         yield "weights", packed._replace(how={**packed.how, "heads": exact})
-    if sight.norms is not None:
+    if sight.norms is not None and room:
         yield "norms", pack_numbers(sight.norms[sample])
     if len(exact) == len(sight.heads):
         return
-    grids = [panorama.map(head, PIXELS) for head in sight.heads]
+    grids = [panorama.map(head, pixels) for head in sight.heads]
     most = float(grids[0].blocks[0])  # every query gives 1 in all: a pixel holds at most as much as it has queries
     yield "map", pack_weights(torch.stack([grid.sums for grid in grids]), MAP_LEVELS, [most] * len(grids))
-    yield "received", pack_numbers(torch.stack([panorama.received(head) for head in sight.heads]))
-    if panorama.step == 1 and sight.top_keys.shape[-1]:
-        yield "top_keys", pack_keys(sight.top_keys[sample])
-        yield "top_weights", pack_weights(sight.top_weights[sample], TOP_LEVELS)
+    if room:
+        yield "received", pack_numbers(torch.stack([panorama.received(head) for head in sight.heads]))
+    top = min(sight.top_keys.shape[-1], room)
+    if panorama.step == 1 and top:
+        yield "top_keys", pack_keys(sight.top_keys[sample, :, :, :top])
+        yield "top_weights", pack_weights(sight.top_weights[sample, :, :, :top], TOP_LEVELS)
 
 
-def _notes(scene: Scene, complete: bool, whole: Mapping[str, Sequence[int]]) -> list[str]:
+def _notes(scene: Scene, complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[str]:
     notes = []
     if not complete:
         chosen = sum(map(len, whole.values()))
         exact = f"every weight of the {chosen} heads that were chosen, and of the others " if chosen else ""
         notes.append(
-            f"This file holds {exact}maps of at most {PIXELS} × {PIXELS} pixels and the keys that each token looks at "
-            "most. For all weights open the record with clearhead look, or choose heads with --heads."
+            f"This file holds {exact}maps of at most {limits.pixels} × {limits.pixels} pixels and the keys that each "
+            "token looks at most. For all weights open the record with clearhead look, or choose heads with --heads."
         )
     if len(scene.places) > 1:
-        notes.append(f"This is view {scene.view + 1} of {len(scene.places)}; `clearhead look` shows all of them.")
+        notes.append(f"This is view {scene.view + 1} of {len(scene.places)}; clearhead look shows all of them.")
     return notes
