@@ -18,6 +18,7 @@ from clearhead.lens.growing import Detail, Growing, Where
 from clearhead.lens.measures import first_position
 from clearhead.lens.memory import Sizes, bytes_of, in_words
 from clearhead.lens.moves import Moves
+from clearhead.lens.names import bare
 from clearhead.lens.norms import value_norms
 from clearhead.lens.ongoing import Ongoing
 from clearhead.lens.record import Record
@@ -55,7 +56,7 @@ class Collector:
     """
 
     def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
-        self.settings, self.record, self.names, self.model = settings, record, list(names), model
+        self.settings, self.record, self.names, self.model = settings, record, list(names), bare(model)
         self.thread = threading.get_ident()
         self._here, self._lock = _Here(), threading.RLock()
         self._calls: dict[int, tuple[Callable[[], object | None], Ongoing]] = {}  # of caches, by their ids
@@ -74,6 +75,7 @@ class Collector:
             for call in self.record.calls:
                 if isinstance(call, Ongoing):
                     call.close()
+            self.record.calls[:] = [call for call in self.record.calls if len(call)]
             self._calls.clear()
 
     def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:

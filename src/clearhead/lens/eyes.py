@@ -81,7 +81,9 @@ class Eye(Organ):
 SCHEMA = "(Tensor[] tensors, SymInt[] numbers, float[] floats, Tensor(a!) counter) -> ()"
 
 
-@torch.library.custom_op("clearhead::observe", mutates_args=("counter",), schema=SCHEMA)
+@torch.library.custom_op(
+    "clearhead::observe", mutates_args=("counter",), schema=SCHEMA, tags=(torch.Tag.cudagraph_unsafe,)
+)
 def observe(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float], counter: Tensor) -> None:
     """Tells the organ of this number what a compiled graph sees."""
     organ = _organs.get(numbers[0])

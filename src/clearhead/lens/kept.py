@@ -109,7 +109,9 @@ class Keeping:
         self.k: list[tuple[int, Tensor]] = []
         self.parts: list[tuple[int, Part]] = []
         self.keys = 0
-        self.rest: Call | None = None
+        self.scale: float | Tensor = 1.0
+        self.softcap: float | None = None
+        self.sinks: Tensor | None = None
 
     def add(self, call: Call, first_query: int, first_key: int, time: int) -> None:
         queries, keys = call.q.shape[2], call.k.shape[2]
@@ -122,32 +124,21 @@ class Keeping:
         mask = None if call.mask is None else _copy_of(call.mask)
         bias = None if call.bias is None else call.bias.replace(_copied(call.bias.parameter))
         self.parts.append((time, Part(first_query, first_key, queries, keys, mask, bias)))
-        if self.rest is None:
-            self.rest = call._replace(
-                q=call.q[:0],
-                k=call.k[:0],
-                v=call.v[:0],
-                mask=None,
-                bias=None,
-                scale=_copied(call.scale) if isinstance(call.scale, Tensor) else call.scale,
-                sinks=None if call.sinks is None else _copied(call.sinks),
-            )
+        if len(self.parts) == 1:
+            self.scale = _copied(call.scale) if isinstance(call.scale, Tensor) else call.scale
+            self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copied(call.sinks)
 
     def kept(self, moves: Moves, logsumexp: Tensor | None) -> Kept:
         """All of it, with the samples in the order of the record."""
-        assert self.rest is not None
         q, k = put_together(self.q, moves), put_together(self.k, moves)
         lengths = torch.zeros(len(q), dtype=torch.long)
         for time, part in self.parts:
             lengths += (moves.paths(time) >= 0) * part.queries
         parts = tuple(part.of_samples(moves.paths(time)) for time, part in self.parts)
-        one = self.rest
-        whole = Kept(q, k, one.scale, one.softcap, one.sinks, parts, lengths, logsumexp)
         together = joined(parts, q.shape[2], k.shape[2], dense=False)
         if len(parts) > 1 and together is not None:
-            part = Part(parts[0].first_query, 0, q.shape[2], k.shape[2], *together)
-            whole = Kept(q, k, one.scale, one.softcap, one.sinks, (part,), lengths, logsumexp)
-        return whole
+            parts = (Part(parts[0].first_query, 0, q.shape[2], k.shape[2], *together),)
+        return Kept(q, k, self.scale, self.softcap, self.sinks, parts, lengths, logsumexp)
 
 
 _copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakKeyDictionary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from torch import nn
 
@@ -37,6 +38,12 @@ def name_of(path: str) -> str:
     """
     parts = [part for part in path.split(".") if part not in WRAPPERS]
     return re.sub(r"(^|\.)layers\.(\d+)\.(self|cross)_attention$", r"\1\2.\3", ".".join(parts)) or "attention"
+
+
+def bare(model: Any) -> Any:
+    """The model in its wrappers."""
+    inner = next((getattr(model, name) for name in WRAPPERS if isinstance(getattr(model, name, None), nn.Module)), None)
+    return model if inner is None else bare(inner)
 
 
 def check_name(name: str, known: Iterable[str]) -> None:

@@ -91,8 +91,8 @@ class Sight(Measures):
     """All measures of one attention in one forward pass, or in a generation that grew step by step.
 
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
-    measured queries each, its columns `blocks[1]` positions. A sample that was done before the others, or a beam of
-    such an input, sees nothing from then on.
+    measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
+    that between the places in both. A sample that was done before the others sees nothing from then on.
     """
 
     name: str = ""
