@@ -1,5 +1,6 @@
 """Scene: what a page is told of a record."""
 
+import dataclasses
 import json
 import math
 
@@ -159,3 +160,15 @@ def test_numbers_stay_finite():
     scene = Scene(translator()).to_dict()
     values = [value for one in scene["attentions"] for head in one["heads"] for value in head.values()]
     assert all(math.isfinite(value) for value in values if isinstance(value, float))
+
+
+def test_beams_share_what_the_encoder_saw():
+    """Two inputs with three beams each: the decoder has six samples, the encoder two."""
+    encoder, decoder = (sight_of(torch.randn(n, 1, 5, 3), torch.randn(n, 1, 5, 3), None) for n in (2, 6))
+    decoder = dataclasses.replace(decoder, name="decoder.0.self", inputs=(0, 0, 0, 1, 1, 1))
+    forward = Forward({"encoder.0.self": encoder, "decoder.0.self": decoder})
+    record = Record(list(forward.names), [forward])
+    assert [Scene(record, view).panorama("encoder.0.self").sample for view in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [Scene(record, view).panorama("decoder.0.self").sample for view in range(6)] == list(range(6))
+    scene = Scene(record, 4)
+    torch.testing.assert_close(scene.panorama("encoder.0.self").everything(0), weights_of(encoder, 1)[0])

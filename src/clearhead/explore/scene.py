@@ -56,7 +56,9 @@ class Scene:
     @cached_property
     def panoramas(self) -> dict[str, Panorama]:
         """By the name of the attention."""
-        return {name: Panorama(self.forward[name], self.sample) for name in self.forward.names}
+        sights = {name: self.forward[name] for name in self.forward.names}
+        widest = max(sights.values(), key=lambda sight: len(sight.entropy))
+        return {name: Panorama(sight, _own_sample(sight, widest, self.sample)) for name, sight in sights.items()}
 
     def panorama(self, name: str) -> Panorama:
         if name not in self.panoramas:
@@ -101,16 +103,16 @@ class Scene:
         if kind == "written":
             writes = self.about["writes"]
             return Axis.text([*writes, *[""] * (needed - len(writes))], reads="target", shift=1)
-        inputs = self._sight_of(kind).inputs
-        texts = [self.forward.text(kind, self.sample, place, inputs) for place in range(needed)]
+        owner = self._owner(kind)
+        texts = [self.forward.text(kind, owner.sample, place, owner.sight.inputs) for place in range(needed)]
         if all(text is None for text in texts):
             return Axis.numbers(needed)
         return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
 
-    def _sight_of(self, kind: str) -> Sight:
+    def _owner(self, kind: str) -> Panorama:
         """An attention over this kind of text, which knows how samples and inputs belong together."""
-        owners = [one.sight for name, one in self.panoramas.items() if kind in self._sides(name)]
-        return owners[0] if owners else next(iter(self.panoramas.values())).sight
+        owners = [one for name, one in self.panoramas.items() if kind in self._sides(name)]
+        return owners[0] if owners else next(iter(self.panoramas.values()))
 
     def _sides(self, name: str) -> tuple[str, str]:
         """The axes of an attention's queries and keys. A tower of its own, of another length, has an own axis."""
@@ -128,7 +130,7 @@ class Scene:
         part, layer, kind = _parts(name, panorama.sight.cross)
         delimiters = self.axes[keys].delimiters() if self.axes[keys].kind == "text" else None
         effects = self.about.get("effects")
-        heads = summaries(panorama.sight, self.sample, delimiters, roles=self.roles, effects=effects)
+        heads = summaries(panorama.sight, panorama.sample, delimiters, roles=self.roles, effects=effects)
         return {
             "name": name,
             "part": part,
@@ -196,6 +198,15 @@ def views(record: Record) -> list[tuple[int, int]]:
         samples = max((call[name].entropy.shape[0] for name in call.names), default=0)
         found += [(number, sample) for sample in range(samples)]
     return found
+
+
+def _own_sample(sight: Sight, widest: Sight, sample: int) -> int:
+    """Of an attention with fewer samples, since beams share what it saw, the one that belongs to a beam."""
+    own, all_of_them = len(sight.entropy), len(widest.entropy)
+    if own == all_of_them:
+        return sample
+    number = widest.inputs[sample] if sample < len(widest.inputs) else sample
+    return sight.inputs.index(number) if number in sight.inputs else sample * own // all_of_them
 
 
 def about(forward: Forward) -> dict[str, Any]:
