@@ -1,67 +1,43 @@
-"""Looking from inside of compiled code: an operator that torch.compile keeps in its graph, and that calls back out.
-
-What a graph may not do, Python does when it runs: read the mask, measure, keep.
-"""
+"""What a function was given, as an operator of a compiled graph can take it: tensors and numbers, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from clearhead.lens.huggingface.reading import Given
+from clearhead.lens.spelling import NONE, Spelled
 
-SCHEMA = (
-    "(int key, str way, Tensor(a!) tally, Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, Tensor? scales, "
-    "bool causal, float? softcap, int? window, Tensor? bias, Tensor? sinks, Tensor? positions, Tensor? starts, "
-    "Tensor? key_starts) -> ()"
-)
-# An operator that changes nothing would be dropped from the graph; so it is said to change this.
-_tally = torch.zeros(())
-_eyes: dict[int, Callable[[Given], None]] = {}
+WAYS = ("sdpa", "eager", "flash", "flex")
+OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
 
 
-def _look(
-    key: int,
-    way: str,
-    tally: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    scales: Tensor | None,
-    *rest: Any,
-) -> None:
-    see = _eyes.get(key)
-    if see is not None:
-        see(Given(way, q, k, v, mask, scale if scales is None else scales, *rest))
+def spelled(got: Given) -> Spelled:
+    """It runs while a graph is compiled, so it is plain."""
+    tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
+    numbers = [WAYS.index(got.way), int(got.causal), NONE if got.window is None else got.window]
+    floats = []
+    for value in (got.scale, got.softcap):
+        numbers.append(2 if isinstance(value, Tensor) else 0 if value is None else 1)
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+        elif value is not None:
+            floats.append(float(value))
+    for tensor in (got.mask, got.bias, got.sinks, got.positions, got.starts, got.key_starts):
+        numbers.append(0 if tensor is None else 1)
+        if tensor is not None:
+            tensors.append(tensor.detach())
+    return Spelled(tensors, numbers, floats)
 
 
-# A CUDA graph would replay the kernels around it and never call it.
-look = torch.library.custom_op(
-    "clearhead::look", _look, mutates_args=("tally",), schema=SCHEMA, tags=(torch.Tag.cudagraph_unsafe,)
-)
-
-
-@look.register_fake
-def _(*args: Any) -> None:
-    return None
-
-
-def look_from_graph(key: int, got: Given) -> None:
-    """Puts the look into the graph that is being made."""
-    scales = got.scale if isinstance(got.scale, Tensor) else None
-    scale = None if isinstance(got.scale, Tensor) else got.scale
-    q, k, v = got.q.detach(), got.k.detach(), got.v.detach()
-    torch.ops.clearhead.look(key, got.way, _tally, q, k, v, got.mask, scale, scales, *got[6:])
-
-
-def open_eye(key: int, see: Callable[[Given], None]) -> None:
-    _eyes[key] = see
-
-
-def close_eye(key: int) -> None:
-    _eyes.pop(key, None)
+def read(given: Spelled) -> Given:
+    """The same as it was spelled."""
+    tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
+    q, k, v = next(tensors), next(tensors), next(tensors)
+    way, causal, window = WAYS[next(numbers)], bool(next(numbers)), next(numbers)
+    kinds = (next(numbers), next(numbers))
+    scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
+    optional = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
+    assert not isinstance(softcap, Tensor)
+    return Given(
+        way, q, k, v, scale=scale, causal=causal, softcap=softcap, window=None if window == NONE else window, **optional
+    )

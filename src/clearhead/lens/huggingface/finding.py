@@ -15,6 +15,11 @@ from clearhead.errors import LensError
 
 # Attention in name only: they hold, cut or pool what another module attends.
 PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")
+REMEDY = (
+    "Models that call ALL_ATTENTION_FUNCTIONS.get_interface can be watched (BERT, GPT-2, Llama, T5, ViT and some 340 "
+    "families more), and clearhead's own; elsewhere, take q and k with a forward hook and pass them to "
+    "clearhead.measure(q, k, mask)"
+)
 
 
 def calls_interface(module: nn.Module) -> bool:
@@ -67,14 +72,16 @@ def refuse_if_blind(model: nn.Module) -> None:
             f"{name} holds no attention that can be watched: neither clearhead's MultiHeadAttention nor a module that "
             "calls Hugging Face's attention interface"
         )
-    path, module = next(iter(others.items()))
     raise LensError(
-        f"{name} computes its attention itself, without Hugging Face's attention interface: {len(others)} "
-        f"module{'s' if len(others) > 1 else ''} such as {path or 'itself'} ({type(module).__name__}) would never be "
-        "seen. Models that call ALL_ATTENTION_FUNCTIONS.get_interface can be watched (BERT, GPT-2, Llama, T5, ViT and "
-        "some 340 families more), and clearhead's own; for this one, take q and k with a forward hook and pass them to "
-        "clearhead.measure(q, k, mask)"
+        f"{name} computes its attention itself, without Hugging Face's attention interface, so that it would never be "
+        f"seen: {some(others)}. {REMEDY}"
     )
+
+
+def some(modules: dict[str, nn.Module]) -> str:
+    """A few of these by path and class, and how many there are."""
+    shown = [f"{path or 'itself'} ({type(module).__name__})" for path, module in list(modules.items())[:3]]
+    return ", ".join(shown) + (f", … ({len(modules)} in all)" if len(modules) > 3 else "")
 
 
 def _seems_attentive(module: nn.Module) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from clearhead.errors import LensError
 from clearhead.lens.collecting import Collector, recomputing
 from clearhead.lens.huggingface import caches
-from clearhead.lens.huggingface.finding import attending
+from clearhead.lens.huggingface.announcing import announced
+from clearhead.lens.huggingface.finding import REMEDY, attending, some, unseen
 from clearhead.lens.huggingface.looking import watched
 from clearhead.lens.huggingface.naming import attentions, is_cross
 from clearhead.lens.huggingface.outputs import output_weights
@@ -76,34 +78,37 @@ class Follower:
             module: Attention(name, is_cross(paths[module], module), outs.get(module))
             for name, module in attentions(model).items()
         }
+        self.unseen = unseen(model)
+        self.passes = self.looks = 0
         self.listener = caches.Listener(self._moved)
         self._here = threading.local()
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Within it the collector is told of everything; afterwards all is as before."""
-        begin = torch.compiler.disable(self._begin, reason="clearhead.watch is told where a forward pass begins")
-        end = torch.compiler.disable(self._end, reason="clearhead.watch is told where a forward pass ends")
         with ExitStack() as stack:
             for module in self._models():
-                whole = module is self.model
-                hooks = (
-                    module.register_forward_pre_hook(begin if whole else _unless_traced(self._begin), with_kwargs=True),
-                    module.register_forward_hook(
-                        end if whole else _unless_traced(self._end), with_kwargs=True, always_call=True
-                    ),
-                )
-                for hook in hooks:
-                    stack.callback(hook.remove)
+                stack.enter_context(announced(module, self, whole=module is self.model))
             stack.callback(self.listener.stop)
             stack.enter_context(watched(list(self.known), self.see))
             yield
+        if self.passes and not self.looks:
+            self._complain()
+
+    def _complain(self) -> None:
+        name, known = type(self.model).__name__, next(iter(self.known.values())).name
+        others = f"its others do not call it: {some(self.unseen)}. {REMEDY}" if self.unseen else "it has no others"
+        raise LensError(
+            f"{name} ran, but of the {len(self.known)} attentions that call Hugging Face's attention interface "
+            f"({known}, …) none took part, and {others}"
+        )
 
     def see(self, module: nn.Module, got: Given) -> None:
         """One attention, as its function was given it."""
         known, frame = self.known[module], self._frames[-1] if self._frames else Frame(None, None)
         if recomputing():
             return
+        self.looks += 1
         layer = getattr(module, "layer_idx", None)
         queries, keys = got.q.shape[2], got.k.shape[2]
         first_query, first_key, keys = frame.place(layer, queries, keys, known.cross)
@@ -133,7 +138,7 @@ class Follower:
             *(m for m in self.model.modules() if isinstance(m, PreTrainedModel) and m is not self.model),
         ]
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if recomputing():
             return
         frames, named = self._frames, _named(type(module), args, kwargs)
@@ -142,13 +147,14 @@ class Follower:
         cache = caches.cache_in(named.values())
         frame = Frame(cache, frames[-1] if frames else None)
         if not frames:
+            self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
             self.collector.begin(growing=frame.growth, ids=_ids(module, named))
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
         frames.append(frame)
 
-    def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if recomputing() or not self._frames:
             return
         frame = self._frames.pop()
@@ -184,19 +190,15 @@ class Follower:
 @contextmanager
 def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Within it the collector is told of every attention of the model; afterwards all is as before."""
-    with Follower(model, collector).following():
+    follower = Follower(model, collector)
+    if follower.unseen:
+        warnings.warn(
+            f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
+            f"not seen: {some(follower.unseen)}",
+            stacklevel=5,
+        )
+    with follower.following():
         yield
-
-
-def _unless_traced(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook that torch.compile sees nothing in: a model within a model is no forward pass of its own there."""
-
-    @functools.wraps(hook)
-    def quiet(*args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            hook(*args)
-
-    return quiet
 
 
 @functools.cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,17 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.lens.huggingface import compiling
+from clearhead.lens.eyes import Organ, lock, tell
+from clearhead.lens.huggingface.compiling import read, spelled
 from clearhead.lens.huggingface.reading import Given, given
 from clearhead.lens.huggingface.wrapping import Attend, Result, add_wrap, remove_wrap, shadowed
+from clearhead.lens.spelling import Spelled
 
 See = Callable[[nn.Module, Given], None]
 
-KEY = "_clearhead_key"
-_numbers = itertools.count()
-_keys: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-_watchers: dict[int, tuple[See, ...]] = {}  # by the key of a module
-_lock = threading.RLock()
+PLACE = "_clearhead_look"
+
+
+class Look(Organ):
+    """Shows those who watch a module what its function was given. There is one a module, for all watches:
+
+    what torch.compile makes of it under the first serves the others.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.watchers = weakref.ref(module), tuple[See, ...]()
+
+    def receive(self, given: Spelled) -> None:
+        self.show(read(given))
+
+    def show(self, got: Given) -> None:
+        module = self.module()
+        if module is not None:
+            for see in self.watchers:
+                see(module, got)
+
+    # A BlockMask is nothing that an operator could take.
+    show_outside = torch.compiler.disable(show, reason="clearhead.watch looks at FlexAttention's mask by itself")
+
+
+_looks: weakref.WeakKeyDictionary[nn.Module, Look] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -41,44 +63,34 @@ def watched(modules: Sequence[nn.Module], see: See) -> Iterator[None]:
 def look(
     attend: Attend, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
-    """One and the same function for all watches, with a number for the module: what is compiled once serves again."""
+    """The wrap of every watch."""
     result = attend(module, q, k, v, mask, *args, **kwargs)
+    here: Look | None = getattr(module, PLACE, None)  # a copy of the module has none
+    if here is None:
+        return result
     got = given(attend, module, q, k, v, mask, args, kwargs)
     if not torch.compiler.is_compiling():
-        _show(module, got)
+        here.show(got)
     elif mask is None or isinstance(mask, Tensor):
-        compiling.look_from_graph(getattr(module, KEY), got)
+        tell(here, spelled(got))
     else:
-        _show_outside(module, got)
+        here.show_outside(got)
     return result
 
 
-def _show(module: nn.Module, got: Given) -> None:
-    for see in _watchers.get(vars(module).get(KEY, -1), ()):
-        see(module, got)
-
-
-# A BlockMask cannot be handed over by an operator.
-_show_outside = torch.compiler.disable(
-    _show, reason="clearhead.watch looks at FlexAttention's mask outside of the graph"
-)
-
-
 def _watch(module: nn.Module, see: See) -> None:
-    with _lock:
-        key = vars(module)[KEY] = _keys.setdefault(module, next(_numbers))
-        if key not in _watchers:
-            known = weakref.ref(module)
-            compiling.open_eye(key, lambda got: None if (there := known()) is None else _show(there, got))
+    with lock:
+        here = _looks.get(module) or _looks.setdefault(module, Look(module))
+        if not here.watchers:
+            vars(module)[PLACE] = here
             add_wrap(module, look)
-        _watchers[key] = (*_watchers.get(key, ()), see)
+        here.watchers = (*here.watchers, see)
 
 
 def _leave(module: nn.Module, see: See) -> None:
-    with _lock:
-        key = vars(module)[KEY]
-        _watchers[key] = tuple(one for one in _watchers[key] if one is not see)
-        if not _watchers[key]:
-            del _watchers[key], vars(module)[KEY]
-            compiling.close_eye(key)
+    with lock:
+        here = _looks[module]
+        here.watchers = tuple(one for one in here.watchers if one is not see)
+        if not here.watchers:
+            del vars(module)[PLACE]
             remove_wrap(module, look)

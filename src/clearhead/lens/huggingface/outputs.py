@@ -16,9 +16,9 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads"
 # Others have gates or norms in between, so they are not guessed. tests/lens/test_huggingface_norms.py has the proof.
 MERGED_BY = {
     "o_proj": (
-        "Llama Mistral Mixtral Ministral3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 GptOss Phi3 Olmo Olmo2 Olmo3 "
-        "StableLm Starcoder2 Cohere Cohere2 Granite GraniteMoe Helium SmolLM3 Glm Glm4 DeepseekV2 DeepseekV3 NomicBert "
-        "ViT DeiT Beit Dinov2 DINOv3ViT"
+        "Llama Mistral Mixtral Ministral3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 GptOss Phi3 Olmo Olmo2 "
+        "Olmo3 StableLm Starcoder2 Cohere Cohere2 Granite GraniteMoe Helium SmolLM3 Glm Glm4 DeepseekV2 DeepseekV3 "
+        "NomicBert ViT DeiT Beit Dinov2 DINOv3ViT"
     ),
     "out_proj": "Bart MBart Marian Pegasus M2M100 Blenderbot Whisper OPT BioGpt CLIP Siglip Wav2Vec2 Hubert",
     "o": "T5 MT5 UMT5",
@@ -29,7 +29,9 @@ MERGED_BY = {
     "^output.dense": "Bert Roberta Electra Camembert XLMRoberta LayoutLM",
 }
 SUFFIXES = ("Attention", "SelfAttention", "CrossAttention")
-PLACES = {f"{name}{suffix}": place for place, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES}
+PLACES = {
+    f"{name}{suffix}": place for place, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES
+}
 
 
 def head_counts(model: nn.Module) -> dict[str, int]:
@@ -57,12 +59,14 @@ def _output_weight(model: nn.Module, name: str, path: str) -> Tensor:
     place = PLACES.get(type(module).__name__)
     if place is None:
         raise LensError(
-            f"norms=True wants the map that merges the heads of {name!r}, and for {type(module).__name__} it is not known "
-            f"to follow right after; it is for {', '.join(' '.join(MERGED_BY.values()).split())}"
+            f"norms=True wants the map that merges the heads of {name!r}, and of {type(module).__name__} it is not "
+            f"known that it follows right after; it is of {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
     linear = around.get_submodule(place.removeprefix("^"))
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise LensError(f"norms=True wants the weight that merges the heads of {name!r}; {linear} does not have it as such")
+        raise LensError(
+            f"norms=True wants the weight that merges the heads of {name!r}; {linear} does not have it as such"
+        )
     return weight.T if type(linear).__name__ == "Conv1D" else weight
