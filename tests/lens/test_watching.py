@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead import Mask, MultiHeadAttention, Record, attention_weights, watch
+from clearhead import KeyValueCache, Mask, MultiHeadAttention, Record, attention_weights, watch
 from clearhead.attention.inputs import checked
 from clearhead.errors import LensError, RecordError, ShapeError
 from clearhead.lens.measures import Measures
@@ -226,6 +226,19 @@ def test_nothing_is_seen_of_nothing(batch, source, target, tmp_path):
         assert sight.weights(1, 5).shape == (target, source)
     record.save(tmp_path / "run.record")
     assert Record.load(tmp_path / "run.record")["decoder.0.cross"].keys == source
+
+
+def test_what_is_not_wanted_is_not_measured():
+    model = built("Decoder", layers=1)
+    cache = KeyValueCache()
+    with watch(model, pixels=0, top=0, rows=1 / 4) as record, torch.no_grad():
+        for part in tokens(2, 9).split([3, 5, 1], 1):
+            model(part, cache=cache)
+    sight = record["decoder.0.self"]
+    assert sight.map.shape == (2, 6, 0, 0)
+    assert sight.top_keys.shape == (2, 6, 2, 0)
+    assert sight.queries.tolist() == [3, 7]
+    torch.testing.assert_close(sight.received.sum(-1), torch.full((2, 6), 2.0))
 
 
 def test_a_bare_attention_is_watched_by_its_path():

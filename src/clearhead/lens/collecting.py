@@ -94,8 +94,9 @@ class Collector:
 
     def note(self, kind: str, ids: Tensor | None) -> None:
         """Token numbers go in, of a pass that was not announced: they belong to the attention that comes next."""
-        waiting = {} if self._here.ids is None or kind == "source" else self._here.ids
-        self._here.ids = {**waiting, kind: ids} if ids is not None else waiting
+        waiting = {} if self._here.ids is None or kind == "source" else dict(self._here.ids)
+        waiting.pop(kind, None)
+        self._here.ids = waiting if ids is None else {**waiting, kind: ids}
 
     def moved(self, rows: Sequence[int] | Tensor) -> None:
         """The samples of the growing call changed places: sample n is what rows[n] was."""

@@ -1,4 +1,8 @@
-"""A record as one safetensors file: tensors, and a JSON header that says what they are. No pickle, nothing trusted."""
+"""A record as one safetensors file: tensors, and a JSON header that says what they are. No pickle, nothing trusted.
+
+The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
+header has a tensor, it has its number. A mask or bias that layers share is there once.
+"""
 
 from __future__ import annotations
 

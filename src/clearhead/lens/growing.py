@@ -53,7 +53,7 @@ class Growing:
         self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[Tensor] = []
         self.blocks: tuple[int, int] | None = None
-        self.received, self.map = Sums(), Sums()
+        self.received, self.map = Sums(), Sums(most=detail.pixels)
         self.left: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
         self.keeping = Keeping() if detail.keep == "qk" else None
         self._sight: Sight | None = None
@@ -101,7 +101,7 @@ class Growing:
         self.received.add(torch.zeros(*call.q.shape[:2], 0, dtype=exact), (keys,))
         height, width = self.blocks or (0, 0)
         if height:
-            self.map.add(torch.zeros(*call.q.shape[:2], 0, 0, dtype=exact), (0, -(-keys // width)))
+            self.map.add(torch.zeros(*call.q.shape[:2], 0, 0, dtype=_result_dtype(call)), (0, -(-keys // width)))
             self._shrink()
 
     def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
@@ -129,9 +129,9 @@ class Growing:
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys)
         assert result.received is not None
-        self.received.add(result.received.to("cpu", exact), (where.key,))
+        self.received.add(result.received.cpu().to(exact), (where.key,))
         if height:
-            pixels = torch.nn.functional.pad(result.map.to("cpu", exact), (where.key // fine % (width // fine), 0))
+            pixels = torch.nn.functional.pad(result.map.cpu(), (where.key // fine % (width // fine), 0))
             self.map.add(pooled(pixels, width // fine, 3), (self.rows // height, where.key // width))
             self._shrink()
         self.rows += len(rows)
@@ -142,7 +142,7 @@ class Growing:
         assert self.blocks is not None
         for axis in (0, 1):
             while self.map.value.shape[2 + axis] > self.detail.pixels:
-                self.map = Sums(pooled(self.map.value, 2, 2 + axis))
+                self.map = Sums(pooled(self.map.value, 2, 2 + axis), most=self.detail.pixels)
                 height, width = self.blocks
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 

@@ -122,10 +122,14 @@ class Record:
 
 def named_by(namer: Any) -> Callable[[int], str]:
     """How a tokenizer of ours, of Hugging Face's, or a function names a token."""
-    for method, gets_list in (("pieces", True), ("convert_ids_to_tokens", False), ("id_to_token", False)):
-        if hasattr(namer, method):
-            name = getattr(namer, method)
-            return lambda number: _text(name([number])[0] if gets_list else name(number), number)
+    if hasattr(namer, "pieces"):
+        return lambda number: _text(namer.pieces([number])[0], number)
+    if hasattr(namer, "convert_ids_to_tokens"):
+        return lambda number: _text(namer.convert_ids_to_tokens(number), number)
+    if hasattr(namer, "id_to_token"):
+        return lambda number: _text(namer.id_to_token(number), number)
+    if hasattr(namer, "decode"):
+        return lambda number: _text(namer.decode([number]), number)
     if callable(namer):
         return lambda number: _text(namer(number), number)
     raise RecordError(

@@ -10,7 +10,7 @@ from clearhead.lens.moves import taken
 
 
 class Sums:
-    """(batch, heads, …), of which the last axes grow; the room for them doubles when it is used up.
+    """(batch, heads, …), of which the last axes grow; the room for them doubles when it is used up, up to `most`.
 
     >>> import torch
     >>> sums = Sums()
@@ -20,8 +20,8 @@ class Sums:
     tensor([[[1., 2., 1.]]])
     """
 
-    def __init__(self, first: Tensor | None = None) -> None:
-        self.room = first
+    def __init__(self, first: Tensor | None = None, most: int | None = None) -> None:
+        self.room, self.most = first, most
         self.sizes: tuple[int, ...] = () if first is None else tuple(first.shape[2:])
 
     @property
@@ -36,13 +36,16 @@ class Sums:
         if self.room is None:
             self.room = more.new_zeros(*more.shape[:2], *sizes)
         elif any(size > room for size, room in zip(sizes, self.room.shape[2:], strict=True)):
-            room = [
-                max(size, 2 * old if size > old else old) for size, old in zip(sizes, self.room.shape[2:], strict=True)
-            ]
+            room = [self._larger(size, old) for size, old in zip(sizes, self.room.shape[2:], strict=True)]
             self.room = widened(self.room, (*self.room.shape[:2], *room))
         self.sizes = tuple(sizes)
         place = tuple(slice(start, end) for start, end in zip(at, ends, strict=True))
         self.room[(slice(None), slice(None), *place)] += more
+
+    def _larger(self, size: int, room: int) -> int:
+        if size <= room:
+            return room
+        return max(size, 2 * room if self.most is None else min(2 * room, self.most))
 
     def move(self, rows: Tensor) -> None:
         if self.room is not None:
