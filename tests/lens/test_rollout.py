@@ -18,7 +18,7 @@ from tests.lens.zoo import eager_weights, inputs, made, tokens
 SMALL = {"vocabulary": 41, "width": 24, "heads": 3, "layers": 3, "feedforward": 37}
 
 
-@pytest.mark.parametrize("tile", [2000, 2**20])
+@pytest.mark.parametrize("tile", [20_000, 2**20])
 @pytest.mark.parametrize("name", CASES)
 def test_what_keys_receive_of_some_rows_is_the_mean_of_the_heads(name, tile, monkeypatch):
     monkeypatch.setattr("clearhead.lens.flow.TILE", tile)
