@@ -557,6 +557,14 @@ def test_scales_can_be_read_without_colour(name):
     assert abs(lightness[-1] - lightness[0]) > 0.7
 
 
+@pytest.mark.parametrize("name", look.THEMES)
+def test_words_can_be_read_on_every_colour(name):
+    theme = look.THEMES[name]
+    grounds = [*(theme.scale(step / 50) for step in range(51)), *theme.apart, theme.rest]
+    assert min(look.contrast(look.ink_on(ground), ground) for ground in grounds) > 4
+    assert min(look.contrast(ink, theme.paper) for ink in (theme.ink, theme.quiet, theme.mark)) > 4.5
+
+
 def test_dark_is_dark():
     with figures.theme("dark"):
         dark = figures.head_map(weights(3, 3))

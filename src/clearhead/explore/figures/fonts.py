@@ -7,7 +7,7 @@ from functools import lru_cache
 from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.textpath import text_to_path
 
-from clearhead import shipped
+import clearhead.shipped as shipped
 
 LATIN = "DejaVu Sans"  # comes with matplotlib
 CHINESE = (
@@ -88,9 +88,5 @@ def _charmap(family: str) -> frozenset[int]:
 def _has(family: str, letters: str) -> bool:
     try:
         return all(ord(letter) in _charmap(family) for letter in letters)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # a font that the list knows and the disk no longer has, or a broken one
+    except (OSError, RuntimeError, ValueError):  # it was listed, and is gone or broken
         return False

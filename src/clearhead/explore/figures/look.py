@@ -172,9 +172,23 @@ def norm_of(largest: float, exact: bool) -> Normalize:
 
 
 def ink_on(colour: Any) -> str:
-    """Black or white, whichever can be read on this colour."""
-    red, green, blue = to_rgb(colour)
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.58 else "#1d2433"
+    """Black or white, whichever can be read better on this colour."""
+    return max(("#ffffff", LIGHT.ink), key=lambda ink: contrast(ink, colour))
+
+
+def contrast(one: Any, other: Any) -> float:
+    """Of two colours, from 1 to 21, as the web's guidelines for accessibility define it.
+
+    >>> round(contrast("#ffffff", "#000000")), round(contrast("#777777", "#ffffff"), 2)
+    (21, 4.48)
+    """
+    dark, light = sorted(_luminance(colour) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: Any) -> float:
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def plain(axes: Axes) -> None:

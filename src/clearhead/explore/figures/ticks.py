@@ -75,7 +75,7 @@ def marks(axis: Axis, pitch: float) -> tuple[list[float], list[str]]:
 def _round(least: float) -> int:
     """1, 2 or 5 times a power of ten, at least so much.
 
-    >>> [_round(number) for number in (0.3, 1.5, 21, 50, 51)]
+    >>> [_round(number) for number in (0.3, 1.5, 21.0, 50.0, 51.0)]
     [1, 2, 50, 50, 100]
     """
     if least <= 1:
