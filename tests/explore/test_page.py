@@ -16,6 +16,7 @@ from clearhead import Mask
 from clearhead.explore import Scene, open_record
 from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
+from clearhead.explore.single import notebook
 from clearhead.explore.single import page as as_page
 from tests.explore import records
 from tests.explore.browser import Watched
@@ -414,7 +415,7 @@ def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
 
 
 def test_an_address_full_of_nonsense_changes_nothing(watched, short):
-    nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=__proto__"
+    nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=length"
     watched.open(short, nonsense)
     assert watched.fragment in ("", f"#{nonsense}".replace("<b>", "%3Cb%3E"))
     watched.until("figcaption", "decoder 0 · cross · head 0")
@@ -482,6 +483,18 @@ def test_a_narrow_screen_shows_all_panes_below_each_other(watched, short):
     watched.until("#subject", "pinned")
 
 
+def test_in_a_notebook_it_runs_in_a_frame_of_its_own(watched, folder, translated):
+    path = folder / "notebook.html"
+    path.write_text(f"<!DOCTYPE html><title>notebook</title>{notebook(Scene(translated))}", encoding="utf-8")
+    watched.page.goto(path.as_uri())
+    frame = watched.page.frame_locator("iframe")
+    frame.locator("html[data-ready='map']").wait_for(state="attached")
+    frame.locator("#output-text .token", has_text="world").click()
+    frame.locator("#subject", has_text="pinned").wait_for()
+    frame.locator("#copy-link").click()
+    frame.locator("#said", has_text="address").wait_for()
+
+
 def test_a_file_that_is_broken_says_so(watched, folder, short):
     content = Path(short.removeprefix("file://")).read_text(encoding="utf-8")
     path = folder / "broken.html"
@@ -534,9 +547,10 @@ def test_the_server_gives_the_same_weights_as_the_file(watched, long_record):
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):
-    opened = open_record(long_record, browser=False)
-    watched.open(opened.url)
-    opened.close()
-    watched.allowed = ["Failed to load resource"]
-    watched.page.keyboard.press("ArrowRight")
-    watched.until(".map-note", "does not answer")
+    with open_record(long_record, browser=False) as opened:
+        watched.open(opened.url)
+        watched.settle()
+        watched.allowed = ["Failed to load resource"]
+        watched.page.context.set_offline(True)
+        watched.page.keyboard.press("ArrowRight")
+        watched.until(".map-note", "does not answer")

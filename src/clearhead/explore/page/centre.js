@@ -66,6 +66,8 @@ export class Centre {
       button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
     }
     byId("map-foot").classList.toggle("pictured", this.pictured);
+    const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
+    for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
     const figures = chosen.map((one, i) => this.figure(one, i));
@@ -225,7 +227,9 @@ export class Centre {
     }
     const curve = explorer.curveOf(view.attention);
     const full = view.tiles.full(curve, view.plot.resolution?.blocks ?? [1, 1]);
-    const key = `${explorer.scale.key}/${curve}/${full}/${view.viewport.cell[0] >= 1}/${document.documentElement.lang}`;
+    const { blocks, exact } = view.plot.resolution;
+    const single = exact && blocks[0] * blocks[1] === 1;
+    const key = `${explorer.scale.key}/${curve}/${full}/${single}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
     const canvas = make("canvas", { "aria-hidden": "true" });
@@ -235,6 +239,6 @@ export class Centre {
       context.fillRect(x, 0, 1.5, 9);
     }
     const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : written(full, full < 0.1 ? 3 : 2)];
-    refill(legend, make("span", { text: say(view.tiles.whole && Math.min(...view.viewport.cell) >= 1 ? "weight" : "shareOf") }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+    refill(legend, make("span", { text: say(single ? "weight" : "shareOf") }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
   }
 }

@@ -118,6 +118,7 @@ function cellText(value) {
 }
 
 export async function copyLink(explorer) {
+  if (location.protocol === "about:") return announce(say("noLink")); // a frame inside a notebook
   remember(explorer.state);
   try {
     await navigator.clipboard.writeText(location.href);

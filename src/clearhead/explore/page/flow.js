@@ -15,8 +15,8 @@ export class TokenFlow {
   constructor(axis, hands, options) {
     this.axis = axis;
     this.hands = hands;
-    this.page = options.page;
-    this.long = axis.length > this.page;
+    this.long = axis.length > 1.35 * options.page; // a page that holds all but a few is no help
+    this.page = this.long ? options.page : axis.length;
     this.start = 0;
     this.shown = null;
     this.built = "";
@@ -137,8 +137,9 @@ export class TokenFlow {
       const to = Math.max(from + 1, Math.floor(((x + 1) / width) * count));
       let most = 0;
       if (this.shown.shade) for (let position = from; position < to; position++) most = Math.max(most, this.shown.shade(position));
+      if (most < 0.02) continue;
       context.fillStyle = scale.css(most);
-      context.fillRect(x, 2, 1, 12);
+      context.fillRect(x, 0, 1, 16);
     }
     const box = [(this.start / count) * width, Math.max(4, (Math.min(this.page, count) / count) * width)];
     context.strokeStyle = this.hands.look().ink;

@@ -101,7 +101,7 @@ export class MapView {
     const { canvas } = this;
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button > 0) return;
-      canvas.setPointerCapture(event.pointerId);
+      if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
       this.pointers.set(event.pointerId, [event.clientX, event.clientY]);
       this.travelled = 0;
     });

@@ -92,6 +92,12 @@ export class HeadTiles {
     this.advance();
   }
 
+  /** Nobody looks any more: what is asked for is no longer wanted. */
+  rest() {
+    this.wanted = [];
+    for (const stop of this.running.values()) stop.abort();
+  }
+
   get waiting() {
     return this.wanted.length > 0 || this.running.size > 0;
   }
