@@ -22,10 +22,10 @@ from tests.lens.judging import assert_exact, assert_same_keys
 # Tiles as they are; of a few rows and blocks, so that there are many seams; and of several heads or samples.
 SIZES = {
     "large": {},
-    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
-    "some": {"TILE": 9000, "ROWS": 31, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
+    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
+    "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
 }
-MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": ranking}
+MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "FEW": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": ranking}
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     x = torch.empty(1, 4, tokens, 8, device="meta")
     job = planned(checked(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
-    found = [tile for group in tiles.tiles(job, tiled.TILE) for tile in group]
+    found = [tile for stack in tiles.stacks(job, tiled.TILE) for tile in stack]
     sides = [(tile.kv_heads, tile.rows, tile.columns) for tile in found]
     return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 

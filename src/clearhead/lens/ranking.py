@@ -20,6 +20,10 @@ def maxima(scores: Tensor) -> Tensor:
 
 def best(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The so many largest scores, or all if there are fewer, and where they are; `blocks` are their maxima."""
+    if count == 1:
+        block = blocks.argmax(-1, keepdim=True)
+        values, place = _chosen(scores, block)[..., 0, :].max(-1, keepdim=True)
+        return values, block * BLOCK + place
     chosen, tie = _largest(blocks, count)
     inside = _chosen(scores, chosen)  # (…, chosen blocks, BLOCK)
     columns, another = _largest(inside.amax(-2), count)

@@ -8,6 +8,7 @@ e / z, and the entropy Σ w·(m − s) + ln z · Σ w: two sums without a minus,
 from __future__ import annotations
 
 import math
+import threading
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from clearhead.lens import ranking
 from clearhead.lens.measures import Job, Measures
-from clearhead.lens.tiles import Tile, tiles
+from clearhead.lens.tiles import Stack, Tile, stacks
 from clearhead.lens.workers import side_by_side
 
 TILE = 2**20  # scores held at once
@@ -28,10 +29,10 @@ NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision,
 def run(job: Job) -> Measures:
     work = _Work(job)
     if job.call.q.is_cuda or work.total < MANY:
-        for tiles in work.plan:
-            work.measure_all(tiles)
+        for stack in work.plan:
+            work.measure(stack)
     else:
-        side_by_side(work.measure_all, work.plan)
+        side_by_side(work.measure, work.plan)
     return work.result()
 
 
@@ -48,8 +49,13 @@ class _Work:
         self.k = F.pad(call.k.to(self.dtype), (0, 0, 0, ranking.BLOCK))  # tiles are whole blocks wide
         self.sinks = None if call.sinks is None else call.sinks.to(self.dtype).view(1, -1, 1)
         held, crew = (TILE * GPU_TILES, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
-        self.plan = tiles(job, held, crew)
-        self.total = sum(math.prod(self._shape(tile)) for group in self.plan for tile in group)
+        self.plan = stacks(job, held, crew)
+        largest = [max(math.prod(self._shape(tile)) for tile in stack) for stack in self.plan]
+        self.largest, self.total = (
+            max(largest, default=0),
+            sum(len(stack.parts) * n for stack, n in zip(self.plan, largest, strict=True)),
+        )
+        self.rooms = threading.local()
         batch, heads, _, keys = call.sizes
         shape = (batch, heads, len(rows))
         self.logsumexp = self.q.new_full(shape, -math.inf)
@@ -61,13 +67,14 @@ class _Work:
         pixels = (-(-n // block) if block else 0 for n, block in zip((len(rows), keys), job.blocks, strict=True))
         self.map = self.q.new_zeros(batch, heads, *pixels)
 
-    def measure_all(self, tiles: list[Tile]) -> None:
-        room = self.q.new_empty(2, max(math.prod(self._shape(tile)) for tile in tiles))
-        for tile in tiles:
-            self._measure(tile, room)
+    def measure(self, stack: Stack) -> None:
+        """Everything about some heads of some samples, written where it belongs."""
+        if not hasattr(self.rooms, "room"):
+            self.rooms.room = self.q.new_empty(2, self.largest)
+        for tile in stack:
+            self._measure(tile, self.rooms.room)
 
     def _measure(self, tile: Tile, room: Tensor) -> None:
-        """Everything about the rows of one tile, written where it belongs."""
         scores, hiding = self._scores(tile, room[0])
         heads = self._heads(tile)
         place = (tile.samples, heads, tile.rows)
@@ -163,7 +170,7 @@ class _Work:
 
     def _shape(self, tile: Tile) -> tuple[int, int, int, int]:
         """(samples, heads, rows, columns), these in whole blocks"""
-        heads, (samples, _, rows, columns) = self._heads(tile), tile[:4]
+        heads, samples, rows, columns = self._heads(tile), tile.samples, tile.rows, tile.columns
         width = -(-(columns.stop - columns.start) // ranking.BLOCK) * ranking.BLOCK
         return (samples.stop - samples.start, heads.stop - heads.start, rows.stop - rows.start, width)
 

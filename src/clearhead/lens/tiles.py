@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from clearhead.attention.masks import Mask
@@ -14,6 +15,7 @@ ROWS = 128  # queries of a tile, at most: with more, a narrow window would lie i
 REACH = 512  # and from its first to its last query, where only some are measured
 LEAST = 16  # rows of a product, heads that share keys counted: with fewer, reading the keys takes the time
 BLOCK = 64  # a mask is asked by blocks of at least so many keys
+FEW = 2**14  # so few scores are computed sooner than a mask says which of them it hides
 BLOCKS = 2**21  # and by no more of them than this, however long the sequence
 
 
@@ -22,14 +24,27 @@ class Tile(NamedTuple):
 
     samples: slice
     kv_heads: slice
+    mask: Mask | None  # of these samples
     rows: slice  # of those that are measured
     columns: slice
     unsure: tuple[slice, ...]  # where the mask has to be asked
-    mask: Mask | None  # of these samples
 
 
-def tiles(job: Job, held: int, crew: int = 1) -> list[list[Tile]]:
-    """The job in tiles of about `held` scores, in lists that share no head of no sample: as many as a crew, if it can.
+@dataclass(frozen=True)
+class Stack:
+    """All tiles of some heads of some samples."""
+
+    samples: slice
+    kv_heads: slice
+    mask: Mask | None
+    parts: list[tuple[slice, Run]]  # rows, and what they may see: the same list for many heads
+
+    def __iter__(self) -> Iterator[Tile]:
+        return (Tile(self.samples, self.kv_heads, self.mask, rows, *run) for rows, run in self.parts)
+
+
+def stacks(job: Job, held: int, crew: int = 1) -> list[Stack]:
+    """The job in tiles of about `held` scores, stacked so that no two stacks share a head: one for each of a crew.
 
     Each tile lies within one row of the map's pixels, or is some whole ones.
     """
@@ -38,20 +53,22 @@ def tiles(job: Job, held: int, crew: int = 1) -> list[list[Tile]]:
         return []
     shared = heads // kv_heads
     rows = max(1, min(ROWS, REACH // job.rows.step, count))
-    longest = max(run.columns.stop - run.columns.start for run in _runs(job, job.call.mask, rows))
-    rows = min(rows, max(-(-LEAST // shared), held // max(1, shared * longest)))
-    if 0 < job.blocks[0] <= rows:
-        rows -= rows % job.blocks[0]
-    together = max(1, min(held // max(1, shared * rows * longest), -(-batch * kv_heads // crew)))  # key heads
-    common = None if job.call.mask is not None and job.call.mask.batch else _runs(job, job.call.mask, rows)
+    common = _runs(job, job.call.mask, rows)
+    longest = max(1, *(run.columns.stop - run.columns.start for run in common))
+    fitting = min(rows, max(-(-LEAST // shared), held // (shared * longest)))
+    fitting -= fitting % job.blocks[0] if 0 < job.blocks[0] <= fitting else 0
+    together = max(1, min(held // (shared * fitting * longest), -(-batch * kv_heads // crew)))  # key heads
+    each = job.call.mask is not None and job.call.mask.batch is not None and together // kv_heads < batch
+    if fitting != rows and not each:
+        common = _runs(job, job.call.mask, fitting)
     found = []
     for samples in _slices(batch, together // kv_heads):
-        mask = _of_samples(job.call.mask, samples)
-        seen = _runs(job, mask, rows) if common is None else common
-        cut = [(part, _joined(seen, part, job.rows, rows)) for part in _cuts(count, rows, job.blocks[0])]
-        cut = [(part, run) for part, run in cut if run.columns.stop]
-        found += [[Tile(samples, kv, part, *run, mask) for part, run in cut] for kv in _slices(kv_heads, together)]
-    return [tiles for tiles in found if tiles]
+        mask = _of_samples(job.call.mask, samples) if each else job.call.mask
+        seen = _runs(job, mask, fitting) if each else common
+        parts = [(part, _joined(seen, part, job.rows, fitting)) for part in _cuts(count, fitting, job.blocks[0])]
+        parts = [(part, run) for part, run in parts if run.columns.stop]
+        found += [Stack(samples, kv, mask, parts) for kv in _slices(kv_heads, together) if parts]
+    return found
 
 
 def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
@@ -59,8 +76,9 @@ def _runs(job: Job, mask: Mask | None, rows: int) -> list[Run]:
     queries, keys = job.call.sizes[2:]
     height = rows * job.rows.step
     count = -(-queries // height)
-    if mask is None:
-        return [Run(slice(0, keys), ())] * count
+    if mask is None or queries * keys <= FEW:
+        whole = slice(0, keys)
+        return [Run(whole, () if mask is None else (whole,))] * count
     return runs(mask, queries, keys, height, max(BLOCK, count * keys // BLOCKS), job.call.q.device)
 
 
