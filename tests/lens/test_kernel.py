@@ -66,9 +66,10 @@ def patched_once():
     patch, launch, done = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
 
     def patch_once(function):
-        if function not in done:
-            done.add(function)
-            return patch(function)
+        if function in done:
+            return None
+        done.add(function)
+        return patch(function)
 
     def launched(*arguments, **options):
         done.clear()
@@ -88,7 +89,7 @@ def run(job: Job) -> Measures:
 @pytest.mark.skipif(HERE, reason="the kernels are tried in this process")
 def test_the_kernels_pass_these_tests_in_tritons_interpreter():
     pytest.importorskip("triton", reason="Triton is on Linux only")
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CLEARHEAD_CHECK_SHAPES": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -93,8 +93,10 @@ def _terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
 
 def _joined(a: Term, b: Term) -> Term | None:
     """Both terms at once; None if that takes two documents or two booleans."""
-    twice = [x is not None and y is not None and x is not y for x, y in zip(a[1:], b[1:], strict=True)]
-    return None if any(twice) else Term(a.bounds + b.bounds, a.documents or b.documents, a.dense or b.dense)
+    if any(x is not None and y is not None and x is not y for x, y in zip(a[1:], b[1:], strict=True)):
+        return None
+    documents = b.documents if a.documents is None else a.documents
+    return Term(a.bounds + b.bounds, documents, b.dense if a.dense is None else a.dense)
 
 
 def _bounds(mask: Mask, queries: int, keys: int) -> tuple[Bound, ...] | None:
