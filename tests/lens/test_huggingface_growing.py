@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.lens.watching import watch
 from tests.lens.zoo import DECODERS, FAMILIES, PAIRS, assert_sees, eager_weights, inputs, made, padding, tokens
 
-NEW = 8  # tokens that are generated; with 11 that go in, more than thrice the window of those that slide
+NEW = 6  # tokens that are generated; with the 11 that go in, more than thrice the window of those that slide
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +26,26 @@ def generated(model: Any, given: dict[str, Tensor], **options: Any) -> tuple[Any
     return record, out
 
 
+def assert_grown(record: Any, family: str, real: Tensor) -> None:
+    """What was seen while it grew is what one pass over the same tokens sees; (samples, tokens) are `real` or not."""
+    assert len(record.calls) == 1
+    grown = record.calls[0].ids["tokens"]
+    real = torch.nn.functional.pad(real, (0, grown.shape[1] - real.shape[1]), value=1)
+    places = (real.cumsum(1) - 1).clamp(min=0)
+    given = {"input_ids": grown, "attention_mask": real}
+    if family != "gpt-neox":  # which numbers its tokens itself, padding too
+        given["position_ids"] = places
+    for name, weights in eager_weights(made(family), given, FAMILIES[family].names).items():
+        assert_sees(record[name], weights, real)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", DECODERS)
 def test_steps_join_to_what_one_pass_over_all_tokens_sees(family, cache):
-    model, real = made(family), padding("left")
-    record, out = generated(model, {"input_ids": tokens(), "attention_mask": real}, cache_implementation=cache)
-    assert len(record.calls) == 1
+    given = {"input_ids": tokens(), "attention_mask": padding("left")}
+    record, out = generated(made(family), given, cache_implementation=cache)
     assert torch.equal(record.calls[0].ids["tokens"], out[:, :-1])
-    real = torch.cat([real, real.new_ones(3, NEW - 1)], 1)
-    given = {"input_ids": out[:, :-1], "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
-        assert_sees(record[name], weights, real)
+    assert_grown(record, family, padding("left"))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -51,3 +60,127 @@ def test_a_context_is_seen_once_and_its_decoder_grows(family, cache):
     assert torch.equal(given["decoder_input_ids"][:, 1:], out[:, -NEW:-1])
     for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
         assert_sees(record[name], weights)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral"])
+def test_beams_keep_their_own_past(family):
+    given = {"input_ids": tokens(), "attention_mask": padding("left")}
+    record, _ = generated(made(family), given, num_beams=5)
+    assert len(record.calls[0].ids["tokens"]) == 3 * 5
+    assert_grown(record, family, padding("left").repeat_interleave(5, 0))
+
+
+def test_beams_of_an_encoder_decoder_keep_their_own_past_and_share_the_encoder():
+    model, given = made("marian"), {"input_ids": tokens(), "attention_mask": padding("right")}
+    record, _ = generated(model, given, num_beams=5)
+    call = record.calls[0]
+    assert len(record.calls) == 1
+    assert torch.equal(call.ids["source"], given["input_ids"])
+    spread = {name: value.repeat_interleave(5, 0) for name, value in given.items()}
+    wanted = eager_weights(model, {**spread, "decoder_input_ids": call.ids["target"]}, FAMILIES["marian"].names)
+    for name, weights in wanted.items():
+        if name.startswith("encoder"):
+            assert_sees(call[name], weights[::5], given["attention_mask"])
+        else:
+            assert_sees(call[name], weights)
+
+
+def test_sampled_tokens_are_followed_too():
+    torch.manual_seed(0)
+    given = {"input_ids": tokens(), "attention_mask": torch.ones(3, 11).long()}
+    record, out = generated(made("llama"), given, do_sample=True, num_return_sequences=2)
+    assert torch.equal(record.calls[0].ids["tokens"], out[:, :-1])
+    assert_grown(record, "llama", torch.ones(6, 11).long())
+
+
+def test_a_loop_of_ones_own_grows_as_generate_does():
+    model, text = made("mistral"), tokens(17)
+    with watch(model) as record:
+        out = model(text[:, :7])  # the model makes its cache itself
+        for start, stop in ((7, 8), (8, 12), (12, 13), (13, 17)):
+            out = model(text[:, start:stop], past_key_values=out.past_key_values)
+    assert_grown(record, "mistral", torch.ones(3, 17).long())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_empty_slots_of_a_static_cache_are_no_keys(family):
+    model, text = made(family), tokens(17)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=29)
+    with watch(model) as record:
+        for start, stop in ((0, 3), (3, 7), (7, 8), (8, 9), (9, 13), (13, 17)):
+            model(text[:, start:stop], past_key_values=cache)
+            assert record.calls[0]["decoder.0.self"].keys == stop
+    assert_grown(record, family, torch.ones(3, 17).long())
+
+
+def test_a_cache_that_was_filled_before_is_looked_at_from_where_it_stands():
+    model, text = made("mistral"), tokens(17)
+    cache = model(text[:, :7]).past_key_values
+    with watch(model) as record:
+        model(text[:, 7:13], past_key_values=cache)
+        model(text[:, 13:], past_key_values=cache)
+    assert len(record.calls) == 1
+    assert record["decoder.0.self"].queries.tolist() == list(range(7, 17))
+    for name, weights in eager_weights(model, {"input_ids": text}, FAMILIES["mistral"].names).items():
+        assert_sees(record[name], weights[:, :, 7:], first=7)
+
+
+def test_a_cache_that_is_cropped_begins_another_call():
+    model, text = made("llama"), tokens(13)
+    with watch(model) as record:
+        cache = model(text[:, :7]).past_key_values
+        cache.crop(-4)
+        model(text[:, 3:], past_key_values=cache)
+    assert [call["decoder.1.self"].queries.tolist() for call in record.calls] == [[*range(7)], [*range(3, 13)]]
+    for name, weights in eager_weights(model, {"input_ids": text}, FAMILIES["llama"].names).items():
+        assert_sees(record.calls[1][name], weights[:, :, 3:], first=3)
+
+
+def test_samples_that_are_chosen_or_repeated_keep_their_own_past():
+    model, text = made("llama"), tokens(9)
+    with watch(model) as record:
+        cache = model(text[:, :7]).past_key_values
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        model(text[[2, 0], 7:8], past_key_values=cache)
+        cache.batch_repeat_interleave(2)
+        model(text[[2, 2, 0, 0], 8:9], past_key_values=cache)
+    assert torch.equal(record.calls[0].ids["tokens"][:, :9], text[[2, 2, 0, 0]])
+    assert_grown(record, "llama", torch.ones(4, 9).long())
+
+
+def test_without_a_cache_every_step_is_a_call_of_its_own():
+    record, _ = generated(made("gpt2"), {"input_ids": tokens()}, use_cache=False)
+    assert [call["decoder.0.self"].keys for call in record.calls] == [11 + n for n in range(NEW)]
+
+
+def test_two_caches_that_take_turns_are_two_calls():
+    model, text = made("llama"), tokens(9)
+    with watch(model) as record:
+        caches = [model(text[n : n + 1, :5]).past_key_values for n in (0, 1)]
+        for place in range(5, 9):
+            for n, cache in enumerate(caches):
+                model(text[n : n + 1, place : place + 1], past_key_values=cache)
+    assert [call["decoder.0.self"].keys for call in record.calls] == [9, 9]
+    for n, call in enumerate(record.calls):
+        weights = eager_weights(model, {"input_ids": text[n : n + 1]}, FAMILIES["llama"].names)
+        assert_sees(call["decoder.1.self"], weights["decoder.1.self"])
+
+
+def test_assisted_generation_is_many_calls_each_of_them_right():
+    model, text = made("llama"), tokens(11)[:1]
+    with watch(model) as record:
+        out = model.generate(text, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, prompt_lookup_num_tokens=3)
+    for call in record.calls:
+        sight = call["decoder.1.self"]
+        first, last = sight.queries[0].item(), sight.queries[-1].item()
+        grown = torch.cat([out[:, :first], call.ids["tokens"][:, first - last - 1 :]], 1)
+        weights = eager_weights(model, {"input_ids": grown}, FAMILIES["llama"].names)["decoder.1.self"]
+        assert_sees(sight, weights[:, :, first:], first=first)
+
+
+def test_caches_are_left_as_they_were():
+    model, cache = made("llama"), transformers.DynamicCache()
+    with watch(model), watch(model):
+        model(tokens(), past_key_values=cache)
+        assert "reorder_cache" in vars(cache)
+    assert not {"reorder_cache", "batch_select_indices", "batch_repeat_interleave"} & set(vars(cache))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from clearhead.errors import LensError
+from clearhead.lens import huggingface
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail, Probe
 from clearhead.lens.memory import Sizes, bytes_of
@@ -122,9 +123,9 @@ def _route(model: nn.Module) -> Route:
         itemsize = _itemsize(model)
         shapes = {name: Shape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
         return Route(shapes, lambda collector: listening(model, ours, collector))
-    if isinstance(model, nn.Module) and hasattr(getattr(model, "config", None), "_attn_implementation"):
-        from clearhead.lens import huggingface
-
+    if isinstance(model, nn.Module) and (
+        huggingface.attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
+    ):
         shapes = {name: _shape(model, heads) for name, heads in huggingface.head_counts(model).items()}
         return Route(shapes, lambda collector: huggingface.listening(model, collector))
     raise LensError(
