@@ -223,6 +223,13 @@ def frames(axes: Axes) -> list[tuple[float, float]]:
     return [(one.get_y() + 0.5, one.get_x() + 0.5) for one in found]
 
 
+def test_labels_that_do_not_fit_are_turned_and_chinese_is_stacked():
+    axes = figures.head_map(weights(30, 30), keys=["人", "人工", "W", "we", "word", "."] * 5).axes[0]
+    found = [(text.get_text(), text.get_rotation()) for text in axes.get_xticklabels()[:6]]
+    assert found == [("人", 0), ("人\n工", 0), ("W", 0), ("we", 0), ("word", 90), (".", 0)]
+    assert {text.get_rotation() for text in axes.get_yticklabels()} == {0}
+
+
 def test_the_strongest_cell_of_each_target_token_is_framed():
     given = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]])
     assert frames(figures.alignment(given).axes[0]) == [(0, 1), (2, 0)]
@@ -537,6 +544,7 @@ def test_nothing_overlaps(translation):
         "one": figures.head_map(torch.ones(1, 1), keys=["x"], title="one token, one head"),
         "wide": figures.head_map(weights(3, 300)),
         "grid": figures.head_grid(weights(8, 9, 10), keys=long[:10], queries=long[:9], captions={1: "delimiter"}),
+        "short words": figures.head_map(weights(42, 42), keys=["▁so", "▁he", "▁W", "人", "▁.", "▁yesterday"] * 7),
         "side": figures.side_by_side(translation, tokens=TOKENS, title="人工 " * 40),
         "roles": figures.head_atlas(translation, "role", title="roles of the heads of a small translator"),
         "curves": figures.curves(translation, tokens=TOKENS, title="curves"),

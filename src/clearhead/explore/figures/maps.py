@@ -20,6 +20,7 @@ from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, h
 from clearhead.lens import Forward, Record, Sight
 
 NUMBERED = 20  # tokens a side: of more, the numbers in the cells would be too small
+CLOSE = 32  # tokens a side of maps side by side: with labels of more, a figure would be too wide to read
 VECTOR = 40  # cells a side that are drawn one by one, sharp at any size
 PANEL = 160  # cells a side of one map among many
 
@@ -253,10 +254,10 @@ def _small_room(cells: Cells) -> Room:
 def _even_rooms(drawn: Sequence[Cells]) -> list[Room]:
     """Side by side, cells are equally large if all maps are small, else the maps are."""
     longest = max(max(cells.values.shape) for cells in drawn)
-    if all(cells.exact for cells in drawn) and longest <= LABELLED:
-        side = 0.4 if longest <= NUMBERED else max(0.13, 8 / longest)
+    if all(cells.exact for cells in drawn) and longest <= CLOSE:
+        side = 0.4 if longest <= NUMBERED else 0.17
         return [Room(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in drawn)]
-    return [_within(4.2, *cells.values.shape) for cells in drawn]
+    return [_within(4.6, *cells.values.shape) for cells in drawn]
 
 
 def _within(inches: float, rows: int, columns: int) -> Room:

@@ -36,7 +36,7 @@ def write_keys(axes: Axes, axis: Axis, pitch: float, *, top: bool = True) -> Non
         axes.xaxis.tick_top()
     axes.set_xticks(places, words if flat else [_upright(word) for word in words], fontsize=points)
     for text in axes.get_xticklabels():
-        if not flat and _turned(text.get_text()):
+        if not flat and _turned(text.get_text(), points, pitch):
             text.set_rotation(90)
         text.set(linespacing=1.0, va="bottom" if top else "top", ha="center")
     _plain(axes.get_xticklabels())
@@ -52,7 +52,7 @@ def above(axis: Axis, pitch: float) -> float:
     words = marks(axis, pitch)[1]
     points, flat = _line(words, axis, pitch)
     upright = [] if flat else [_upright(word) for word in words]
-    turned = [fonts.width(word, points) for word in upright if _turned(word)]
+    turned = [fonts.width(word, points) for word in upright if _turned(word, points, pitch)]
     return max([points * 1.25 / 72 * (word.count("\n") + 1) for word in upright or [""]] + turned)
 
 
@@ -98,9 +98,10 @@ def _line(words: Sequence[str], axis: Axis, pitch: float) -> tuple[float, bool]:
     return (min(points, fitting), True) if fitting >= SMALLEST else (points, False)
 
 
-def _turned(word: str) -> bool:
-    """Signs and single letters need not be."""
-    return "\n" not in word and len(unicodedata.normalize("NFC", word)) > 2
+def _turned(word: str, points: float, pitch: float) -> bool:
+    """Single letters and signs are not, nor pairs that fit."""
+    letters = len(unicodedata.normalize("NFC", word))
+    return "\n" not in word and letters > 1 and (letters > 2 or fonts.width(word, points) > pitch - GAP)
 
 
 def _upright(word: str) -> str:
