@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from clearhead.errors import RecordError
 from clearhead.explore.heads import DELIMITERS
-from clearhead.explore.words import words
+from clearhead.explore.words import spelled
 
 
 @dataclass(frozen=True)
@@ -60,24 +61,26 @@ class Axis:
         tokens = [str(frame) if each is None else f"{frame * each:.2f} s" for frame in range(frames)]
         return cls(tokens, "audio", {"grid": [1, frames], "picture": picture_url(picture)})
 
+    @cached_property
+    def spelled(self) -> tuple[list[str], list[bool], list[bool]]:
+        """What is shown of each token, whether it is glued to the one before, and whether it is special."""
+        if self.kind == "text" and "unknown" not in self.extra:
+            return spelled(self.tokens)
+        plain = [False] * len(self.tokens)
+        return list(self.tokens), plain, plain
+
     def to_dict(self) -> dict[str, Any]:
         """As the page reads it."""
-        shown = words(self.tokens) if self.kind == "text" and "unknown" not in self.extra else None
-        return {
-            "kind": self.kind,
-            "tokens": list(self.tokens),
-            "shown": list(self.tokens) if shown is None else [word.shown for word in shown],
-            "glued": [False] * len(self.tokens) if shown is None else [word.glued for word in shown],
-            "special": [False] * len(self.tokens) if shown is None else [word.special for word in shown],
-            **self.extra,
-        }
+        shown, glued, special = self.spelled
+        named = {"shown": shown, "glued": glued, "special": special}
+        return {"kind": self.kind, "tokens": list(self.tokens), **named, **self.extra}
 
     def delimiters(self) -> list[bool]:
         """Which of them are punctuation, or the end of something."""
-        return [
-            place > 0 and (word.special or (word.shown != "" and set(word.shown) <= DELIMITERS))
-            for place, word in enumerate(words(self.tokens))
-        ]
+        shown, _, special = self.spelled
+        marks = {text: text != "" and set(text) <= DELIMITERS for text in dict.fromkeys(shown)}
+        found = [end or marks[text] for text, end in zip(shown, special, strict=True)]
+        return [False, *found[1:]] if found else []
 
 
 def picture_url(picture: Shaped[Tensor, "height width *colours"]) -> str:

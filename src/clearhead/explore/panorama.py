@@ -132,8 +132,8 @@ class Panorama:
         """Of every head a small picture: the square root of the weights, 255 for the largest."""
         heads = []
         for head in self.sight.heads:
-            sums = self.map(head).sums.double()
-            rows, columns = (torch.linspace(0, max(n, 1), THUMB + 1, dtype=torch.double) for n in sums.shape)
+            sums = self._base(head) if self.sight.blocks[0] else self.map(head).sums
+            rows, columns = (torch.linspace(0, n, THUMB + 1, dtype=torch.double) for n in sums.shape)
             small = _spread(sums, rows, columns).sqrt() if sums.numel() else torch.zeros(THUMB, THUMB)
             heads.append((small * (255 / max(float(small.max()), 1e-12))).round().byte())
         return torch.stack(heads).numpy() if heads else np.zeros((0, THUMB, THUMB), np.uint8)
@@ -173,16 +173,17 @@ def _spread(base: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             [14.]])
     """
     for axis, edges in ((0, rows), (1, columns)):
-        low, high = math.floor(edges[0]), min(math.ceil(edges[-1]), base.shape[axis])
-        part = base.narrow(axis, low, max(high - low, 0)).double()
-        total = torch.cat([part.narrow(axis, 0, 1) * 0, part.cumsum(axis)], axis)
-        place = (edges.double() - low).clamp(0, total.shape[axis] - 1)
-        below = place.floor().long()
-        above = (below + 1).clamp(max=total.shape[axis] - 1)
-        share = (place - below).view((-1, 1) if axis == 0 else (1, -1))
-        at = total.index_select(axis, below)
-        base = (at + (total.index_select(axis, above) - at) * share).diff(dim=axis)
-    return base.float()
+        # Between all edges, of cells and of pixels, lie pieces of which each is in one cell and in one pixel.
+        inside = torch.arange(math.floor(edges[0]) + 1, math.ceil(edges[-1]), dtype=torch.double)
+        cuts = torch.cat([edges.double(), inside]).unique()
+        middles, lengths = (cuts[1:] + cuts[:-1]) / 2, cuts.diff()
+        pixels = middles.floor().long().clamp(max=base.shape[axis] - 1)
+        cells = torch.searchsorted(edges.double(), middles, right=True) - 1
+        shares = lengths.float().view((-1, 1) if axis == 0 else (1, -1))
+        pieces = base.index_select(axis, pixels).float() * shares
+        shape = [len(edges) - 1 if n == axis else size for n, size in enumerate(base.shape)]
+        base = torch.zeros(shape).index_add_(axis, cells, pieces)
+    return base
 
 
 def _largest(weights: Tensor, first: int) -> list[tuple[int, float]]:

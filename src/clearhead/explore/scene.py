@@ -104,7 +104,8 @@ class Scene:
             writes = self.about["writes"]
             return Axis.text([*writes, *[""] * (needed - len(writes))], reads="target", shift=1)
         owner = self._owner(kind)
-        texts = [self.forward.text(kind, owner.sample, place, owner.sight.inputs) for place in range(needed)]
+        texts = self.forward.texts(kind, owner.sample, owner.sight.inputs)[:needed]
+        texts += [None] * (needed - len(texts))
         if all(text is None for text in texts):
             return Axis.numbers(needed)
         return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])

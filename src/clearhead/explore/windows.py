@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.lens.kept import Kept
 from clearhead.lens.measures import pooled
 from clearhead.lens.sights import Sight
+from clearhead.lens.workers import side_by_side
 
 TILE = 2**19  # scores held at once: they should stay in the processor's cache
 GRAIN = 128  # the mask is asked by blocks of so many
@@ -53,18 +54,20 @@ class Weights:
         if not self.quick:
             return self._slowly(found, queries, keys, blocks)
         step = max(1, min(2048, TILE // max(1, len(keys))) // height) * height
-        for start in range(0, len(queries), step):
-            rows = queries[start : start + step]
-            columns, weights = self._tile(rows, keys)
-            if not columns:
-                continue
-            down = pooled(weights, height, 0) if height > 1 else weights
-            inset = columns.start - keys.start
-            if width > 1:
-                down = F.pad(down, (inset % width, 0))
-                down = F.pad(down, (0, -down.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
-            first, left = start // height, inset // width
-            found[first : first + len(down), left : left + down.shape[1]] = down
+
+        def band(start: int) -> None:
+            """The weights of some queries, into their place."""
+            columns, weights = self._tile(queries[start : start + step], keys)
+            if columns:
+                inset = columns.start - keys.start
+                down = pooled(weights, height, 0) if height > 1 else weights
+                if width > 1:
+                    down = F.pad(down, (inset % width, 0))
+                    down = F.pad(down, (0, -down.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
+                first, left = start // height, inset // width
+                found[first : first + len(down), left : left + down.shape[1]] = down
+
+        side_by_side(band, range(0, len(queries), step))
         return found
 
     def _slowly(

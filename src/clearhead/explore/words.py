@@ -35,17 +35,38 @@ def words(tokens: Sequence[str]) -> list[Word]:
     >>> [word.shown for word in words(["Hello", "Ġworld", "ä½łå¥½"])]
     ['Hello', 'world', '你好']
     """
-    spell = _spelling(tokens)
-    pieces = [_Piece(f"⟨{token[1:-1]}⟩", True, special=True) if _special(token) else spell(token) for token in tokens]
-    shown: list[str] = []
+    return [Word(*one) for one in zip(*spelled(tokens), strict=True)]
+
+
+def spelled(tokens: Sequence[str]) -> tuple[list[str], list[bool], list[bool]]:
+    """The same as three lists, what is shown, glued and special: for very many tokens."""
+    different = dict.fromkeys(tokens)
+    spell = _spelling(list(different))
+    known = {
+        token: _Piece(f"⟨{token[1:-1]}⟩", True, special=True) if _special(token) else spell(token)
+        for token in different
+    }
+    if any(isinstance(piece.content, bytes) for piece in known.values()):
+        shown = [_visible(text) for text in _contents([known[token] for token in tokens])]
+    else:
+        visible = {token: _visible(str(piece.content)) for token, piece in known.items()}
+        shown = [visible[token] for token in tokens]
+    special = [known[token].special for token in tokens]
+    opens = [known[token].opens for token in tokens]
+    glued = [not (new or before) for new, before in zip(opens, [True, *special[:-1]], strict=True)] if tokens else []
+    return shown, glued, special
+
+
+def _visible(text: str) -> str:
+    return text if text.strip() else (text or " ").translate(BLANKS)
+
+
+def _contents(pieces: Sequence[_Piece]) -> list[str]:
+    """What the pieces say; bytes are read together with their neighbours."""
+    found: list[str] = []
     for raw, run in groupby(pieces, lambda piece: isinstance(piece.content, bytes)):
         contents = [piece.content for piece in run]
-        shown += _decoded([bytes(one) for one in contents if not isinstance(one, str)]) if raw else map(str, contents)
-    found = []
-    for place, (text, piece) in enumerate(zip(shown, pieces, strict=True)):
-        apart = place == 0 or piece.opens or pieces[place - 1].special
-        visible = text if text.strip() else (text or " ").translate(BLANKS)
-        found.append(Word(visible, not apart, piece.special))
+        found += _decoded([bytes(one) for one in contents if not isinstance(one, str)]) if raw else map(str, contents)
     return found
 
 

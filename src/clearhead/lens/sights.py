@@ -55,15 +55,28 @@ class Forward:
 
     def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
         """What stands at a position of a text; several samples may share one text of the source."""
+        numbers = self._numbers(kind, sample, inputs)
+        if kind is None or numbers is None or not position < len(numbers):
+            return None
+        return self.labels.get(kind, {}).get(int(numbers[position]))
+
+    def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
+        """What stands at every position of a text, as far as that is known."""
+        numbers = self._numbers(kind, sample, inputs)
+        known = {} if kind is None else self.labels.get(kind, {})
+        return [] if numbers is None else [known.get(number) for number in numbers.tolist()]
+
+    def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
+        """The tokens of a sample."""
         ids = None if kind is None else self.ids.get(kind)
-        if kind is None or ids is None or not position < ids.shape[1]:
+        if ids is None:
             return None
         texts, samples = ids.shape[0], len(inputs)
         if texts != samples and max(inputs, default=0) < texts:
             sample = inputs[sample]
         elif texts != samples and texts and samples % texts == 0:
             sample //= samples // texts  # as Hugging Face repeats its inputs for beams
-        return self.labels.get(kind, {}).get(int(ids[sample, position])) if sample < texts else None
+        return ids[sample] if sample < texts else None
 
     def __contains__(self, name: object) -> bool:
         return name in self.sights
