@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from clearhead import KeyValueCache, Mask, watch
+from clearhead import KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.decode import Writer, beam, greedy
 from clearhead.lens.measures import Measures, pooled
 from clearhead.lens.moves import Moves
@@ -133,6 +133,32 @@ def test_a_watch_that_comes_late_knows_the_positions():
     assert record.calls[0].ids["tokens"][0, :5].tolist() == [-1] * 5
 
 
+def test_a_watch_that_comes_late_knows_the_positions_over_a_context_too():
+    model, source, target, cache = built("EncoderDecoder"), tokens(1, 7), tokens(1, 5), KeyValueCache()
+    with torch.no_grad(), watch(model, layers="decoder.1.cross") as once:
+        model(source, target)
+    with torch.no_grad():
+        context = model.encode(source)
+        model.decode(target[:, :3], context, cache=cache)
+        with watch(model, layers="decoder.1.cross") as record:
+            model.decode(target[:, 3:], context, cache=cache)
+    sight, wanted = record["decoder.1.cross"], once["decoder.1.cross"]
+    assert sight.queries.tolist() == [3, 4]
+    torch.testing.assert_close(sight.distance, wanted.distance[:, :, 3:], atol=1e-5, rtol=1e-5)
+
+
+def test_pieces_that_see_all_there_is_do_not_see_what_comes_later():
+    attention, x, cache = MultiHeadAttention(12, 3), torch.randn(1, 5, 12), KeyValueCache()
+    with watch(attention, keep="qk") as record, torch.no_grad():
+        for part in x.split([3, 2], 1):
+            attention(part, cache=cache)
+    sight = record["attention"]
+    assert not sight.weights(0, 1, slice(0, 3), slice(3, 5)).any()
+    torch.testing.assert_close(sight.weights(0, 1), sight.map[0, 1])
+    call = sight.attention()
+    assert call.mask.dense(5, 5)[0, 0].int().tolist() == [[1, 1, 1, 0, 0]] * 3 + [[1] * 5] * 2
+
+
 def test_samples_that_are_reordered_keep_their_past():
     model, text = built("Decoder", "relative"), tokens(3, 9)
     cache = KeyValueCache()
@@ -200,6 +226,17 @@ def test_rows_that_are_done_stay_in_the_record():
         fed = ids[ids >= 0].tolist()
         assert fed == [START, *one.tokens][: len(fed)]
         assert len(fed) >= len(one.tokens)
+
+
+def test_rows_that_are_done_have_no_weights_where_queries_were_sampled_either():
+    model, source, lengths = built("EncoderDecoder"), tokens(2, 7), [7, 5]
+    with watch(model, keep="qk", rows=1 / 2) as record:
+        greedy(Writer.translating(model, source, lengths), start=START, end=END, max_length=[2, 7])
+    end = int((record.calls[0].ids["target"][0] >= 0).sum())
+    weights = record["decoder.1.self"].weights(0, 3)
+    assert (weights[:end].sum(-1) > 0.99).all()
+    assert len(weights) > end
+    assert not weights[end:].any()
 
 
 def test_prompts_of_different_lengths_are_seen_where_they_stand():

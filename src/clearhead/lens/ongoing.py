@@ -32,9 +32,7 @@ class Ongoing(Forward):
         """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten."""
         if self.moves is None:
             return
-        with torch.inference_mode(
-            False
-        ):  # samples move in the middle of a search, and its tensors could not be changed
+        with torch.inference_mode(False):  # whose tensors could not be changed later
             gone = len(self.moves.gone)
             move = self.moves.add(rows, done=done)
             for part in self.sights.values():
@@ -69,6 +67,7 @@ class Ongoing(Forward):
             end = position + numbers.shape[1]
         return torch.cat(found, 1)
 
+    @torch.inference_mode(False)
     def close(self) -> None:
         """Nothing more is coming: what was seen so far is put together, and the cache let go."""
         self.release()
