@@ -50,21 +50,23 @@ class _Work:
         self.sinks = None if call.sinks is None else call.sinks.to(self.dtype).view(1, -1, 1)
         held, crew = (TILE * GPU_TILES, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
         self.plan = stacks(job, held, crew)
-        largest = [max(math.prod(self._shape(tile)) for tile in stack) for stack in self.plan]
-        self.largest, self.total = (
-            max(largest, default=0),
-            sum(len(stack.parts) * n for stack, n in zip(self.plan, largest, strict=True)),
-        )
+        first_of = {id(stack.parts): stack for stack in reversed(self.plan)}.values()  # no later one has more heads
+        self.largest = max((math.prod(self._shape(tile)) for stack in first_of for tile in stack), default=0)
+        self.total = self.largest * sum(len(stack.parts) for stack in self.plan)  # at most twice as many as there are
         self.rooms = threading.local()
-        batch, heads, _, keys = call.sizes
-        shape = (batch, heads, len(rows))
+        self._begin(len(rows), call.k.shape[2])
+
+    def _begin(self, count: int, keys: int) -> None:
+        """Results of queries that see nothing, and sums of nothing."""
+        job, (batch, heads) = self.job, self.q.shape[:2]
+        shape = (batch, heads, count)
         self.logsumexp = self.q.new_full(shape, -math.inf)
         self.entropy, self.peak, self.distance, self.first = (self.q.new_zeros(shape) for _ in range(4))
         self.top_keys = torch.full((*shape, max(job.top, 1)), -1, device=self.q.device)
         self.top_weights = self.q.new_zeros(*shape, max(job.top, 1))
         # In float64, because thousands of tiles add to it: in float32 their roundings would be seen.
-        self.received = torch.zeros(batch, heads, keys, dtype=torch.float64, device=self.q.device)
-        pixels = (-(-n // block) if block else 0 for n, block in zip((len(rows), keys), job.blocks, strict=True))
+        self.received = self.q.new_zeros(batch, heads, keys if job.received else 0, dtype=torch.float64)
+        pixels = (-(-n // block) if block else 0 for n, block in zip((count, keys), job.blocks, strict=True))
         self.map = self.q.new_zeros(batch, heads, *pixels)
 
     def measure(self, stack: Stack) -> None:
@@ -154,8 +156,11 @@ class _Work:
             return
         count = tile.rows.stop - tile.rows.start
         lines = count // high if high and count >= high else 1
-        by_line = share.unflatten(-1, (lines, 1, -1)) @ parts.unflatten(-2, (lines, -1))
-        by_line = by_line[..., 0, : columns.stop - columns.start]
+        if lines == count:  # then a product of matrices is slow
+            by_line = parts.mul_(share[..., None])
+        else:
+            by_line = (share.unflatten(-1, (lines, 1, -1)) @ parts.unflatten(-2, (lines, -1)))[..., 0, :]
+        by_line = by_line[..., : columns.stop - columns.start]
         if self.job.received:
             self.received[place][..., columns] += by_line.sum(-2)
         if high:
