@@ -88,7 +88,9 @@ class Moves:
 
 def put_together(pieces: Sequence[tuple[int, Tensor]], moves: Moves, fill: int | float = 0) -> Tensor:
     """Pieces (batch, heads, tokens, …) that came at these times, one after the other, for the samples of the record."""
-    found = [taken(piece, moves.paths(time), fill) for time, piece in pieces]
+    heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
+    wide = [(time, piece.expand(-1, heads, *piece.shape[2:])) for time, piece in pieces]
+    found = [taken(piece, moves.paths(time), fill) for time, piece in wide]
     return torch.cat(found, 2) if len(found) > 1 else found[0]
 
 

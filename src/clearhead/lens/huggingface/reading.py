@@ -101,10 +101,11 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
     scale = got.scale
     if scale is None:
         scale = got.q.shape[-1] ** -0.5
+    k, v = got.k[:, :, :keys], got.v[:, :, :keys]
     return Seen(
         got.q,
-        got.k[:, :, :keys],
-        got.v[:, :, :keys],
+        k,
+        v if v.shape[1:3] == k.shape[1:3] else k,  # with heads of its own it would not fit, and is not needed
         mask,
         scale.reshape(-1) if isinstance(scale, Tensor) else scale,
         None if bias is None else Dense(bias),
