@@ -63,6 +63,7 @@ class _Crew(Generic[Item]):
 
     def run(self) -> None:
         try:
+            torch.get_num_threads()  # PyTorch gives a new thread the number of all, when it is first asked: not later
             torch.set_num_threads(self.threads)
         finally:
             self.ready.release()
