@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ class Answers:
         axes: Mapping[str, Axis] | None = None,
     ) -> None:
         self.live, self.title, self.axes = live, title, axes
-        self.lock = threading.RLock()
+        self.lock, self.alone = threading.RLock(), _Alone()
         self.records: OrderedDict[str, Record] = OrderedDict()
         self.scenes: dict[tuple[str, int], Scene] = {}
         self.newest = self._add(record)
@@ -79,7 +80,11 @@ class Answers:
     def get(self, name: str, query: Mapping[str, str]) -> Answer:
         if name == "effects":
             return self._effects(query)
-        with self.lock, torch.inference_mode():
+        with self.lock:
+            return self._answer(name, query) if name == "window" else self.alone.run(self._answer, name, query)
+
+    def _answer(self, name: str, query: Mapping[str, str]) -> Answer:
+        with torch.inference_mode():
             if name == "scene.json":
                 scene = self.scene(query)
                 return Answer.words({**scene.to_dict(), "id": query.get("scene", self.newest)})
@@ -97,6 +102,9 @@ class Answers:
                 return _window(panorama, head, query)
             return _row(panorama, head, query) if name == "row" else _column(panorama, head, query)
 
+    def close(self) -> None:
+        self.alone.close()
+
     def post(self, name: str, content: Mapping[str, Any]) -> Answer:
         if self.live is None:
             raise LensError("no model is loaded here: start clearhead look with a model and a text")
@@ -107,7 +115,7 @@ class Answers:
             record = self.live.look(text)
             with self.lock:
                 self.newest = self._add(record)
-                return self.get("scene.json", {"scene": self.newest})
+                return self.alone.run(self._answer, "scene.json", {"scene": self.newest})
         if name == "ablate":
             with self.lock:
                 scene = self.scene({key: str(content[key]) for key in ("scene", "view") if key in content})
@@ -123,6 +131,26 @@ class Answers:
             found = self.live.effects(scene.record, call)
             scene.about |= {} if found is None else {"effects": found}
         return Answer.words({"effects": scene.about.get("effects")})
+
+
+class _Alone:
+    """A thread in which PyTorch computes without others.
+
+    What a page asks for is little. Split among threads, which the browser keeps from running, it is mostly waiting.
+    """
+
+    def __init__(self) -> None:
+        threads = torch.get_num_threads()
+        self.thread = ThreadPoolExecutor(1, "clearhead-look")
+        self.thread.submit(torch.get_num_threads).result()  # a new thread gets the number of all when it first asks
+        self.thread.submit(torch.set_num_threads, 1).result()
+        torch.set_num_threads(threads)  # or threads that are yet to come would have one as well
+
+    def run(self, work: Callable[..., Answer], *given: Any) -> Answer:
+        return self.thread.submit(work, *given).result()
+
+    def close(self) -> None:
+        self.thread.shutdown()
 
 
 def _grid(grid: Grid) -> Answer:

@@ -71,13 +71,12 @@ def _measured(sight: Sight, sample: int, seeing: Tensor, delimiters: Sequence[bo
         received = sight.received[sample]
         scores["delimiter"] = (received[:, : len(marks)] * marks).sum(-1) / received.sum(-1).clamp(min=1e-12)
     if not sight.cross:
-        apart = sight.top_keys[sample].long() - sight.queries.view(1, -1, 1)
-        there = sight.top_keys[sample] >= 0
-        weights = sight.top_weights[sample]
+        apart = sight.top_keys[sample].int() - sight.queries.int().view(1, -1, 1)
+        weights = sight.top_weights[sample]  # 0 where there is no key
         for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
             inside = (sight.queries + step >= 0) & (sight.queries + step < sight.keys)
-            scores[role] = _mean((weights * (there & (apart == step))).sum(-1), real & inside)
-        local = (weights * (there & (apart.abs() <= NEAR))).sum(-1)
+            scores[role] = _mean((weights * (apart == step)).sum(-1), real & inside)
+        local = (weights * (apart.abs_() <= NEAR)).sum(-1)
         scores["local"] = _mean(local, real & (visible >= 2 * (2 * NEAR + 1)))
     named = HeadRoles(
         (sight.name, place, {role: float(value[place]) for role, value in scores.items() if value[place] > -1})

@@ -73,6 +73,7 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self.answers.close()
 
     def __enter__(self) -> Server:
         return self
