@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from clearhead import Mask
 from clearhead.explore import Scene, open_record
 from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
-from clearhead.explore.single import notebook
+from clearhead.explore.single import PAGE, notebook
 from clearhead.explore.single import page as as_page
 from tests.explore import records
 from tests.explore.browser import Watched
@@ -101,6 +102,23 @@ def cell(watched: Watched, query: int, key: int) -> str:
         page.keyboard.press("ArrowRight")
     page.locator("#tip:not([hidden])").wait_for()
     return watched.text("#tip")
+
+
+def test_both_languages_say_the_same_things():
+    said = [
+        set(re.findall(r"^  (\w+): ", (PAGE / f"{language}.js").read_text(encoding="utf-8"), re.M))
+        for language in ("english", "chinese")
+    ]
+    assert said[0] == said[1]
+    code = "".join(path.read_text(encoding="utf-8") for path in PAGE.glob("*.*"))
+    asked = re.findall(r'\bsay\("(\w+)"|data-(?:say|label|hint)="(\w+)"', code)
+    assert {one or other for one, other in asked} <= said[0]
+
+
+def test_no_data_ever_becomes_markup():
+    markup = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc\s*=")
+    for path in PAGE.glob("*.js"):
+        assert not markup.search(path.read_text(encoding="utf-8")), path.name
 
 
 def test_a_head_is_chosen_with_a_click_and_read_in_every_pane(watched, short):
@@ -544,6 +562,20 @@ def test_the_server_gives_the_same_weights_as_the_file(watched, long_record):
         query, key = (int(part) for part in watched.text(".tip-place").split(" → "))
         assert float(watched.text("#tip .value strong")) == pytest.approx(weights[query, key].item(), abs=0.00006)
         assert watched.page.locator("#another").is_hidden()
+
+
+def test_a_record_of_several_texts_shows_each(watched):
+    record = records.writer(13, batch=2, keep="qk")
+    weights = records.weights_of(record["decoder.0.self"], 1)[2]
+    with open_record(record, browser=False) as opened:
+        watched.open(opened.url)
+        watched.page.locator("#views").select_option(value="1")
+        watched.page.locator("#views option:checked", has_text="2").wait_for(state="attached")
+        watched.page.locator('.head[data-name="decoder.0.self"][data-head="2"]').click()
+        watched.until("figcaption", "head 2")
+        watched.settle()
+        said = cell(watched, 11, 4)
+        assert float(said.split()[-4]) == pytest.approx(weights[11, 4].item(), abs=0.00006)
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

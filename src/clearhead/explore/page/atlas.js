@@ -85,7 +85,7 @@ export class Atlas {
     this.size = size;
     this.labels = [
       ...attentions.map((one, row) => ({ text: layerName(one), x: gutter - 10, y: 18 + row * step + size / 2, end: true })),
-      ...Array.from({ length: most }, (_, column) => ({ text: String(column), x: gutter + column * step + size / 2, y: 7 }))
+      ...Array.from({ length: most }, (_, column) => ({ text: String(attentions[0].heads[column]?.number ?? column), x: gutter + column * step + size / 2, y: 7 }))
         .filter((_, column) => step >= 18 || column % 4 === 0),
     ];
     return attentions.flatMap((attention, row) =>
@@ -119,7 +119,7 @@ export class Atlas {
     });
     const caption = this.cells[0]?.caption ? CAPTION + 4 : 4;
     this.height = Math.max(...this.cells.map((cell) => cell.y)) + this.size + caption;
-    this.width = width;
+    this.width = Math.max(width, ...this.cells.map((cell) => cell.x + this.size + 4));
     this.grid.style.height = `${this.height}px`;
     this.grid.setAttribute("aria-label", say("atlasLabel"));
     const rows = new Map();

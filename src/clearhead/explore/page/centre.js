@@ -22,6 +22,7 @@ export class Centre {
       cursor: (view, cell, place) => this.point(view, cell, place),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
+        for (const view of this.views) view.tiles.failed.clear();
         this.repaint();
         this.keepView();
       },

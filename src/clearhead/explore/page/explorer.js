@@ -70,7 +70,8 @@ export class Explorer {
   /** What is known of a head; the last few stay in memory. */
   tilesOf(name, head) {
     const key = `${name}/${head}`;
-    const known = this.kept.get(key) ?? new HeadTiles(this.source, this.attentionOf(name), head, () => this.arrived());
+    const before = this.kept.get(key);
+    const known = before && (before.base || !before.problem) ? before : new HeadTiles(this.source, this.attentionOf(name), head, () => this.arrived());
     this.kept.delete(key);
     this.kept.set(key, known);
     for (const old of this.kept.keys()) {

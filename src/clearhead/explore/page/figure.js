@@ -17,7 +17,7 @@ export function figureOf(explorer, centre) {
   const widths = centre.pictured ? centre.pictures.map((one) => one.canvas.clientWidth + 24) : centre.views.map((view) => view.element.clientWidth);
   const height = centre.pictured ? centre.pictures[0].canvas.clientHeight + 16 : Math.max(...centre.views.map(drawnHeight));
   const chosen = centre.chosen;
-  const width = Math.max(320, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
+  const width = Math.max(560, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
   const { look } = explorer;
   const svg = makeSvg("svg", {
     xmlns: "http://www.w3.org/2000/svg", width: Math.ceil(width), height: Math.ceil(height + HEAD + FOOT),
@@ -36,6 +36,7 @@ export function figureOf(explorer, centre) {
     left += widths[i];
   });
   svg.append(makeSvg("text", { x: 12, y: height + HEAD + FOOT - 12, "font-size": 11, fill: look.soft, text: `${say("caveat")} · clearhead · ${explorer.scene.title ?? ""}` }));
+  if (!centre.pictured) svg.append(...legend(centre.views[0], look, width, height + HEAD + FOOT - 12));
   return svg;
 }
 
@@ -67,7 +68,36 @@ function drawnMap(view, look) {
   if (vector) cells.append(...drawnCells(view));
   else cells.append(embedded(cropped(view), left, top, right - left, bottom - top));
   const labels = makeSvg("g", {}, ...keyLabels(view, look), ...queryLabels(view, look));
-  return [makeSvg("g", { transform: `translate(${plot.left} ${plot.top})` }, makeSvg("defs", {}, area), cells, labels)];
+  return [makeSvg("g", { transform: `translate(${plot.left} ${plot.top})` }, makeSvg("defs", {}, area), cells, ...frames(view, look), labels)];
+}
+
+/** The edge of the map, and what is pinned. */
+function frames(view, look) {
+  const { viewport, plot } = view;
+  const { left, top, right, bottom } = viewport.extent;
+  const frame = (x, y, width, height, stroke, thick) => makeSvg("rect", {
+    x: round(x), y: round(y), width: round(Math.max(width, 1)), height: round(Math.max(height, 1)), fill: "none", stroke, "stroke-width": thick,
+  });
+  const [high, wide] = viewport.cell;
+  const inside = (low, size, end) => low >= -1 && low + size <= end + 1;
+  return [
+    ...(high < 12 ? [frame(left, top, right - left, bottom - top, look.line, 1)] : []),
+    ...[...plot.marks.queries].filter((q) => inside(viewport.y(q), high, viewport.height)).map((q) => frame(left, viewport.y(q), right - left, high, look.accent, 1.5)),
+    ...[...plot.marks.keys].filter((k) => inside(viewport.x(k), wide, viewport.width)).map((k) => frame(viewport.x(k), top, wide, bottom - top, look.accent, 1.5)),
+  ];
+}
+
+/** The scale of colours with its ends. */
+function legend(view, look, right, y) {
+  const { scale, curve, resolution, tiles } = view.plot;
+  const full = tiles.full(curve, resolution?.blocks ?? [1, 1]);
+  const stops = Array.from({ length: 9 }, (_, i) => makeSvg("stop", { offset: i / 8, "stop-color": scale.hex(i / 8) }));
+  const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : full.toFixed(full < 0.1 ? 3 : 2)];
+  const text = (x, anchor, words) => makeSvg("text", { x, y, "text-anchor": anchor, "font-size": 11, fill: look.soft, text: words });
+  return [
+    makeSvg("defs", {}, makeSvg("linearGradient", { id: "scale" }, ...stops)), text(right - 150, "end", ends[0]),
+    makeSvg("rect", { x: right - 144, y: y - 8, width: 104, height: 9, fill: "url(#scale)", rx: 2 }), text(right - 34, "start", ends[1]),
+  ];
 }
 
 function drawnCells(view) {
@@ -87,7 +117,7 @@ function drawnCells(view) {
       if (!number || cell.share < number.least || !cell.exact) continue;
       found.push(makeSvg("text", {
         x: round(place.x + wide / 2), y: round(place.y + high / 2 + number.size * 0.35), "text-anchor": "middle", "font-size": round(number.size),
-        fill: scale.ink(shade), text: number.text(cell.share),
+        fill: scale.ink(shade), "fill-opacity": cell.share < 0.005 ? 0.36 : cell.share < 0.05 ? 0.66 : 1, text: number.text(cell.share),
       }));
     }
   }

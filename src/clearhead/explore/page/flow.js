@@ -78,6 +78,7 @@ export class TokenFlow {
   goTo(position) {
     this.start = between(0, position - Math.floor(this.page / 3), Math.max(0, this.axis.length - this.page));
     this.update(this.shown, false);
+    this.reveal(position);
   }
 
   /** @param {Shown} shown @param {boolean} follow whether to turn to the page in question */
@@ -89,6 +90,17 @@ export class TokenFlow {
     this.build();
     for (const token of this.list.children) this.dress(token, shown);
     if (this.long) this.paintRibbon();
+    if (this.long && follow && moved) this.reveal(shown.focus);
+  }
+
+  /** Scrolls the list, and nothing around it, until a token is seen. */
+  reveal(position) {
+    const token = this.list.children[position - this.start];
+    if (!token) return;
+    const top = token.offsetTop - this.list.offsetTop;
+    if (top < this.list.scrollTop || top + token.offsetHeight > this.list.scrollTop + this.list.clientHeight) {
+      this.list.scrollTop = top - this.list.clientHeight / 3;
+    }
   }
 
   build() {

@@ -14,7 +14,7 @@ export class ServerSource {
 
   /** The newest scene, or one of the other views of the record. */
   async scene(view = null) {
-    const query = view === null ? "" : `?${new URLSearchParams({ view, ...this.about })}`;
+    const query = view === null ? "" : `?${new URLSearchParams({ ...this.about, view })}`;
     return this.keep(await (await this.ask(`scene.json${query}`)).json());
   }
 

@@ -83,7 +83,7 @@ export function stateOf(fragment, scene) {
   const state = {};
   const main = chosenOf(parts.get("at"), scene);
   if (main) Object.assign(state, main);
-  state.other = chosenOf(parts.get("beside"), scene);
+  state.other = besideOf(chosenOf(parts.get("beside"), scene), main, scene);
   state.pins = (parts.get("pins") ?? "").split(",").map((one) => pinOf(one, scene)).filter(Boolean);
   const view = (parts.get("view") ?? "").split(",").map(Number);
   if (view.length === 4 && view.every(Number.isFinite) && view[1] > view[0] && view[3] > view[2]) {
@@ -102,6 +102,15 @@ function chosenOf(text, scene) {
   const [name, head] = [text.slice(0, cut), Number(text.slice(cut + 1))];
   const attention = scene.attentions.find((one) => one.name === name);
   return attention?.heads.some((one) => one.number === head) ? { name, head } : null;
+}
+
+/** A second head, if it looks from and at the same tokens as the first. */
+function besideOf(other, main, scene) {
+  const sides = (chosen) => {
+    const { queries, keys, counts } = scene.attentions.find((one) => one.name === chosen.name);
+    return `${queries}/${keys}/${counts}`;
+  };
+  return other && main && sides(other) === sides(main) ? other : null;
 }
 
 function pinOf(text, scene) {

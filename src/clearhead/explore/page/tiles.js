@@ -5,7 +5,7 @@ import { pooledWeights } from "./pooling.js";
 
 const TILE = 256; // pixels
 const TILES_KEPT = 160;
-const AT_ONCE = 2; // requests under way: the machine has other work too
+const AT_ONCE = 4; // requests under way: while one is computed the next travel
 
 /** All that is known of one head, and the pictures of it. */
 export class HeadTiles {
@@ -21,6 +21,7 @@ export class HeadTiles {
     this.tiles = new Map();
     this.wanted = [];
     this.running = new Map();
+    this.failed = new Set(); // not asked for again until the map moves
     this.problem = null;
     this.finer = attention.blocks[0] > 1 || attention.blocks[1] > 1 ? source.exact(attention.name, head) : false;
     this.whole = attention.blocks[0] === 1 && attention.blocks[1] === 1;
@@ -86,8 +87,8 @@ export class HeadTiles {
   ask(missing, window) {
     const middle = [(window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2];
     const apart = (one) => Math.hypot((one.row + 0.5) * one.spans[0] - middle[0], (one.column + 0.5) * one.spans[1] - middle[1]);
-    this.wanted = missing.sort((one, other) => apart(one) - apart(other));
     const keys = new Set(missing.map((one) => one.key));
+    this.wanted = missing.filter(({ key }) => !this.running.has(key) && !this.failed.has(key)).sort((one, other) => apart(one) - apart(other));
     for (const [key, stop] of this.running) if (!keys.has(key)) stop.abort();
     this.advance();
   }
@@ -103,12 +104,7 @@ export class HeadTiles {
   }
 
   advance() {
-    while (this.running.size < AT_ONCE) {
-      const next = this.wanted.find((one) => !this.running.has(one.key));
-      if (!next) return;
-      this.wanted.splice(this.wanted.indexOf(next), 1);
-      this.fetch(next);
-    }
+    while (this.running.size < AT_ONCE && this.wanted.length) this.fetch(this.wanted.shift());
   }
 
   async fetch({ key, levels, row, column, spans }) {
@@ -126,12 +122,16 @@ export class HeadTiles {
       const place = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
       const found = await this.source.window(name, this.head, ...place, rows, columns, stop.signal);
       this.tiles.set(key, new Tile(area, found));
+      this.problem = null;
       for (const old of this.tiles.keys()) {
         if (this.tiles.size <= TILES_KEPT) break;
         this.tiles.delete(old);
       }
     } catch (problem) {
-      if (problem.name !== "AbortError") this.problem = problem;
+      if (problem.name !== "AbortError") {
+        this.problem = problem;
+        this.failed.add(key);
+      }
     }
     this.running.delete(key);
     this.arrived();

@@ -14,9 +14,18 @@ export function cellNote(explorer, view, { q, k }) {
   const single = known.rows === 1 && known.columns === 1;
   const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);
   const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
-  const value = single ? written(known.share, 4) : say("share", { share: written(known.share, 4) });
+  const value = single ? precise(known.share) : say("share", { share: written(known.share, 4) });
   const place = single ? `${counted(q + first[0])} → ${counted(k + first[1])}` : "";
   return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
+}
+
+/** Four digits, or what there is below them. */
+function precise(weight) {
+  return weight > 0 && weight < 0.00005 ? weight.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)$/, (_, power) => `⁻${superscript(power)}`) : weight.toFixed(4);
+}
+
+function superscript(digits) {
+  return Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
 }
 
 function range(first, count) {
