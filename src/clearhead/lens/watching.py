@@ -138,13 +138,22 @@ def _route(model: nn.Module) -> Route:
 def _shape(model: nn.Module, heads: int) -> Shape:
     """As far as the config of a Hugging Face model tells."""
     config = getattr(model, "config", None)
-    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 64 * heads
-    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or max(1, width // heads)
-    return Shape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim, _itemsize(model))
+    width = _told(config, "hidden_size") or _told(config, "d_model") or 64 * heads
+    head_dim = _told(config, "head_dim") or _told(config, "d_kv") or max(1, width // heads)
+    return Shape(heads, _told(config, "num_key_value_heads") or heads, head_dim, _itemsize(model))
 
 
 def _itemsize(model: nn.Module) -> int:
     return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
+
+
+def _told(config: object, name: str) -> int | None:
+    """A number of a config; None where it has none, or where it says that its layers differ."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # transformers has an error of its own for that, which is no AttributeError
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:

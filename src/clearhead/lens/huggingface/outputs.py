@@ -10,7 +10,7 @@ from clearhead.errors import LensError
 from clearhead.lens.huggingface.finding import attending, refuse_if_blind
 from clearhead.lens.huggingface.naming import attentions
 
-COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads")
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
 
 # Families that apply this map to the merged heads and nothing before it; "^" is the module around the attention.
 # Others have gates or norms in between, so they are not guessed. tests/lens/test_huggingface_norms.py has the proof.
@@ -43,8 +43,17 @@ def head_counts(model: nn.Module) -> dict[str, int]:
 def head_count(module: nn.Module) -> int:
     """As the module says, or its config."""
     places: tuple[Any, ...] = (module, getattr(module, "config", None))
-    counts = (getattr(place, name, None) for place in places for name in COUNTS)
-    return next((count for count in counts if isinstance(count, int)), 0)
+    counts = (_told(place, name) for place in places for name in COUNTS)
+    return next((count for count in counts if count > 0), 1)
+
+
+def _told(place: Any, name: str) -> int:
+    """A number that a module or a config has; 0 where there is none."""
+    try:
+        value = getattr(place, name, 0)
+    except Exception:  # a config whose layers differ has an error of its own, which is no AttributeError
+        return 0
+    return value if isinstance(value, int) else 0
 
 
 def output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Tensor]:
