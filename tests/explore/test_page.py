@@ -569,7 +569,7 @@ def test_a_record_of_several_texts_shows_each(watched):
     weights = records.weights_of(record["decoder.0.self"], 1)[2]
     with open_record(record, browser=False) as opened:
         watched.open(opened.url)
-        watched.page.locator("#views").select_option(value="1")
+        watched.page.locator("#views").select_option(index=1)
         watched.page.locator("#views option:checked", has_text="2").wait_for(state="attached")
         watched.page.locator('.head[data-name="decoder.0.self"][data-head="2"]').click()
         watched.until("figcaption", "head 2")
