@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
+from clearhead.lens.kernels.placing import Place, interpreted, placed
 from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures, pooled
 
@@ -53,21 +53,10 @@ def refusal(job: Job) -> str | None:
     return masking.refusal(call.mask, call.sizes)
 
 
-def interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on any tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def run(job: Job, shapes: Shapes | None = None) -> Measures:
     """The measures of a job, with tiles of the shapes that are known to be fast, or of others."""
-    call = job.call
-    width = max(16, power(call.q.shape[3]))
-    if shapes is None:
-        sizes = (len(job.rows), call.k.shape[2])
-        plain = call.bias is None and call.softcap is None
-        shapes = shapes_for(width, call.q.element_size(), *sizes, job.blocks[1], job.top, plain)
-    with torch.cuda.device_of(call.q):
-        work = _Work(job, width, shapes)
+    with torch.cuda.device_of(job.call.q):
+        work = Work(job, shapes)
         work.along_rows()
         if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
             work.along_columns()
@@ -75,22 +64,19 @@ def run(job: Job, shapes: Shapes | None = None) -> Measures:
         return work.result()
 
 
-class _Place(NamedTuple):
-    """A tensor as a kernel takes it: by descriptor or by pointer, with what leads to a sample and a head."""
-
-    source: Any
-    place: tuple[int, ...]
-    described: bool
-
-
-class _Work:
+class Work:
     """One job under way: what the kernels read and write."""
 
-    def __init__(self, job: Job, width: int, shapes: Shapes) -> None:
+    def __init__(self, job: Job, shapes: Shapes | None = None) -> None:
         call, rows = job.call, job.rows
-        self.job, self.call, self.shapes = job, call, shapes
-        self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
         batch, heads, queries, keys = call.sizes
+        self.job, self.call, self.width = job, call, max(16, power(call.q.shape[3]))
+        if shapes is None:
+            plain = call.bias is None and call.softcap is None
+            about = (len(rows), keys, job.blocks[1], job.top, plain)
+            shapes = shapes_for(self.width, call.q.element_size(), *about)
+        self.shapes = shapes
+        self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         shape = (batch, heads, len(rows))
@@ -110,7 +96,7 @@ class _Work:
         self.rules = masking.rules(call.mask, call.sizes, self.device)
         self.constants = {
             "D": call.q.shape[3],
-            "WIDTH": width,
+            "WIDTH": self.width,
             "CAP": call.softcap is not None,
             "BIAS": kind,
             "TERMS": self.rules.terms,
@@ -127,7 +113,7 @@ class _Work:
         job, shape = self.job, self.shapes.rows
         given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
         sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
-        q, k = self._placed(self.q, shape.queries), self._placed(self.k, shape.keys)
+        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
         logsumexp, entropy, peak, distance, _, threshold = self.floats
@@ -147,7 +133,7 @@ class _Work:
         from clearhead.lens.kernels.columns import look_along_columns
 
         job, shape = self.job, self.shapes.columns
-        q, k = self._placed(self.q, shape.queries), self._placed(self.k, shape.keys)
+        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
         found = (self.floats[5], self.candidates)
@@ -215,11 +201,7 @@ class _Work:
             map=self._map(),
         )
 
-    def _placed(self, x: Tensor, rows: int) -> _Place:
-        width = int(self.constants["WIDTH"])
-        return _described(x, rows, width) or _Place(x, x.stride(), False)
-
-    def _constants(self, shape: Shape, q: _Place, k: _Place) -> dict[str, Any]:
+    def _constants(self, shape: Shape, q: Place, k: Place) -> dict[str, Any]:
         described = {"TMA_Q": q.described, "TMA_K": k.described}
         return shape.options | {"BM": shape.queries, "BN": shape.keys} | described | self.products | self.constants
 
@@ -284,36 +266,7 @@ def _bias(call: Call) -> tuple[tuple[Any, ...], int]:
     if isinstance(own, biases.Dense):
         return (own.parameter, *masking.strides(own.parameter)), 2
     queries, keys = call.sizes[2:]
-    last = torch.tensor(queries - 1, device=call.q.device)
+    last = torch.arange(queries - 1, queries, device=call.q.device)
     heads = torch.arange(own.heads, device=call.q.device)[:, None]
     line = own.at(heads * 0, heads, last, torch.arange(queries + keys - 1, device=call.q.device), queries, keys)
     return (line.contiguous(), 0, 0 if own.heads == 1 else line.stride(0), 0, 0), 1
-
-
-def _described(x: Tensor, rows: int, width: int) -> _Place | None:
-    """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
-
-    None where its strides do not allow it, or its columns would run into the next head.
-    """
-    batch, heads, tokens, d = x.shape
-    by_sample, by_head = (0 if size == 1 else stride for size, stride in zip((batch, heads), x.stride(), strict=False))
-    by_row, itemsize = x.stride(2), x.element_size()
-    if not _copies_tiles(x.device):
-        return None
-    if x.stride(3) != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
-        return None
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    if by_head % by_row == 0:
-        place, columns = (by_sample // by_row, by_head // by_row, 0), d
-    elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
-        place, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
-    else:
-        return None
-    length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
-    return _Place(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), place, True)
-
-
-def _copies_tiles(device: torch.device) -> bool:
-    """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
-    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)

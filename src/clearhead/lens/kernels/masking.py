@@ -141,9 +141,9 @@ def _rules(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -
 
 def _table(found: list[Term], device: torch.device) -> Tensor:
     """The six bounds of each term, for each sample or for all: (samples, terms, 6)."""
-    widest = [-FAR, FAR, -FAR, FAR, -FAR, FAR]
     samples = max((len(n) for term in found for _, n in term.bounds if isinstance(n, Tensor)), default=1)
-    table = torch.tensor(widest, dtype=torch.int32).expand(samples, len(found), 6).contiguous().to(device)
+    table = torch.full((samples, len(found), 6), FAR, dtype=torch.int32, device=device)
+    table[..., 0::2] = -FAR
     for number, term in enumerate(found):
         for place, bound in term.bounds:
             column = table[:, number, place]

@@ -55,7 +55,7 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
     """
     table = FULL if itemsize == 4 else HALF
     found = next(shapes for limit, shapes in table.items() if width * itemsize <= limit)
-    narrow = 32 if wide < 8 and wide & (wide - 1) else 256
+    narrow = 32 if wide < 8 and wide & (wide - 1) else 128 if top else 256  # candidates take a bit for every eighth key
 
     def fitting(shape: Shape) -> Shape:
         queries = min(shape.queries, max(16, power(rows)))

@@ -1,0 +1,56 @@
+"""Tensors as the kernels take them: by descriptor where the GPU can copy whole tiles, else by pointer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on any tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Place(NamedTuple):
+    """A tensor as a kernel takes it: by descriptor or by pointer, with what leads to a sample and a head."""
+
+    source: Any
+    place: tuple[int, ...]
+    described: bool
+
+
+def placed(x: Tensor, rows: int, width: int) -> Place:
+    """A tensor (batch, heads, tokens, d), of which so many rows are read at a time."""
+    return _described(x, rows, width) or Place(x, x.stride(), False)
+
+
+def _described(x: Tensor, rows: int, width: int) -> Place | None:
+    """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
+
+    None where its strides do not allow it, or its columns would run into the next head.
+    """
+    batch, heads, tokens, d = x.shape
+    by_sample, by_head = (0 if size == 1 else stride for size, stride in zip((batch, heads), x.stride(), strict=False))
+    by_row, itemsize = x.stride(2), x.element_size()
+    if not copies_tiles(x.device):
+        return None
+    if x.stride(3) != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if by_head % by_row == 0:
+        place, columns = (by_sample // by_row, by_head // by_row, 0), d
+    elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
+        place, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
+    else:
+        return None
+    length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
+    return Place(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), place, True)
+
+
+def copies_tiles(device: torch.device) -> bool:
+    """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
+    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
