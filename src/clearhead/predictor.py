@@ -16,6 +16,7 @@ import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.folder import ModelFolder
 from clearhead.lens import Record, watch
+from clearhead.lens.ablation import head_counts
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
 from clearhead.tasks import Prediction, Task
@@ -24,7 +25,8 @@ from clearhead.text import Row
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
-LONG, FINE = 8000, 2048  # tokens from which on a map should have so many pixels
+LONG, FINE = 8192, 2048  # tokens from which on a map should have so many pixels a side, as far as
+PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
 
 
@@ -120,8 +122,7 @@ def look_through(
         if not readings:
             raise DataError(f"there is nothing to look at: {text!r} has no tokens")
         longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
-        wanted = {"norms": True, "pixels": 256 if longest <= LONG else FINE, **options}
-        with watch(model, keep=keep, **wanted) as record:
+        with watch(model, keep=keep, **{"norms": True, "pixels": _pixels(model, longest), **options}) as record:
             scores = [task.read_through(model, reading) for reading in readings]
     for call, reading, written in zip(record.calls, readings, scores, strict=True):
         call.about.update({"model": name, "task": task.name, "input": text, **told(task, reading, written)})
@@ -130,6 +131,14 @@ def look_through(
         return task.pieces(kind, [number])[0]
 
     return record.label(**{kind: partial(piece, kind) for kind in readings[0].reads})
+
+
+def _pixels(model: nn.Module, tokens: int) -> int:
+    """How fine maps should be: where exact weights cannot be had at a glance, as fine as there is room for."""
+    if tokens <= LONG:
+        return 256
+    heads = sum(head_counts(model).values())
+    return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
 def told(task: Reads, reading: Reading, scores: Tensor | None) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead import Record, shipped
+from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene, looking
 from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
 from clearhead.explore.live import Live
-from clearhead.predictor import Predictor
+from clearhead.predictor import Predictor, _pixels
 from tests.explore.records import drawn, weights_of
 from tests.explore.test_single import read
 from tests.tasks.translators import learned, write
@@ -107,6 +107,12 @@ def test_options_of_watch_go_through_and_others_are_refused(predictor, text):
     assert record["decoder.0.cross"].kept is None
     with pytest.raises(ConfigError, match=r"no option 'pixel'; did you mean 'pixels'\?"):
         predictor.look(text, pixel=3)
+
+
+def test_maps_of_long_texts_are_fine_as_far_as_there_is_room():
+    model = torch.nn.ModuleList(MultiHeadAttention(24, 12) for _ in range(12))
+    assert [_pixels(model, tokens) for tokens in (50, 8192, 8193)] == [256, 256, 1365]
+    assert _pixels(model[0], 100_000) == 2048
 
 
 def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):
@@ -268,7 +274,7 @@ def test_the_command_serves_until_it_is_interrupted(folder, text):
         assert running.stdout is not None
         try:
             address = running.stdout.readline().strip()
-            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address), running.communicate()[1]
             with urllib.request.urlopen(f"{address}scene.json") as reply:
                 assert json.load(reply)["live"]
         finally:

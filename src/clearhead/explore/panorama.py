@@ -55,7 +55,7 @@ class Panorama:
             count = len(positions) * self.step
         self.first, self.counts = (max(start, 0), 0), (count, sight.keys)
         self.blocks = (max(1, sight.blocks[0]) * self.step, max(1, sight.blocks[1]))
-        self.weights = lru_cache(maxsize=64)(lambda head: Weights(sight, sample, head))
+        self.weights = lru_cache(maxsize=8)(lambda head: Weights(sight, sample, head))
 
     @property
     def exact(self) -> bool:
