@@ -401,7 +401,7 @@ def test_norms_are_those_of_the_values_after_the_map_that_merges_heads():
 
 
 def test_the_memory_that_is_kept_is_told_beforehand(caplog):
-    from clearhead.lens.watching import expected_bytes
+    from clearhead.lens import expected_bytes
 
     model = built("Decoder", "modern")
     with caplog.at_level(logging.INFO, logger="clearhead"), watch(model, keep="qk") as record:

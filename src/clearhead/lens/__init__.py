@@ -9,7 +9,7 @@ from clearhead.lens.norms import norm_received, norm_weights
 from clearhead.lens.record import Record
 from clearhead.lens.roles import ROLES, HeadRole, HeadRoles
 from clearhead.lens.sights import Forward, Sight
-from clearhead.lens.watching import watch
+from clearhead.lens.watching import expected_bytes, watch
 
 __all__ = [
     "ROLES",
@@ -23,6 +23,7 @@ __all__ = [
     "ablate",
     "coverage",
     "effect",
+    "expected_bytes",
     "head_effects",
     "head_roles",
     "measure",

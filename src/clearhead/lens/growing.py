@@ -79,15 +79,18 @@ class Growing:
         if self.blocks is None:
             height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        positions = torch.tensor(rows, dtype=torch.long) + where.query
+        positions = torch.arange(len(rows)) * rows.step + rows.start + where.query
         found, exact = [], torch.float64 if grows else _result_dtype(call)
         while rows:
             part, rows = self._cut(rows, call, where)
             found.append(self._measure(call, part, where, logsumexp, exact))
         found = found or [_nothing(call, self.detail)]
+        joined = (
+            found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
+        )
         self._make_room(call, where.key + keys, exact)
         self.positions.append(positions)
-        self.pieces.append((time, {name: torch.cat([one[name] for one in found], 2) for name in found[0]}))
+        self.pieces.append((time, joined))
         new = slice(max(0, self.keys - where.key), keys)
         if norms is not None and (where.key + keys > self.keys or not self.norms):
             gap = max(0, where.key - self.keys)
@@ -127,7 +130,7 @@ class Growing:
         found["visible"] = visible_keys(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
-            found[name] = torch.where(keys >= 0, keys + where.key, keys)
+            found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
         self.received.add(result.received.cpu().to(exact), (where.key,))
         if height:
@@ -152,7 +155,7 @@ class Growing:
         if self.detail.probes:
             from clearhead.lens.probes import weights_at
         for name, probe in (self.detail.probes or {}).items():
-            positions = torch.tensor(job.rows, dtype=torch.long) + where.query
+            positions = torch.arange(len(job.rows)) * job.rows.step + job.rows.start + where.query
             keys = probe(positions).to(job.call.q.device)
             keys = torch.where(keys >= where.key, keys - where.key, -1).expand(job.call.q.shape[0], -1)
             found[f"probe {name}"] = weights_at(job.call, keys, result.logsumexp, rows=job.rows)
