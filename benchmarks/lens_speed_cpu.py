@@ -80,7 +80,7 @@ def main() -> None:
     if options.grown:
         print(grown(options.grown[0], options.tokens[0], options.grown[1]))
         return
-    report = Report("lens_speed_cpu", "measure against the eager computation of the weights, on a CPU")
+    report = Report("lens_speed", "measure against the eager computation of the weights, on a CPU")
     for tokens in options.tokens:
         for case in MASKS:
             timings = compare(competitors(case, tokens), rounds=options.rounds)

@@ -33,7 +33,13 @@ def test_every_item_is_worked_on_once_and_by_several_threads():
 
 def test_each_thread_works_alone_and_numbers_of_threads_are_as_before():
     inside = []
-    side_by_side(lambda item: inside.append(torch.get_num_threads()), [1, 2, 3, 4])
+
+    def work(item: int) -> None:
+        time.sleep(0.05)  # until the number has been put right for threads yet to come
+        torch.ones(2**17).sum()
+        inside.append(torch.get_num_threads())
+
+    side_by_side(work, [1, 2, 3, 4])
     assert inside == [1, 1, 1, 1]
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
