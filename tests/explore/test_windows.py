@@ -200,3 +200,14 @@ def test_thumbnails_show_where_a_head_looks():
     assert thumbs[0].diagonal().min() > 150
     assert thumbs.max() == 255
     assert thumbs[0, 3, 12] < 60
+
+
+def test_only_exact_and_large_windows_are_worth_several_threads(monkeypatch):
+    monkeypatch.setattr(panoramas, "NEAR", 50)
+    monkeypatch.setattr(panoramas, "MUCH", 100)
+    view = Panorama(drawn(61, pixels=16)["encoder.0.self"], 0)
+    assert view.is_much(range(50), range(50))
+    assert not view.is_much(range(5), range(5))
+    assert not view.is_much(range(61), range(61))  # from the map
+    assert not view.is_much(range(58, 900), range(50))  # of which three queries are there
+    assert not Panorama(drawn(61, pixels=16, keep=False)["encoder.0.self"], 0).is_much(range(50), range(50))

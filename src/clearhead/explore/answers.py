@@ -81,7 +81,8 @@ class Answers:
         if name == "effects":
             return self._effects(query)
         with self.lock:
-            return self._answer(name, query) if name == "window" else self.alone.run(self._answer, name, query)
+            alone = name != "window" or not self.scene(query).panorama(query.get("name", "")).is_much(*_sides(query))
+            return self.alone.run(self._answer, name, query) if alone else self._answer(name, query)
 
     def _answer(self, name: str, query: Mapping[str, str]) -> Answer:
         with torch.inference_mode():
@@ -160,11 +161,17 @@ def _grid(grid: Grid) -> Answer:
 
 
 def _window(panorama: Panorama, head: int, query: Mapping[str, str]) -> Answer:
-    queries, keys = (range(_whole(query, f"{side}0"), _whole(query, f"{side}1")) for side in "qk")
+    queries, keys = _sides(query)
     rows, columns = _whole(query, "rows"), _whole(query, "columns")
     if not queries or not keys or rows < 1 or columns < 1 or rows * columns > CELLS:
         raise RecordError("a window has at least one query, one key, one row and one column, and not too many of them")
     return _grid(panorama.window(head, queries, keys, rows, columns))
+
+
+def _sides(query: Mapping[str, str]) -> tuple[range, range]:
+    """The queries and the keys of a window."""
+    q0, q1, k0, k1 = (_whole(query, name) for name in ("q0", "q1", "k0", "k1"))
+    return range(q0, q1), range(k0, k1)
 
 
 def _row(panorama: Panorama, head: int, query: Mapping[str, str]) -> Answer:

@@ -18,6 +18,7 @@ from clearhead.lens.sights import Sight
 
 OVERVIEW = 512  # pixels of the map that a page gets at once
 NEAR = 8192  # tokens: windows of at most so many are exact
+MUCH = 2**20  # weights
 TOP = 24  # of a row or a column, those with the largest weights
 THUMB = 24  # pixels
 
@@ -76,6 +77,11 @@ class Panorama:
         base, (height, width) = self._base(head), self.overview(pixels)
         sums = pooled(pooled(base, height // self.blocks[0], 0), width // self.blocks[1], 1)
         return Grid(sums, (height, width), self.step == 1)
+
+    def is_much(self, queries: range, keys: range) -> bool:
+        """Whether a window is worth several threads: where it is exact, and large."""
+        sizes = [len(part) for part in self._clipped(queries, keys)]
+        return self.sight.kept is not None and max(sizes) <= NEAR and sizes[0] * sizes[1] > MUCH
 
     def window(self, head: int, queries: range, keys: range, rows: int, columns: int) -> Grid:
         """These queries and keys in at most rows × columns blocks: exact if there are at most 8,192 of each."""
@@ -173,6 +179,9 @@ def _spread(base: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             [14.]])
     """
     for axis, edges in ((0, rows), (1, columns)):
+        first = min(math.floor(edges[0]), base.shape[axis])
+        base = base.narrow(axis, first, min(math.ceil(edges[-1]), base.shape[axis]) - first)
+    for axis, edges in ((0, rows - math.floor(rows[0])), (1, columns - math.floor(columns[0]))):
         # Between all edges, of cells and of pixels, lie pieces of which each is in one cell and in one pixel.
         inside = torch.arange(math.floor(edges[0]) + 1, math.ceil(edges[-1]), dtype=torch.double)
         cuts = torch.cat([edges.double(), inside]).unique()
