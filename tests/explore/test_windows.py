@@ -204,7 +204,7 @@ def test_thumbnails_show_where_a_head_looks():
 
 def test_only_exact_and_large_windows_are_worth_several_threads(monkeypatch):
     monkeypatch.setattr(panoramas, "NEAR", 50)
-    monkeypatch.setattr(panoramas, "MUCH", 100)
+    monkeypatch.setattr(panoramas, "MUCH", 200)
     view = Panorama(drawn(61, pixels=16)["encoder.0.self"], 0)
     assert view.is_much(range(50), range(50))
     assert not view.is_much(range(5), range(5))
