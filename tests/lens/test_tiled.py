@@ -129,6 +129,23 @@ def test_pixels_merge_into_larger_ones(data, high, wide, more):
     torch.testing.assert_close(pooled(pooled(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
 
 
+def test_sums_over_a_hundred_thousand_keys_do_not_pile_up_roundings():
+    keys, line = 100_003, 8 * torch.finfo(torch.float32).eps
+    q, k = random(1, 1, 1, 3, 5).float(), torch.full((1, 1, keys, 5), 0.3)
+    seen = measure(q, k, offset=0)
+    assert seen.entropy.flatten().tolist() == pytest.approx([math.log(keys)] * 3, rel=line)
+    mean = (keys - 1) / 2
+    wanted = [mean, mean - 1 + 2 / keys, mean - 2 + 6 / keys]
+    assert seen.distance.flatten().tolist() == pytest.approx(wanted, rel=line)
+    assert seen.map.sum().item() == pytest.approx(3, rel=line)
+
+
+def test_sums_over_a_hundred_thousand_queries_do_not_either():
+    queries, line = 100_003, 8 * torch.finfo(torch.float32).eps
+    seen = measure(torch.full((1, 1, queries, 5), 0.3), torch.full((1, 1, 7, 5), 0.3), top=0)
+    assert seen.received.flatten().tolist() == pytest.approx([queries / 7] * 7, rel=line)
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """Three threads, even for the smallest job."""
