@@ -77,7 +77,7 @@ COLUMN_SHAPES = [
     *(Shape(128, 64, 8, 2, 128), Shape(128, 64, 4, 2, 168), Shape(64, 64, 4, 3, 128)),
     *(Shape(64, 256, 8, 3, 128), Shape(64, 256, 4, 2), Shape(128, 256, 8, 2), Shape(256, 128, 8, 2)),
 ]
-PICK_SHAPES = [Shape(rows, 0, warps, 1) for rows, warps in ((8, 1), (8, 2), (16, 2), (16, 4), (32, 4), (32, 8))]
+PICK_SHAPES = [Shape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
 def tensors(size: Size) -> tuple[Tensor, Tensor, Tensor]:

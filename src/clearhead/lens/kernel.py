@@ -159,7 +159,7 @@ class Work:
             *(q, q.stride(), k, k.stride(), self.rules.arguments, self.bias, self.scales, self.cap),
             *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), *self.sizes),
         )
-        constants = {"TOP": job.top, "LIST": power(job.top), "SLOTS": slots(job.top)}
+        constants = {"TOP": job.top, "SLOTS": slots(job.top)}
         rows = len(job.rows)
         pick[(-(-rows // shape.queries) * self.samples,)](
             *arguments,
@@ -176,6 +176,7 @@ class Work:
                 *arguments,
                 BM=shape.queries,
                 BN=shape.keys,
+                LIST=power(job.top),
                 **shape.options,
                 **constants,
                 **self.products,

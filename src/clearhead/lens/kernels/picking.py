@@ -44,7 +44,6 @@ def pick(
     DOCUMENTS: tl.constexpr,
     DENSE: tl.constexpr,
     TOP: tl.constexpr,
-    LIST: tl.constexpr,
     SLOTS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
@@ -63,47 +62,56 @@ def pick(
     scale = tl.load(scales + h)
     tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
 
-    j = tl.load(seen[1] + at, mask=inside, other=-1)
-    x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
-    tl.store(out[0] + at, tl.where(j >= 0, tl.exp2(x - logsumexp), 0.0), mask=inside)
+    begins = tl.load(seen[1] + at, mask=inside, other=-1)[:, None]
+    score = score_of(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+    first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
+    tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
 
     if TOP == 0:
         number = tl.load(found[0] + at, mask=inside, other=0)
         bits = tl.where(logsumexp < -NOTHING, tl.load(found[1] + at, mask=inside, other=0), 0)
-        best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], -1, tl.int32)
+        best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], FAR, tl.int32)
         while tl.max(tl.where(bits != 0, 1, 0)) > 0:
             lowest = bits & -bits
-            for piece in tl.range(BN // CLASSES):
-                j = number * BN + piece * CLASSES + place_of(lowest)
-                j = tl.where(lowest != 0, j, -1)
-                x = score_of(
-                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
-                )
-                shown = visible(mask, b, h, i, j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
-                x = tl.where(shown & (j >= 0), x, HIDDEN)
-                better = (x > best) | ((x == best) & (j < key))
-                best, key = tl.where(better, x, best), tl.where(better, j, key)
+            j = (number * BN + place_of(lowest))[:, None] + tl.arange(0, BN // CLASSES)[None, :] * CLASSES
+            j = tl.where((lowest != 0)[:, None], j, -1)
+            x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+            shown = visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+            x = tl.where(shown & (j >= 0), x, HIDDEN)
+            most = tl.max(x, 1)
+            smallest = tl.min(tl.where(x == most[:, None], j, FAR), 1)
+            better = (most > best) | ((most == best) & (smallest < key))
+            best, key = tl.where(better, most, best), tl.where(better, smallest, key)
             bits -= lowest
-        tl.store(out[1] + at, key, mask=inside)
+        tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
     else:
         count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
-        count = tl.where(count < SLOTS, count, 0)  # the others are for `pick_from_all`
-        values = tl.full([BM, LIST], HIDDEN, tl.float32)
-        names = tl.full([BM, LIST], -1, tl.int32)
-        for slot in tl.range(tl.max(count)):
-            word = tl.load(found[1] + at * SLOTS + slot + 1, mask=slot < count, other=0)
-            bits = word & ((1 << (BN // 8)) - 1)
-            group_of = word >> (BN // 8)
-            while tl.max(bits) > 0:
-                lowest = bits & -bits
-                j = group_of // 8 * BN + place_of(lowest) * 8 + group_of % 8
-                j = tl.where(bits != 0, j, -1)
-                x = score_of(
-                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
-                )
-                values, names = inserted(values, names, tl.where(j >= 0, x, HIDDEN), j, LIST)
-                bits -= lowest
-        write(values, names, logsumexp, out, at, inside, TOP, LIST)
+        count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `pick_from_all`
+        # Of each word two bits are taken, four words at a time; a third one is rare.
+        values = tl.full([BM, SLOTS // 2, 4], HIDDEN, tl.float32)
+        names = tl.full([BM, SLOTS // 2, 4], -1, tl.int32)
+        turn, few = tl.arange(0, SLOTS // 2)[None, :, None], tl.arange(0, 4)[None, :]
+        left = tl.zeros([BM], tl.int32)
+        for number in tl.range(tl.cdiv(tl.max(count), 4)):
+            slot = number * 4 + few
+            word = tl.load(found[1] + at[:, None] * SLOTS + slot + 1, mask=slot < count, other=0)
+            bits, origin = word & ((1 << (BN // 8)) - 1), word >> (BN // 8)
+            start_of = origin // 8 * BN + origin % 8
+            for one in tl.static_range(2):
+                if tl.max(bits) > 0:
+                    lowest = bits & -bits
+                    j = tl.where(bits != 0, start_of + place_of(lowest) * 8, -1)
+                    x = score_of(
+                        tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                    )
+                    here = turn == number + one * (SLOTS // 4)
+                    values = tl.where(here, tl.where(j >= 0, x, HIDDEN)[:, None, :], values)
+                    names = tl.where(here, j[:, None, :], names)
+                    bits -= lowest
+            left = tl.maximum(left, tl.max(bits, 1))
+        tl.store(found[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
+        values, names = tl.reshape(values, [BM, SLOTS * 2]), tl.reshape(names, [BM, SLOTS * 2])
+        write(values, names, logsumexp, out, at, inside, TOP)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -144,7 +152,7 @@ def pick_from_all(
     LIST: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """The best TOP keys of the rows that had more candidates than slots, as when all keys are alike: from all keys."""
+    """The best TOP keys of the rows that have too many candidates, as when all keys are alike: from all keys."""
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = sample // heads, sample % heads
@@ -173,7 +181,7 @@ def pick_from_all(
                 key = tl.min(tl.where(x == best[:, None], j[None, :], FAR), 1)
                 values, names = inserted(values, names, best, key, LIST)
                 x = tl.where(j[None, :] == key[:, None], HIDDEN, x)
-        write(values, names, logsumexp, out, at, inside & over, TOP, LIST)
+        write(values, names, logsumexp, out, at, inside & over, TOP)
 
 
 @triton.jit
@@ -182,13 +190,13 @@ def score_of(
     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap,
     D: tl.constexpr, WIDTH: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The score of one key for each query; −1 is no key."""
-    column = tl.arange(0, WIDTH)
+    """The scores of a few keys for each query, (BM, few); −1 is no key."""
+    column = tl.arange(0, WIDTH)[None, None, :]
     start = k + b.to(tl.int64) * k_place[0] + (h // group).to(tl.int64) * k_place[1]
-    inside = ((j >= 0) & (j < keys))[:, None] & (column < D)[None, :]
-    own = tl.load(start + j.to(tl.int64)[:, None] * k_place[2] + column[None, :] * k_place[3], mask=inside, other=0.0)
-    x = scored(tl.sum(tile_q * own.to(tl.float32), 1), scale, cap, CAP)
-    return biased(x, bias, b, h, i, tl.maximum(j, 0), queries, keys, BIAS)
+    inside = ((j >= 0) & (j < keys))[:, :, None] & (column < D)
+    own = tl.load(start + j.to(tl.int64)[:, :, None] * k_place[2] + column * k_place[3], mask=inside, other=0.0)
+    x = scored(tl.sum(tile_q[:, None, :] * own.to(tl.float32), 2), scale, cap, CAP)
+    return biased(x, bias, b, h, i[:, None], tl.maximum(j, 0), queries, keys, BIAS)
 
 
 @triton.jit
@@ -213,7 +221,7 @@ def inserted(values, names, value, name, LIST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def write(values, names, logsumexp, out, at, inside, TOP: tl.constexpr, LIST: tl.constexpr):
+def write(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
     """The lists in order: largest first, of equal ones the smallest key."""
     for place in tl.range(TOP):
         best = tl.max(values, 1)

@@ -33,17 +33,16 @@ class Shapes(NamedTuple):
     every: Shape  # for the few rows whose best keys are picked from all
 
 
-PICK = Shape(16, 0, 4, 1)
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, Shapes] = {
-    128: Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), PICK, Shape(64, 64, 4, 1)),
-    256: Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), PICK, Shape(64, 64, 4, 1)),
-    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 32, 4, 1)),
+    128: Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    256: Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
 }
 FULL: dict[int, Shapes] = {
-    256: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), PICK, Shape(32, 64, 4, 1)),
-    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 1), PICK, Shape(32, 32, 4, 1)),
-    1024: Shapes(Shape(64, 32, 4, 1), Shape(64, 32, 4, 1), PICK, Shape(16, 32, 4, 1)),
+    256: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), Shape(8, 0, 1, 1), Shape(32, 64, 4, 1)),
+    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 1), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
+    1024: Shapes(Shape(64, 32, 4, 1), Shape(64, 32, 4, 1), Shape(2, 0, 1, 1), Shape(16, 32, 4, 1)),
 }
 
 
