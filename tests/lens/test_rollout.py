@@ -10,8 +10,8 @@ from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.attention import reference
 from clearhead.errors import LensError, RecordError
 from clearhead.lens import watch
-from clearhead.lens.names import attentions
 from clearhead.lens.flow import carried, rollout
+from clearhead.lens.names import attentions
 from tests.lens.cases import CASES
 from tests.lens.zoo import eager_weights, inputs, made, tokens
 
