@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from clearhead.lens.measuring import measured, planned
 from tests.lens.cases import CASES, TIES, alone, pair
 from tests.lens.judging import assert_exact, assert_same_keys, in_float64
 
+ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 HERE = CUDA or kernel.interpreted()
@@ -94,6 +96,20 @@ def test_the_kernels_pass_these_tests_in_tritons_interpreter():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(HERE, reason="on a GPU they are compiled anyway, and the interpreter does not compile")
+def test_the_kernels_compile_for_hopper_without_one(tmp_path):
+    pytest.importorskip("triton", reason="Triton is on Linux only")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "CLEARHEAD_CHECK_SHAPES": "0"}
+    command = [sys.executable, "-m", "tests.lens.hopper"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [line.split("; ") for line in done.stdout.splitlines()]
+    assert {name for _, name, *_ in found} == {"look_along_rows", "look_along_columns", "pick", "pick_from_all"}
+    assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
+    fastest = [uses for job, name, _, *uses in found if job == "the fastest" and name.startswith("look")]
+    assert fastest == [["wgmma", "cp.async.bulk.tensor"]] * 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES if CUDA else DTYPES[:1], ids=str)

@@ -81,14 +81,15 @@ class Work:
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         shape = (batch, heads, len(rows))
         self.floats = torch.empty(6, *shape, device=self.device)  # logsumexp, entropy, peak, distance, first, threshold
-        self.whole = torch.empty(3, *shape, dtype=torch.int32, device=self.device)  # first key, best tile, classes
+        # first key; if no others are asked for, the best key's tile and classes
+        self.whole = torch.empty(1 if job.top else 3, *shape, dtype=torch.int32, device=self.device)
         self.received = torch.empty(batch, heads, keys, device=self.device) if job.received else None
         self.candidates = self.whole  # or the slots of each query, of which the first counts
         if job.top:
             self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=self.device)
             self.candidates[..., 0] = 0
         kept = (*shape, max(job.top, 1))
-        self.top_keys = torch.empty(kept, dtype=torch.int32, device=self.device)
+        self.top_keys = torch.empty(kept, dtype=torch.long, device=self.device)
         self.top_weights = torch.empty(kept if job.top else 1, device=self.device)
         self.cells = self._cells()
         self.scales, self.cap = self._scales()
@@ -117,7 +118,7 @@ class Work:
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
         logsumexp, entropy, peak, distance, _, threshold = self.floats
-        out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, self.whole[1], self.whole[2])
+        out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, *self.whole[-2:])
         look_along_rows[(-(-len(rows) // shape.queries) * self.samples,)](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
             *(sinks, self.scales if given is None else given, out, *self._pixels(), *self.sizes),
@@ -188,15 +189,14 @@ class Work:
         logsumexp, entropy, peak, distance, first, _ = self.floats
         nothing = self.whole[0] < 0
         natural = logsumexp / LOG2E if job.logsumexp is None else job.logsumexp.float()
-        keys = self.top_keys.long()
         return Measures(
             logsumexp=natural.masked_fill(nothing, -math.inf),
             entropy=entropy,
             peak=peak,
-            peak_key=keys[..., 0],
+            peak_key=self.top_keys[..., 0],
             distance=distance,
             first=first,
-            top_keys=keys[..., : job.top],
+            top_keys=self.top_keys[..., : job.top],
             top_weights=self.top_weights if job.top else peak.new_zeros(*peak.shape, 0),
             received=self.received,
             map=self._map(),

@@ -1,0 +1,69 @@
+"""Compiles the kernels for Hopper where there is no GPU, and prints what each one needs: run by test_kernel.py.
+
+Triton's interpreter lets pass what its compiler does not: a variable that changes its shape in a loop, for one.
+"""
+
+import contextlib
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from clearhead import Bias, Mask
+from clearhead.attention.inputs import checked
+from clearhead.lens import kernel
+from clearhead.lens.kernels import placing
+from clearhead.lens.measures import Job
+from clearhead.lens.measuring import planned
+
+
+class Hopper:
+    """As much of a driver as compiling takes."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def jobs() -> dict[str, Job]:
+    def job(dtype: torch.dtype, tokens: int, d: int, mask: Mask | None, given: bool, options: dict, **asked) -> Job:
+        q, k = (torch.empty(1, heads, tokens, d, dtype=dtype) for heads in (2, 1))
+        logsumexp = torch.empty(1, 2, tokens) if given else None
+        return planned(checked(q, k, None, mask, **options), logsumexp=logsumexp, **asked)
+
+    many = (Mask.causal() | Mask.prefix(3)) & Mask.documents(torch.arange(1031) // 97) & Mask.padding([7], side="left")
+    options = {"bias": Bias.alibi(2), "softcap": 9.0, "sinks": torch.zeros(2)}
+    return {
+        "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}),
+        "no keys picked": job(torch.float16, 1031, 80, None, True, {}, top=0, received=False),
+        "everything": job(torch.float32, 1031, 13, many, False, options, top=11),
+    }
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    compile_or_launch, compiled = JITFunction.run, []
+
+    def compile_only(self, *arguments, grid, warmup, **options):
+        compiled.append(compile_or_launch(self, *arguments, grid=grid, warmup=True, **options))
+
+    JITFunction.run = compile_only
+    placing.copies_tiles = lambda device: True
+    torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
+    for name, job in jobs().items():
+        compiled.clear()
+        kernel.run(job)
+        for one in compiled:
+            code = one.asm["ptx"]
+            uses = [word for word in ("wgmma", "cp.async.bulk.tensor") if word in code]
+            print(name, one.metadata.name, one.metadata.shared, *uses, sep="; ", flush=True)
+
+
+if __name__ == "__main__":
+    main()
