@@ -56,7 +56,7 @@ class Watched:
         self.page.wait_for_selector("html[data-ready='map'][data-shown]", state="attached")
 
     def settle(self) -> None:
-        """Waits until the address says what is seen, and the texts are shaded: all timers are shorter than this."""
+        """Waits until what was done is drawn: all timers of the page are shorter than this."""
         self.page.evaluate(
             "() => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 260))"
         )
@@ -64,7 +64,7 @@ class Watched:
     @property
     def fragment(self) -> str:
         self.settle()
-        return self.page.evaluate("() => location.hash")
+        return self.page.evaluate("() => { dispatchEvent(new Event('pagehide')); return location.hash }")
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()

@@ -140,6 +140,10 @@ class Page {
       this.dress();
       this.renewPanes();
     });
+    window.addEventListener("pagehide", () => {
+      centre.rememberView(); // who leaves at once comes back to the same view
+      remember(explorer.state);
+    });
     window.addEventListener("hashchange", () => {
       const wanted = { pins: [], step: null, view: null, role: null, ...stateOf(location.hash, explorer.scene) };
       centre.stale = true;

@@ -102,7 +102,7 @@ export class Atlas {
     this.labels = [];
     return heads.map((one, i) => ({
       ...one, row: Math.floor(i / columns), x: (i % columns) * step + (step - this.size) / 2, y: 2 + Math.floor(i / columns) * (this.size + CAPTION + 7),
-      caption: sort === "role" ? `${layerName(one.attention)}·${one.head.number}` : written(one.head[sort], sort === "distance" ? 1 : 2),
+      caption: sort === "role" ? `${layerName(one.attention)}·${one.head.number}` : measured(one.head[sort], sort),
     }));
   }
 
@@ -261,6 +261,12 @@ export class Atlas {
     cell.pictured = key;
     return cell.picture;
   }
+}
+
+/** A measure under a small picture. */
+function measured(value, sort) {
+  if (!Number.isFinite(value)) return "–";
+  return value.toFixed(sort === "distance" ? 1 : sort === "effect" ? 3 : 2).replace("-", "−");
 }
 
 function before(one, other, sort) {

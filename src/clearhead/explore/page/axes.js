@@ -106,15 +106,17 @@ export function paintKeys(plot) {
     paintWords(plot, keys, first[1], window.k0, window.k1, (key) => viewport.x(key), (from, to) => line(context, from, base + 4, to, base + 4, look.word));
     return;
   }
+  const flags = named(marks.keys, marks.cursor?.k);
   paintRuler(plot, cell, window.k0, window.k1, first[1], (key, text) => {
     const x = viewport.x(key);
+    if (flags.some((flag) => Math.abs(viewport.x(flag) - x) < 24 + widthOf(context, keys.label(first[1] + flag, 24)) / 2)) return;
     line(context, x, base + 1, x, base + 5, look.soft);
     context.fillStyle = look.soft;
     context.textAlign = "center";
     context.textBaseline = "bottom";
     context.fillText(text, x, base);
   });
-  for (const key of named(marks.keys, marks.cursor?.k)) paintFlag(plot, keys, first[1] + key, viewport.x(key + 0.5), base, true);
+  for (const key of flags) paintFlag(plot, keys, first[1] + key, viewport.x(key + 0.5), base, true);
 }
 
 /** Labels of the queries left of the map. */
@@ -139,15 +141,17 @@ export function paintQueries(plot) {
     paintWords(plot, queries, first[0], window.q0, window.q1, (query) => viewport.y(query), (from, to) => line(context, edge + 5, from, edge + 5, to, look.word));
     return;
   }
+  const flags = named(marks.queries, marks.cursor?.q);
   paintRuler(plot, cell, window.q0, window.q1, first[0], (query, text) => {
     const y = viewport.y(query);
+    if (flags.some((flag) => Math.abs(viewport.y(flag) - y) < 15)) return;
     line(context, edge + 3, y, edge + 7, y, look.soft);
     context.fillStyle = look.soft;
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillText(text, edge, y);
   });
-  for (const query of named(marks.queries, marks.cursor?.q)) paintFlag(plot, queries, first[0] + query, edge, viewport.y(query + 0.5), false);
+  for (const query of flags) paintFlag(plot, queries, first[0] + query, edge, viewport.y(query + 0.5), false);
 }
 
 function named(set, cursor) {

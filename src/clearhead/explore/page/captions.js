@@ -26,6 +26,6 @@ export function headFacts(explorer, chosen) {
   const words = [];
   if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${written(head.entropy, 2)} ${say("nats")}`);
   if (Number.isFinite(head.aer)) words.push(say("aer", { aer: written(head.aer, 2) }));
-  if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(2)}` }));
+  if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(Math.abs(head.effect) < 0.1 ? 3 : 2)}` }));
   return [...facts, ...words.map((text) => make("span", { class: "fact", text }))];
 }

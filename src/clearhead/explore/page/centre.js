@@ -22,6 +22,7 @@ export class Centre {
       cursor: (view, cell, place) => this.point(view, cell, place),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
+        this.unsaved = true;
         for (const view of this.views) view.tiles.failed.clear();
         this.repaint();
         this.keepView();
@@ -209,6 +210,8 @@ export class Centre {
   }
 
   rememberView() {
+    if (!this.unsaved) return;
+    this.unsaved = false;
     const { viewport } = this;
     this.explorer.store.set({ view: viewport.fitted ? null : this.relative(viewport.exactWindow, 1) });
   }
@@ -228,8 +231,8 @@ export class Centre {
     }
     const curve = explorer.curveOf(view.attention);
     const full = view.tiles.full(curve, view.plot.resolution?.blocks ?? [1, 1]);
-    const { blocks, exact } = view.plot.resolution;
-    const single = exact && blocks[0] * blocks[1] === 1;
+    const { blocks, exact, tops } = view.plot.resolution;
+    const single = (exact || tops) && blocks[0] * blocks[1] === 1;
     const key = `${explorer.scale.key}/${curve}/${full}/${single}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;

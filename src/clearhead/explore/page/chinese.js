@@ -77,7 +77,7 @@ export const CHINESE = {
   exact: "精确",
   pooled: "每格 = {rows}×{columns} 个词元",
   blurred: "模糊：每格 = {rows}×{columns} 个词元",
-  topOnly: "已汇总；最大的权重是精确的",
+  topOnly: "最大的权重精确",
   loading: "加载中……",
   shareOf: "注意力份额",
   share: "占其注意力的 {share}",

@@ -77,7 +77,7 @@ export const ENGLISH = {
   exact: "exact",
   pooled: "1 cell = {rows}×{columns} tokens",
   blurred: "blurred: 1 cell = {rows}×{columns} tokens",
-  topOnly: "pooled; the largest weights are exact",
+  topOnly: "top keys exact",
   loading: "loading …",
   shareOf: "share of attention",
   share: "{share} of their attention",

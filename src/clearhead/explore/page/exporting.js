@@ -112,7 +112,7 @@ export async function saveCsv(explorer, centre) {
 /** A cell of CSV; a table program must not take a token for a formula. */
 function cellText(value) {
   if (typeof value === "number") return String(value);
-  const text = String(value ?? "").toWellFormed();
+  const text = String(value ?? "").replace(/\p{Cs}/gu, "\ufffd");
   const tame = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return `"${tame.replaceAll('"', '""')}"`;
 }

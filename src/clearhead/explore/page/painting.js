@@ -62,7 +62,7 @@ function paintWeights(plot) {
     if (found.length) plot.resolution = { blocks: found[0].blocks, exact: found.every((tile) => tile.exact) };
   } else if (tiles.tops && viewport.cell[1] >= SHARP) {
     paintTops(plot, window);
-    plot.resolution = { blocks: tiles.attention.blocks, exact: false, tops: true };
+    plot.resolution = { blocks: [1, 1], exact: false, tops: true };
   }
 }
 
@@ -116,11 +116,18 @@ export function numberIn(high, wide) {
   return null;
 }
 
-/** The largest weights of each query, exact, over a map that is not. */
+/** The largest weights of each query, exact; of the others in a block their mean, for nothing finer is known. */
 function paintTops(plot, window) {
   const { context, viewport, scale, curve, tiles, first } = plot;
   const full = tiles.full(curve, [1, 1]);
   const [high, wide] = viewport.cell;
+  const { left, top, right, bottom } = viewport.extent;
+  context.clearRect(left, top, right - left, bottom - top);
+  for (const { q, k, rows, columns, mean } of tiles.remainders(window)) {
+    if (mean <= 0) continue;
+    context.fillStyle = scale.css(intensity(curve, mean, full));
+    context.fillRect(viewport.x(k), viewport.y(q), columns * wide + 0.3, rows * high + 0.3);
+  }
   const number = numberIn(high, wide);
   context.textAlign = "center";
   context.textBaseline = "middle";

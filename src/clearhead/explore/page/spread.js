@@ -3,7 +3,6 @@
 import { roleColour } from "./colours.js";
 import { byId, make, makeSvg, refill } from "./elements.js";
 import { say } from "./languages.js";
-import { written } from "./tokens.js";
 
 const HEIGHT = 104;
 const SIDES = { left: 30, right: 8, top: 8, bottom: 16 };
@@ -30,7 +29,7 @@ export function paintSpread(explorer, cells) {
   const svg = makeSvg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
   for (const value of [low, high]) {
     svg.append(makeSvg("line", { x1: SIDES.left - 4, x2: width - SIDES.right, y1: y(value), y2: y(value), class: "rule" }));
-    svg.append(makeSvg("text", { x: SIDES.left - 8, y: y(value) + 3.5, "text-anchor": "end", class: "tick", text: written(value, high < 10 ? 1 : 0) }));
+    svg.append(makeSvg("text", { x: SIDES.left - 8, y: y(value) + 3.5, "text-anchor": "end", class: "tick", text: value.toFixed(high - low < 0.15 ? 2 : high < 10 ? 1 : 0).replace("-", "−") }));
   }
   const every = Math.ceil(layers.length / 12);
   layers.forEach((attention, i) => {

@@ -138,6 +138,27 @@ export class HeadTiles {
     this.advance();
   }
 
+  /** What is left of each block without the largest weights in it, as a mean over its other cells. */
+  *remainders({ q0, q1, k0, k1 }) {
+    const [tall, long] = this.base.blocks;
+    const first = this.attention.first[1];
+    for (let q = q0 - (q0 % tall); q < q1; q += tall) {
+      const taken = new Map(); // by column of the map: [weight, cells]
+      for (let query = q; query < Math.min(q + tall, this.base.q1); query++) {
+        for (const [key, weight] of this.tops.of(query)) {
+          const column = Math.floor((key - first) / long);
+          const [sum, cells] = taken.get(column) ?? [0, 0];
+          taken.set(column, [sum + weight, cells + 1]);
+        }
+      }
+      for (let k = k0 - (k0 % long); k < k1; k += long) {
+        const { rows, columns, sum } = this.base.cell(q, k);
+        const [known, cells] = taken.get(k / long) ?? [0, 0];
+        yield { q, k, rows, columns, mean: Math.max(0, sum - known) / Math.max(1, rows * columns - cells) };
+      }
+    }
+  }
+
   /** What is known of one cell: the finest tile that covers it. */
   at(q, k) {
     let best = this.base;

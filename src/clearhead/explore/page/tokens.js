@@ -5,9 +5,11 @@ const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 const UNSEEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\u{e0000}-\u{e007f}]/gu;
 
+const HALF = /\p{Cs}/gu; // half of a pair
+
 /** The text with everything invisible made visible, and at most so many letters. */
 export function legible(text, most = 40) {
-  let shown = String(text ?? "").slice(0, most * 4 + 8).toWellFormed();
+  let shown = String(text ?? "").slice(0, most * 4 + 8).replace(HALF, "\ufffd");
   if (/^ +$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
   shown = shown.replace(UNSEEN, (letter) => NAMED[letter] ?? `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
   if (/^[\u200c\u200d]*$/u.test(shown)) return shown ? "‹U+200D›" : "∅"; // joiners alone; between letters they belong
