@@ -41,8 +41,9 @@ export class TokenPane {
       answer = await explorer.answer();
       if (explorer.state.other) second = await explorer.answer(explorer.state.other);
     } catch (problem) {
-      if (turn === this.turn) refill(byId("keys"), make("p", { class: "problem", text: problem.message }));
-      return;
+      if (turn !== this.turn) return;
+      refill(byId("keys"), make("p", { class: "problem", text: problem.message }));
+      return this.paintText();
     }
     if (turn !== this.turn) return; // the selection has moved on
     this.paintKeys(answer, second);
