@@ -32,34 +32,19 @@ def assert_identical(found: Any, wanted: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)), "a bit of an output changed"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attentions_are_named_by_stack_layer_and_kind(family):
-    with watch(model := made(family)) as record:
-        model(**inputs(family))
-    assert record.names == FAMILIES[family].names
+CASES = [(name, side) for name in FAMILIES for side in (None, "left", "right") if side is None or FAMILIES[name].text]
 
 
-@pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_measure_is_that_of_eager_attention(family, side):
-    if side is not None and not FAMILIES[family].text:
-        pytest.skip("what is no text has no padding")
+@pytest.mark.parametrize(("family", "side"), CASES)
+def test_every_measure_is_that_of_eager_attention_and_no_bit_of_an_output_changes(family, side):
     model, given = made(family), inputs(family, side)
-    with watch(model) as record:
-        model(**given)
-    for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
-        target = "decoder" in name and "decoder_input_ids" in given
-        towers = name.startswith("vision")
-        assert_sees(record[name], weights, None if target or towers else given.get("attention_mask"))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_stay_bit_identical(family):
-    model, given = made(family), inputs(family, "left" if FAMILIES[family].text else None)
     before = model(**given)
-    with watch(model):
+    with watch(model) as record:
         assert_identical(model(**given), before)
-    assert_identical(model(**given), before)
+    assert record.names == FAMILIES[family].names
+    for name, weights in eager_weights(model, given, record.names).items():
+        padded = "decoder_input_ids" not in given or name.startswith("encoder")
+        assert_sees(record[name], weights, given.get("attention_mask") if padded and "vision" not in name else None)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "t5", "whisper", "clip"])

@@ -8,7 +8,21 @@ import transformers
 from torch import Tensor
 
 from clearhead.lens.watching import watch
-from tests.lens.zoo import DECODERS, FAMILIES, PAIRS, assert_sees, eager_weights, inputs, made, padding, tokens
+from tests.lens.zoo import (
+    DECODERS,
+    FAMILIES,
+    GROUPED,
+    PAIRS,
+    VIT,
+    assert_sees,
+    eager_weights,
+    inputs,
+    made,
+    padding,
+    stack,
+    tokens,
+)
+from tests.model.checkpoints import shaken
 
 NEW = 6  # tokens that are generated; with the 11 that go in, more than thrice the window of those that slide
 
@@ -83,6 +97,28 @@ def test_beams_of_an_encoder_decoder_keep_their_own_past_and_share_the_encoder()
             assert_sees(call[name], weights[::5], given["attention_mask"])
         else:
             assert_sees(call[name], weights)
+
+
+def llava() -> Any:
+    vision = {**VIT, "model_type": "clip_vision_model", "image_size": 10}
+    text = {**GROUPED, "model_type": "llama", "vocab_size": 31}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=2)
+    return shaken(transformers.LlavaForConditionalGeneration(config))
+
+
+def test_a_tower_of_images_stands_still_while_beams_move():
+    model = llava()
+    text = torch.cat([tokens(3), torch.full((3, 4), 2), tokens(5), torch.full((3, 4), 2), tokens(2)], 1)[:1]
+    images = torch.randn(2, 3, 10, 10, generator=torch.Generator().manual_seed(0))  # two in one text
+    with watch(model) as record:
+        model.generate(text, pixel_values=images, num_beams=3, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    call = record.calls[0]
+    assert len(record.calls) == 1
+    assert record.names == stack("vision.encoder", 2) + stack("language.decoder", 2)
+    given = {"input_ids": call.ids["tokens"], "pixel_values": images.repeat(3, 1, 1, 1)}
+    wanted = eager_weights(model, given, stack("language.decoder", 2))
+    for name, weights in wanted.items():
+        assert_sees(call[name], weights)
 
 
 def test_sampled_tokens_are_followed_too():

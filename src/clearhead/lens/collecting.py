@@ -116,12 +116,14 @@ class Collector:
         first_query: int | None = None,
         first_key: int = 0,
         cross: bool = False,
+        still: bool = False,
         out: Tensor | None = None,
     ) -> None:
         """One attention: measured at once on its device, the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. `out` is the weight that
-        merges the heads, (width, heads · d_v), for the norms of values.
+        `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
+        part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
+        (width, heads · d_v), for the norms of values.
         Ignored while autograd recomputes a layer for gradient checkpointing.
         """
         if name.partition(":")[0] not in self.settings.layers or recomputing() or not self.hears():
@@ -136,13 +138,13 @@ class Collector:
                 first_query = (
                     self._next(name, growing) if cross else first_key + first_position(call.mask, *call.sizes[2:])
                 )
-            part = self._part(name, call, first_query, growing, cross)
+            part = self._part(name, call, first_query, growing, cross, still)
             part.add(
                 call,
                 Where(first_query, first_key),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._norms(name, whole, out),
-                grows=growing is not None,
+                grows=growing is not None and not still,
             )
 
     def _norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
@@ -153,18 +155,20 @@ class Collector:
         chosen = list(self.settings.heads or range(call.q.shape[1]))
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
-    def _part(self, name: str, call: Call, first_query: int, growing: object | None, cross: bool) -> Growing:
+    def _part(
+        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
+    ) -> Growing:
         """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
         with self._lock:
             forward, name = self._call(name, call, first_query, growing)
             if growing is not None and forward.cache is None:
                 forward.bind(growing)
                 self._calls[id(growing)] = (weakref.ref(growing), forward)
-            if growing is not None and forward.moves is None:
+            if growing is not None and not still and forward.moves is None:
                 forward.moves = Moves(call.q.shape[0])
             if name not in forward:
                 moves = forward.moves
-                if growing is None or moves is None or len(moves.here) != call.q.shape[0]:
+                if growing is None or still or moves is None or len(moves.here) != call.q.shape[0]:
                     moves = Moves(call.q.shape[0])  # it does not move with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = Growing(name, heads, cross, self.settings.detail, moves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +19,41 @@ def cache_in(values: Iterable[Any]) -> Any | None:
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
-def lengths(cache: Any) -> dict[int, int]:
-    """How many tokens each layer has seen; layers that do not exist yet are not there.
+class Room(NamedTuple):
+    """What a layer of a cache holds before a step."""
+
+    length: int = 0  # tokens that it has seen
+    slots: int | None = None  # places for keys, of a static one
+    window: int | None = None  # of one that slides
+
+    def explains(self, queries: int, keys: int) -> bool:
+        """Whether it hands over so many keys, when so many more come in."""
+        if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
+            return True
+        kept = self.length if self.window is None else min(self.length, self.window - 1)
+        return keys in (kept + queries, self.length + queries)
+
+
+def rooms(cache: Any) -> dict[int, Room]:
+    """What each layer holds; layers that do not exist yet are not there.
 
     Of an encoder-decoder's cache, those of self-attention: a context is seen once.
     """
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
-    found = {n: layer.get_seq_length() for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
+    known = {n: layer for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
+    found = {n: layer.get_seq_length() for n, layer in known.items()}
     tensors = [value for value in found.values() if isinstance(value, Tensor)]
     if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
         numbers = iter(torch.stack([value.reshape(()).to(tensors[0].device) for value in tensors]).tolist())
         found = {n: next(numbers) if isinstance(value, Tensor) else value for n, value in found.items()}
-    return found
+    return {
+        n: Room(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
+        for n, layer in known.items()
+    }
 
 
 def length(cache: Any) -> int:
-    return max(lengths(cache).values(), default=0)
+    return max((room.length for room in rooms(cache).values()), default=0)
 
 
 class Listener:

@@ -18,6 +18,7 @@ from clearhead.errors import LensError
 from clearhead.lens.collecting import Collector, recomputing
 from clearhead.lens.huggingface import caches
 from clearhead.lens.huggingface.announcing import announced
+from clearhead.lens.huggingface.caches import Room, rooms
 from clearhead.lens.huggingface.finding import REMEDY, attending, some, unseen
 from clearhead.lens.huggingface.looking import watched
 from clearhead.lens.huggingface.naming import attentions, is_cross
@@ -30,6 +31,7 @@ class Attention(NamedTuple):
 
     name: str
     cross: bool
+    grows: bool  # with a cache, if there is one
     out: Tensor | None  # the weight that merges its heads
 
 
@@ -38,6 +40,7 @@ class Growth:
 
     def __init__(self, cache: Any, length: int) -> None:
         self.cache, self.length = weakref.ref(cache), length
+        self.counts: Counter[str] = Counter()  # of attentions that have no part in it
 
 
 class Frame:
@@ -46,25 +49,37 @@ class Frame:
     def __init__(self, cache: Any, around: Frame | None) -> None:
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
-        self.before: dict[int, int] = caches.lengths(cache) if inherited is None else inherited.before
+        self.rooms: dict[int, Room] = rooms(cache) if inherited is None else inherited.rooms
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
-        self.growth: Growth | None = None
+        self.growth: Growth | None = None if around is None else around.growth
 
-    def place(self, layer: int | None, queries: int, keys: int, cross: bool) -> tuple[int, int, int]:
+    @property
+    def length(self) -> int:
+        return max((room.length for room in self.rooms.values()), default=0)
+
+    def place(self, layer: int | None, queries: int, keys: int, known: Attention) -> tuple[int, int, int]:
         """The document positions of the first query and the first key, and how many keys are real.
 
         A cache that slides hands over only its last keys, a static one also its empty slots.
         """
-        before = 0 if layer is None else self.before.get(layer, 0)
-        if not before and keys > queries:  # a layer that looks at the keys of another
-            before = max(self.before.values(), default=0)
-        if cross:
-            return before, 0, keys
-        if self.cache is None or layer is None or (before and keys == queries):
-            return max(0, keys - queries), 0, keys
-        total = before + queries
-        return before, max(0, total - keys), min(keys, total)
+        room = self.rooms.get(-1 if layer is None else layer, Room())
+        if not room.length and keys > queries:  # a layer may look at the keys of another
+            others = (one for one in self.rooms.values() if one.length and one.explains(queries, keys))
+            room = next(others, room._replace(length=self.length))
+        if known.cross:
+            return room.length, 0, keys
+        if self.cache is None or layer is None or (room.length and keys == queries):
+            return max(0, keys - queries) if known.grows else 0, 0, keys
+        total = room.length + queries
+        if room.explains(queries, keys):
+            return room.length, max(0, total - keys), min(keys, total)
+        if room.length and known.grows:
+            raise LensError(
+                f"{known.name!r} looks at {keys} keys where its cache holds {room.length} and {queries} come in: at "
+                "another sequence, too, or at summaries. It can be watched in one pass, but not while it generates"
+            )
+        return 0, 0, keys
 
 
 class Follower:
@@ -75,7 +90,7 @@ class Follower:
         paths = {module: path for path, module in attending(model).items()}
         outs = output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
         self.known = {
-            module: Attention(name, is_cross(paths[module], module), outs.get(module))
+            module: Attention(name, is_cross(paths[module], module), _grows(name, module), outs.get(module))
             for name, module in attentions(model).items()
         }
         self.unseen = unseen(model)
@@ -111,15 +126,17 @@ class Follower:
         self.looks += 1
         layer = getattr(module, "layer_idx", None)
         queries, keys = got.q.shape[2], got.k.shape[2]
-        first_query, first_key, keys = frame.place(layer, queries, keys, known.cross)
-        frame.counts[known.name] += 1
-        times = frame.counts[known.name]
+        first_query, first_key, keys = frame.place(layer, queries, keys, known)
+        counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
+        counts[known.name] += 1
+        times = counts[known.name]
         self.collector.take(
             known.name if times == 1 else f"{known.name}:{times}",
             seen(got, keys, frame.masks),
             first_query=first_query,
             first_key=first_key,
             cross=known.cross,
+            still=not known.grows,
             out=known.out,
         )
 
@@ -169,7 +186,7 @@ class Follower:
 
     def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
-        length = max(frame.before.values(), default=0)
+        length = frame.length
         known: Growth | None = self._here.growths.get(id(cache))
         if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
             return known
@@ -177,7 +194,7 @@ class Follower:
             return Growth(cache, length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", False) if keeps is None else keeps
-        decodes = any("decoder" in self.known[part].name for part in module.modules() if part in self.known)
+        decodes = any(self.known[part].grows for part in module.modules() if part in self.known)
         return Growth(self, 0) if keeps and decodes else None
 
     def _moved(self, cache: Any, rows: Tensor) -> None:
@@ -199,6 +216,10 @@ def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
         )
     with follower.following():
         yield
+
+
+def _grows(name: str, module: nn.Module) -> bool:
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False))
 
 
 @functools.cache
