@@ -81,28 +81,40 @@ def look_along_columns(
     tile_k = tile_of(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
     # By warp and by eighth row: so far a sum stays within a thread, as the tensor cores lay out their results.
     sums = tl.zeros([WARPS, 8, BN], tl.float32)
-    slot, name = tl.full([BM, 8], SLOTS, tl.int32), tl.zeros([BM, 8], tl.int32)
 
     run = runs + b * runs_sample + h * runs_head + tile * 5
     first, end = tl.load(run), tl.load(run + 1)
+    # What the next turn needs is asked for at the end of this one, once too often: it arrives during the work.
+    row = first * BM + tl.arange(0, BM)
+    logsumexp = tl.load(logsumexps + base + row, mask=row < rows, other=-HIDDEN)
+    limit = logsumexp
+    if COLLECT:
+        limit = tl.load(found[0] + base + row, mask=row < rows, other=-HIDDEN)
+    tile_q = tile_of(q, q_place, b, h, first * BM, rows, BM, D, WIDTH, TMA_Q)
+    product = products(tile_q, tile_k, PRECISION, CAST)
     for n in tl.range(first, end):
-        row = n * BM + tl.arange(0, BM)
-        logsumexp = tl.load(logsumexps + base + row, mask=row < rows, other=-HIDDEN)
-        tile_q = tile_of(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
-        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
-        x = biased(x, bias, b, h, (start + step * row)[:, None], j[None, :], queries, keys, BIAS)
+        at = base + n * BM + tl.arange(0, BM)
+        x = scored(product, scale, cap, CAP)
+        if BIAS > 0:
+            i = start + step * (n * BM + tl.arange(0, BM))
+            x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
         x -= logsumexp[:, None]
         weights = tl.exp2(x)
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
-        if COLLECT:  # what a slot is called is known only after a while: meanwhile, the next tile
-            note(found, base + row - BM, slot, name, SLOTS)
-            slot, name = collect(x, found, base + row, row < rows, tile, BM, BN, SLOTS)
+        if COLLECT:
+            slot, name = collect(x, limit, found, at, tile, BM, BN, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
             pool(weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
-    if COLLECT:
-        note(found, base + (end - 1) * BM + tl.arange(0, BM), slot, name, SLOTS)
+        following = tl.minimum(n + 1, end - 1) * BM
+        logsumexp = tl.load(logsumexps + base + following + tl.arange(0, BM))
+        if COLLECT:
+            limit = tl.load(found[0] + base + following + tl.arange(0, BM))
+        tile_q = tile_of(q, q_place, b, h, following, rows, BM, D, WIDTH, TMA_Q)
+        product = products(tile_q, tile_k, PRECISION, CAST)
+        if COLLECT:  # which slot it is takes a while to know: as long as the product
+            note(found, at, slot, name, SLOTS)
 
     others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
@@ -119,7 +131,8 @@ def look_along_columns(
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
         if COLLECT:
-            slot, name = collect(x, found, base + row, row < rows, tile, BM, BN, SLOTS)
+            limit = tl.load(found[0] + base + row, mask=row < rows, other=-HIDDEN)
+            slot, name = collect(x, limit, found, base + row, tile, BM, BN, SLOTS)
             note(found, base + row, slot, name, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
@@ -131,13 +144,12 @@ def look_along_columns(
 
 @triton.jit
 @no_type_check
-def collect(x, found, at, inside, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
+def collect(x, limit, found, at, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
     """Which keys of a tile reach the threshold of their query: eight words, one for every eighth key, a bit each.
 
     A word that is not empty takes the next slot of its row, and says in its upper bits where it comes from. The
     first slot counts those that are taken.
     """
-    limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN)
     bit = (1 << tl.arange(0, BN // 8))[None, :, None]
     reached = tl.reshape(x, [BM, BN // 8, 8]) >= limit[:, None, None]
     word = tl.sum(tl.where(reached, bit, 0), 1)

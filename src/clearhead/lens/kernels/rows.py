@@ -112,12 +112,15 @@ def look_along_rows(
     begins = tl.full([BM], FAR, tl.int32)
     if BIAS == 0:
         begins = tl.where(beginning < end, begins * 0 + beginning * BN, begins)
-    for turn in tl.range(0, end - first - (hole_end - hole)):
+    # The next product comes last in a turn, and one too many: its keys arrive while this turn's scores are worked on.
+    turns = end - first - (hole_end - hole)
+    tile_k = tile_of(k, k_place, b, h // group, beginning * BN, keys, BN, D, WIDTH, TMA_K)
+    product = products(tile_q, tile_k, PRECISION, CAST)
+    for turn in tl.range(0, turns):
         n = first + turn
         behind = n >= hole
         n = tl.where(behind, n + hole_end - hole, n)
-        tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, TMA_K)
-        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+        x = scored(product, scale, cap, CAP)
         if BIAS > 0:
             j = n * BN + tl.arange(0, BN)
             x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
@@ -128,6 +131,10 @@ def look_along_rows(
         )  # fmt: skip
         if MAP:
             pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+        following = first + tl.minimum(turn + 1, turns - 1)
+        following = tl.where(following >= hole, following + hole_end - hole, following)
+        tile_k = tile_of(k, k_place, b, h // group, following * BN, keys, BN, D, WIDTH, TMA_K)
+        product = products(tile_q, tile_k, PRECISION, CAST)
 
     others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
