@@ -106,19 +106,22 @@ def llava() -> Any:
     return shaken(transformers.LlavaForConditionalGeneration(config))
 
 
-def test_a_tower_of_images_stands_still_while_beams_move():
-    model = llava()
-    text = torch.cat([tokens(3), torch.full((3, 4), 2), tokens(5), torch.full((3, 4), 2), tokens(2)], 1)[:1]
-    images = torch.randn(2, 3, 10, 10, generator=torch.Generator().manual_seed(0))  # two in one text
+def test_a_tower_of_images_stands_still_while_samples_move():
+    model, marks, rows = llava(), torch.full((3, 4), 2), torch.tensor([2, 0, 0])
+    text = torch.cat([tokens(3), marks, tokens(5), marks, tokens(2)], 1)
+    images = torch.randn(6, 3, 10, 10, generator=torch.Generator().manual_seed(0))  # two in each text
     with watch(model) as record:
-        model.generate(text, pixel_values=images, num_beams=3, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-    call = record.calls[0]
+        cache = model(input_ids=text, pixel_values=images).past_key_values
+        cache.reorder_cache(rows)
+        model(input_ids=tokens(2)[:, :1], past_key_values=cache)
+    grown = torch.cat([text[rows], tokens(2)[:, :1]], 1)
     assert len(record.calls) == 1
     assert record.names == stack("vision.encoder", 2) + stack("language.decoder", 2)
-    given = {"input_ids": call.ids["tokens"], "pixel_values": images.repeat(3, 1, 1, 1)}
-    wanted = eager_weights(model, given, stack("language.decoder", 2))
-    for name, weights in wanted.items():
-        assert_sees(call[name], weights)
+    assert torch.equal(record.calls[0].ids["tokens"], grown)
+    assert len(record["vision.encoder.0.self"].entropy) == 6
+    given = {"input_ids": grown, "pixel_values": images.unflatten(0, (3, 2))[rows].flatten(0, 1)}
+    for name, weights in eager_weights(model, given, stack("language.decoder", 2)).items():
+        assert_sees(record[name], weights)
 
 
 def test_sampled_tokens_are_followed_too():
