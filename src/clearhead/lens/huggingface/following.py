@@ -193,7 +193,7 @@ class Follower:
         if cache is not None:
             return Growth(cache, length)
         keeps = named.get("use_cache")
-        keeps = getattr(getattr(module, "config", None), "use_cache", False) if keeps is None else keeps
+        keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
         decodes = any(self.known[part].grows for part in module.modules() if part in self.known)
         return Growth(self, 0) if keeps and decodes else None
 

@@ -1,0 +1,64 @@
+"""norms=True on Hugging Face models: the map that merges the heads is the right one, and comes right after them."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from clearhead.errors import LensError
+from clearhead.lens.huggingface import attentions, wrapped_attention
+from clearhead.lens.watching import watch
+from tests.lens.zoo import FAMILIES, inputs, made, tokens
+from tests.model.checkpoints import shaken
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_those_of_what_each_head_adds_for_each_key(family):
+    model, given = made(family), inputs(family)
+    values, merged = {}, {}
+    names = {module: name for name, module in attentions(model).items()}
+
+    def note(attend: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out, weights = attend(module, q, k, v, *args, **kwargs)
+        values[names[module]], merged[names[module]] = v, out.flatten(2)
+        return out, weights
+
+    # The map is found by what goes in: the only linear one that gets the very heads that came out.
+    maps: dict[str, nn.Module] = {}
+
+    def seek(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for name, heads in merged.items():
+            if name not in maps and args[0].shape == heads.shape and torch.equal(args[0], heads):
+                maps[name] = module
+
+    hooks = [m.register_forward_pre_hook(seek) for m in model.modules() if type(m).__name__ in ("Linear", "Conv1D")]
+    with wrapped_attention(model, note), watch(model, norms=True) as record:
+        model(**given)
+    for hook in hooks:
+        hook.remove()
+    assert maps.keys() == merged.keys()
+    for name, linear in maps.items():
+        weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.T
+        heads = record[name].entropy.shape[1]
+        v = values[name].repeat_interleave(heads // values[name].shape[1], 1)
+        added = torch.einsum("bhkd,whd->bhkw", v, weight.unflatten(1, (heads, -1)))
+        assert (record[name].norms - added.norm(dim=-1)).abs().max() < 1e-4
+
+
+def test_a_family_with_a_gate_before_the_map_is_refused():
+    sizes = {"vocab_size": 31, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}
+    config = transformers.AfmoeConfig(**sizes, num_hidden_layers=1, intermediate_size=37, num_dense_layers=1)
+    model = shaken(transformers.AfmoeModel(config))
+    with pytest.raises(LensError, match=r"norms=True .*'decoder.0.self'.*AfmoeAttention.*Llama, Mistral"):
+        watch(model, norms=True).__enter__()
+    with watch(model) as record:
+        model(tokens())
+    assert record["decoder.0.self"].norms is None
