@@ -70,6 +70,7 @@ def test_a_context_is_seen_once_and_its_decoder_grows(family, cache):
     record, out = generated(model, given, cache_implementation=cache)
     assert len(record.calls) == 1
     assert record.names == FAMILIES[family].names
+    assert set(record.calls[0].ids) == ({"source", "target"} if "input_ids" in given else {"target"})
     given["decoder_input_ids"] = record.calls[0].ids["target"]
     assert torch.equal(given["decoder_input_ids"][:, 1:], out[:, -NEW:-1])
     for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
@@ -164,6 +165,18 @@ def test_a_cache_that_was_filled_before_is_looked_at_from_where_it_stands():
         assert_sees(record[name], weights[:, :, 7:], first=7)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_windows_of_weights_are_those_of_one_pass_under_a_sliding_cache(cache):
+    model = made("mistral")
+    with watch(model, keep="qk", heads=[1, 4]) as record:
+        out = model.generate(
+            tokens(), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, cache_implementation=cache
+        )
+    weights = eager_weights(model, {"input_ids": out[:, :-1]}, FAMILIES["mistral"].names)["decoder.1.self"]
+    found = record["decoder.1.self"].weights(2, 4, slice(9, 16), slice(3, 16))
+    assert (found - weights[2, 4, 9:16, 3:16]).abs().max() < 1e-5
+
+
 def test_a_cache_that_is_cropped_begins_another_call():
     model, text = made("llama"), tokens(13)
     with watch(model) as record:
@@ -199,9 +212,12 @@ def test_two_caches_that_take_turns_are_two_calls():
         for place in range(5, 9):
             for n, cache in enumerate(caches):
                 model(text[n : n + 1, place : place + 1], past_key_values=cache)
+        caches[0].batch_repeat_interleave(2)
+    assert len(record.calls[0].ids["tokens"]) == 2
     assert [call["decoder.0.self"].keys for call in record.calls] == [9, 9]
     for n, call in enumerate(record.calls):
-        weights = eager_weights(model, {"input_ids": text[n : n + 1]}, FAMILIES["llama"].names)
+        weights = eager_weights(model, {"input_ids": call.ids["tokens"]}, FAMILIES["llama"].names)
+        assert torch.equal(call.ids["tokens"][0], text[n])
         assert_sees(call["decoder.1.self"], weights["decoder.1.self"])
 
 

@@ -98,10 +98,15 @@ class Collector:
         waiting.pop(kind, None)
         self._here.ids = waiting if ids is None else {**waiting, kind: ids}
 
-    def moved(self, rows: Sequence[int] | Tensor) -> None:
-        """The samples of the growing call changed places: sample n is what rows[n] was."""
-        if self._here.call is not None:
-            self._here.call.moved(rows)
+    def moved(self, rows: Sequence[int] | Tensor, growing: object | None = None) -> None:
+        """The samples of the call that grows with this cache, or of the last one, changed places.
+
+        Sample n is what rows[n] was.
+        """
+        known = self._calls.get(id(growing))
+        call = self._here.call if growing is None else known[1] if known and known[0]() is growing else None
+        if call is not None:
+            call.moved(rows)
 
     def hears(self) -> bool:
         """Whether this thread is watched: any, unless it watches the same model itself."""

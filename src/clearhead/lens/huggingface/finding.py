@@ -51,14 +51,13 @@ def attending(model: nn.Module) -> dict[str, nn.Module]:
 
 def unseen(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that attend in some other way, as far as their names tell, by their path."""
-    known = list(attending(model).values())
+    known = {id(inner) for outer in attending(model).values() for inner in outer.modules()}
     suspects = {path: module for path, module in model.named_modules() if _seems_attentive(module)}
-    related = {id(inner) for outer in known for inner in outer.modules()}
+    alike = known | {id(module) for module in suspects.values()}
     return {
         path: module
         for path, module in suspects.items()
-        if id(module) not in related
-        and not any(inner is not module and (inner in known or _seems_attentive(inner)) for inner in module.modules())
+        if id(module) not in known and not any(id(inner) in alike for inner in module.modules() if inner is not module)
     }
 
 

@@ -46,7 +46,8 @@ class Growth:
 class Frame:
     """A forward pass that is under way: of the whole model, or of a model in it."""
 
-    def __init__(self, cache: Any, around: Frame | None) -> None:
+    def __init__(self, module: nn.Module, cache: Any, around: Frame | None) -> None:
+        self.module = module
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
         self.rooms: dict[int, Room] = rooms(cache) if inherited is None else inherited.rooms
@@ -120,7 +121,7 @@ class Follower:
 
     def see(self, module: nn.Module, got: Given) -> None:
         """One attention, as its function was given it."""
-        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(None, None)
+        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(module, None, None)
         if recomputing():
             return
         self.looks += 1
@@ -150,23 +151,23 @@ class Follower:
     def _models(self) -> list[nn.Module]:
         from transformers import PreTrainedModel
 
-        return [
-            self.model,
-            *(m for m in self.model.modules() if isinstance(m, PreTrainedModel) and m is not self.model),
-        ]
+        inner = (module for module in self.model.modules() if isinstance(module, PreTrainedModel))
+        return [self.model, *(module for module in inner if module is not self.model)]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if recomputing():
             return
         frames, named = self._frames, _named(type(module), args, kwargs)
-        if module is self.model:
-            frames.clear()  # an interrupted one may have left some
+        for n, frame in enumerate(frames):
+            if module is self.model or frame.module is module:  # left by a pass that was interrupted
+                del frames[n:]
+                break
         cache = caches.cache_in(named.values())
-        frame = Frame(cache, frames[-1] if frames else None)
+        frame = Frame(module, cache, frames[-1] if frames else None)
         if not frames:
             self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
-            self.collector.begin(growing=frame.growth, ids=_ids(module, named))
+            self.collector.begin(growing=frame.growth, ids=self._ids(module, named))
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
         frames.append(frame)
@@ -194,14 +195,29 @@ class Follower:
             return Growth(cache, length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
-        decodes = any(self.known[part].grows for part in module.modules() if part in self.known)
-        return Growth(self, 0) if keeps and decodes else None
+        return Growth(self, 0) if keeps and True in self._kinds(module) else None
+
+    def _kinds(self, module: nn.Module) -> set[bool]:
+        """Whether there are attentions in it that grow, and others."""
+        return {self.known[part].grows for part in module.modules() if part in self.known}
+
+    def _ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
+        both = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        source, target = named.get("input_ids"), named.get("decoder_input_ids")
+        if both and target is None and named.get("labels") is not None:
+            shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+            target = None if shift is None else shift(labels=named["labels"])
+        if both and self._kinds(module) == {True}:  # the decoder by itself
+            source, target = None, source
+        found = {"source" if both else "tokens": source, "target": target}
+        return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
     def _moved(self, cache: Any, rows: Tensor) -> None:
         """The samples of a cache changed places: so do those of the call that grows with it."""
         growth: Growth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
         if growth is not None and growth.cache() is cache:
-            self.collector.moved(rows)
+            self.collector.moved(rows, growth)
 
 
 @contextmanager
@@ -237,14 +253,3 @@ def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
 
 def _parts(output: Any) -> list[Any]:
     return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []
-
-
-def _ids(module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
-    both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-    source, target = named.get("input_ids"), named.get("decoder_input_ids")
-    if both and target is None and named.get("labels") is not None:
-        shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
-        target = None if shift is None else shift(labels=named["labels"])
-    found = {"source" if both else "tokens": source, "target": target}
-    return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
