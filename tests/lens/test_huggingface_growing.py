@@ -1,5 +1,6 @@
 """Generation of Hugging Face models, step by step: one record that grows, whatever cache keeps the keys."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -233,9 +234,24 @@ def test_assisted_generation_is_many_calls_each_of_them_right():
         assert_sees(sight, weights[:, :, first:], first=first)
 
 
+def test_copies_of_a_cache_go_their_own_ways():
+    model, text = made("llama"), tokens(11)
+    with watch(model) as record:
+        prompt = model(text[:, :7]).past_key_values
+        for rows in ([2, 0, 1], [1, 1, 1]):
+            cache = copy.deepcopy(prompt)
+            cache.reorder_cache(torch.tensor(rows))
+            model(text[rows, 7:], past_key_values=cache)
+    assert [call["decoder.0.self"].queries.tolist() for call in record.calls] == [[*range(7)], *[[*range(7, 11)]] * 2]
+    wanted = eager_weights(model, {"input_ids": text}, FAMILIES["llama"].names)["decoder.1.self"]
+    for call, rows in zip(record.calls[1:], ([2, 0, 1], [1, 1, 1]), strict=True):
+        assert_sees(call["decoder.1.self"], wanted[rows, :, 7:], first=7)
+
+
 def test_caches_are_left_as_they_were():
-    model, cache = made("llama"), transformers.DynamicCache()
+    model, kinds = made("marian"), (transformers.Cache, transformers.EncoderDecoderCache)
+    before = [dict(vars(kind)) for kind in kinds]
     with watch(model), watch(model):
-        model(tokens(), past_key_values=cache)
-        assert "reorder_cache" in vars(cache)
-    assert not {"reorder_cache", "batch_select_indices", "batch_repeat_interleave"} & set(vars(cache))
+        model.generate(tokens(), max_new_tokens=2, num_beams=2)
+        assert [dict(vars(kind)) for kind in kinds] != before
+    assert [dict(vars(kind)) for kind in kinds] == before

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
+import functools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clearhead.lens.eyes import lock
+
 MOVES = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")
+_heard: dict[tuple[type, str], Heard] = {}
+_here = threading.local()
 
 
 def cache_in(values: Iterable[Any]) -> Any | None:
@@ -57,45 +62,69 @@ def length(cache: Any) -> int:
 
 
 class Listener:
-    """Hears when the samples of caches change places, as beams do, until it is told to stop."""
+    """Hears when the samples of caches change places, as beams do, until it is told to stop.
+
+    What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
+    """
 
     def __init__(self, moved: Callable[[Any, Tensor], None]) -> None:
-        self.moved: Callable[[Any, Tensor], None] | None = moved
-        self._put: list[tuple[weakref.ref[Any], str, Any, Any]] = []
+        self.moved = moved
+        self._places: set[tuple[type, str]] = set()
 
     def listen(self, cache: Any) -> None:
-        if any(known() is cache for known, *_ in self._put):
-            return
         for name in MOVES:
-            before = vars(cache).get(name)
-            mine = self._heard(weakref.ref(cache), name, before or getattr(type(cache), name))
-            vars(cache)[name] = mine
-            self._put.append((weakref.ref(cache), name, mine, before))
+            owner = next(kind for kind in type(cache).__mro__ if name in vars(kind))
+            if (owner, name) not in self._places:
+                self._places.add((owner, name))
+                with lock:
+                    if (owner, name) not in _heard:
+                        _heard[owner, name] = Heard(owner, name)
+                    _heard[owner, name].listeners += (self,)
 
     def stop(self) -> None:
-        self.moved = None
-        for known, name, mine, before in reversed(self._put):
-            cache = known()
-            if cache is not None and vars(cache).get(name) is mine:
-                del vars(cache)[name]
-                if before is not None:
-                    vars(cache)[name] = before
-        self._put.clear()
+        for place in self._places:
+            with lock:
+                heard = _heard[place]
+                heard.listeners = tuple(one for one in heard.listeners if one is not self)
+                if not heard.listeners:
+                    heard.leave()
+                    del _heard[place]
+        self._places.clear()
 
-    def _heard(self, known: weakref.ref[Any], name: str, own: Callable[..., None]) -> Callable[[Any], None]:
-        # It holds the cache weakly: one that held itself would not give back its memory at once.
-        bound = own not in (getattr(type(known()), name),)
 
-        def move(rows: Any) -> None:
-            cache, batch = known(), samples(known())
-            own(rows) if bound else own(cache, rows)
-            if self.moved is not None and cache is not None:
-                kept = torch.as_tensor(rows)
-                if name == "batch_repeat_interleave":
-                    kept = torch.arange(batch).repeat_interleave(kept)
-                self.moved(cache, kept)
+class Heard:
+    """A method of a class of caches that tells of the moves that it makes."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name, self.listeners = owner, name, tuple[Listener, ...]()
+        self.own: Callable[..., None] = vars(owner)[name]
+        self.put = self._telling()
+        setattr(owner, name, self.put)
+
+    def leave(self) -> None:
+        if vars(self.owner).get(self.name) is self.put:
+            setattr(self.owner, self.name, self.own)
+
+    def _telling(self) -> Callable[[Any, Any], None]:
+        @functools.wraps(self.own)
+        def move(cache: Any, rows: Any) -> None:
+            inner = getattr(_here, "moving", None) is cache  # called by a class that builds on this one
+            batch, before = samples(cache), getattr(_here, "moving", None)
+            _here.moving = cache
+            try:
+                self.own(cache, rows)
+            finally:
+                _here.moving = before
+            if not inner:
+                self._tell(cache, torch.as_tensor(rows), batch)
 
         return move
+
+    def _tell(self, cache: Any, rows: Tensor, batch: int) -> None:
+        if self.name == "batch_repeat_interleave":
+            rows = torch.arange(batch).repeat_interleave(rows)
+        for listener in self.listeners:
+            listener.moved(cache, rows)
 
 
 def samples(cache: Any) -> int:
