@@ -80,7 +80,7 @@ def flash(monkeypatch):
 
 @pytest.mark.usefixtures("flash")
 @pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize("family", ["bert", "llama", "mistral", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "mistral", "gemma2", "gpt-oss"])
 def test_flash_attention_is_told_of_padding_windows_softcap_and_sinks(family, side):
     model, given = made(family), {"input_ids": tokens()}
     if side is not None:

@@ -84,7 +84,7 @@ def way_of(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", "")
-    return next((way for way in ("flash", "flex", "eager") if way in name), "sdpa")
+    return next((way for way in ("flash", "flex") if way in name), "sdpa")
 
 
 def seen(got: Given, keys: int, masks: Masks) -> Seen:
