@@ -137,7 +137,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, size: Size) -> Run:
 
     tokens = size.tokens
     blocks = (
-        create_block_mask(before, None, None, tokens, tokens, device="cuda", _compile=True) if size.causal else None
+        create_block_mask(before, None, None, tokens, tokens, device=q.device, _compile=True) if size.causal else None
     )
     fast = torch.compile(flex_attention)
     options = {"block_mask": blocks, "enable_gqa": True, "return_aux": AuxRequest(lse=True)}
@@ -148,7 +148,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, size: Size) -> tuple[Tensor, Tensor]:
     k, v = (t.repeat_interleave(size.heads // size.kv_heads, 1) for t in (k, v))
     scores = q @ k.mT * (1 / math.sqrt(size.d))
     if size.causal:
-        scores = scores.masked_fill(~Mask.causal().dense(size.tokens, size.tokens, "cuda"), -math.inf)
+        scores = scores.masked_fill(~Mask.causal().dense(size.tokens, size.tokens, q.device), -math.inf)
     weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
     return weights @ v, weights
 
@@ -211,13 +211,13 @@ def passes(job: Job, given: Shapes) -> dict[str, Run]:
         work.along_columns()
 
     along_columns()
-    return runs | {"columns": along_columns, "pick": work.pick}
+    return runs | {"columns": along_columns, "collecting": along_columns, "pick": work.pick}
 
 
 def trial(size: Size, top: int, tried: Shape | None, name: str) -> tuple[Job, Shapes]:
     """A job in which one pass has tiles of another shape; without one, as the table of shapes has it."""
     q, k, _ = tensors(size)
-    logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device="cuda")
+    logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
     job = job_of(q, k, size, logsumexp, top=top, received=True)
     wide = -(-size.tokens // 256)
     usual = shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
@@ -253,14 +253,15 @@ def milliseconds(run: Run, times: int = 7) -> float:
 def tune(processes: int = 12) -> Shapes:
     """The fastest shapes for heads 128 wide, by the sum of their times over the sizes that were promised."""
     sizes = SIZES[1:3]
-    candidates = {"rows": ROW_SHAPES, "columns": COLUMN_SHAPES, "pick": PICK_SHAPES}
+    narrow = [shape for shape in COLUMN_SHAPES if shape.keys <= 128]
+    candidates = {"rows": ROW_SHAPES, "columns": COLUMN_SHAPES, "collecting": narrow, "pick": PICK_SHAPES}
+    tops = {"columns": [0], "collecting": [8]}
     cases = [
         (size, top, shape, name)
         for name, tried in candidates.items()
         for shape in tried
-        for top in (0, 8)
+        for top in tops.get(name, [0, 8])
         for size in sizes
-        if not (name == "columns" and top and shape.keys > 128)
     ]
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool:
@@ -272,17 +273,16 @@ def tune(processes: int = 12) -> Shapes:
             mine = [case for case in cases if case[2:] == (shape, name)]
             wrong = next((failures[case] for case in mine if failures[case] is not None), None)
             if wrong is not None:
-                print(f"{name:8} {tuple(shape)!s:28} failed: {wrong}", flush=True)
+                print(f"{name:10} {tuple(shape)!s:28} failed: {wrong}", flush=True)
                 continue
             times = {(size, top): milliseconds(passes(*trial(size, top, shape, name))[name]) for size, top, *_ in mine}
             shown = "  ".join(
                 f"{'causal' if size.causal else 'full'}, top {top}: {ms:.3f}" for (size, top), ms in times.items()
             )
-            print(f"{name:8} {tuple(shape)!s:28} {shown}", flush=True)
-            if len(times) == 4:  # those that cannot have candidates are for show
-                totals[shape] = sum(times.values())
+            print(f"{name:10} {tuple(shape)!s:28} {shown}", flush=True)
+            totals[shape] = sum(times.values())
         best[name] = min(totals, key=lambda shape: totals[shape])
-        print(f"{name:8} best: {best[name]}", flush=True)
+        print(f"{name:10} best: {best[name]}", flush=True)
     return shapes.HALF[256]._replace(**best)
 
 

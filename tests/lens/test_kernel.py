@@ -57,7 +57,7 @@ def tiles(job: Job) -> Shapes | None:
     if CUDA:
         return None
     shape = Shape(64, max(32, classes(job.top)) if job.blocks[1] < 8 else 64, 4, 1)
-    return Shapes(shape, shape, Shape(256, 0, 4, 1), Shape(256, 256, 4, 1))
+    return Shapes(shape, shape, shape, Shape(256, 0, 4, 1), Shape(256, 256, 4, 1))
 
 
 @pytest.fixture(autouse=True, scope="module")

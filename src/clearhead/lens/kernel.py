@@ -133,7 +133,7 @@ class Work:
     def along_columns(self) -> None:
         from clearhead.lens.kernels.columns import look_along_columns
 
-        job, shape = self.job, self.shapes.columns
+        job, shape = self.job, self.shapes.collecting if self.job.top else self.shapes.columns
         q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
@@ -165,7 +165,7 @@ class Work:
         pick[(-(-rows // shape.queries) * self.samples,)](
             *arguments,
             BM=shape.queries,
-            BN=(self.shapes.columns if job.top else self.shapes.rows).keys,
+            BN=(self.shapes.collecting if job.top else self.shapes.rows).keys,
             CLASSES=classes(job.top),
             **shape.options,
             **constants,

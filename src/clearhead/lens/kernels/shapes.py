@@ -29,20 +29,25 @@ class Shapes(NamedTuple):
 
     rows: Shape
     columns: Shape
+    collecting: Shape  # along columns, if candidates for the top keys are found on the way
     pick: Shape
     every: Shape  # for the few rows whose best keys are picked from all
 
 
+def _alike(shape: Shape, pick: Shape, every: Shape) -> Shapes:
+    return Shapes(shape, shape, shape, pick, every)
+
+
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, Shapes] = {
-    128: Shapes(Shape(128, 128, 8, 3, 128), Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
-    256: Shapes(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
-    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
+    128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    256: _alike(Shape(128, 128, 8, 2, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    512: _alike(Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
 }
 FULL: dict[int, Shapes] = {
-    256: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 2), Shape(8, 0, 1, 1), Shape(32, 64, 4, 1)),
-    512: Shapes(Shape(64, 64, 4, 2), Shape(64, 64, 4, 1), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
-    1024: Shapes(Shape(64, 32, 4, 1), Shape(64, 32, 4, 1), Shape(2, 0, 1, 1), Shape(16, 32, 4, 1)),
+    256: _alike(Shape(64, 64, 4, 2), Shape(8, 0, 1, 1), Shape(32, 64, 4, 1)),
+    512: _alike(Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
+    1024: _alike(Shape(64, 32, 4, 1), Shape(2, 0, 1, 1), Shape(16, 32, 4, 1)),
 }
 
 
@@ -61,7 +66,8 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
         columns = min(shape.keys, max(classes(top), power(keys)), narrow)
         return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
-    return Shapes(fitting(found.rows), fitting(found.columns), found.pick, found.every)
+    rows, columns, collecting = (fitting(shape) for shape in found[:3])
+    return Shapes(rows, columns, collecting, found.pick, found.every)
 
 
 def classes(top: int) -> int:
