@@ -66,8 +66,8 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
         columns = min(shape.keys, max(classes(top), power(keys)), narrow)
         return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
-    rows, columns, collecting = (fitting(shape) for shape in found[:3])
-    return Shapes(rows, columns, collecting, found.pick, found.every)
+    own, other, collecting = (fitting(shape) for shape in found[:3])
+    return Shapes(own, other, collecting, found.pick, found.every)
 
 
 def classes(top: int) -> int:
