@@ -149,6 +149,7 @@ def test_sums_over_a_hundred_thousand_queries_do_not_either():
 @pytest.fixture
 def threads(monkeypatch):
     """Three threads, even for the smallest job."""
+    monkeypatch.setattr(tiled, "SPLIT", 0)
     monkeypatch.setattr(tiled, "MANY", 0)
     torch.set_num_threads(3)
     yield

@@ -55,6 +55,13 @@ def test_threads_that_are_to_spare_help():
     assert inside == [2, 2]
 
 
+def test_one_worker_may_be_told_to_work_alone():
+    seen = []
+    side_by_side(lambda item: seen.append((torch.get_num_threads(), threading.get_ident())), [1, 2], 1, 1)
+    assert {threads for threads, _ in seen} == {1}
+    assert len({by for _, by in seen} - {threading.get_ident()}) == 1
+
+
 def test_one_item_or_one_thread_is_no_occasion_for_threads():
     by = []
     side_by_side(lambda item: by.append(threading.get_ident()), [1])

@@ -20,7 +20,8 @@ from clearhead.lens.tiles import Stack, Tile, stacks
 from clearhead.lens.workers import side_by_side
 
 TILE = 2**20  # scores held at once
-MANY = 2**20  # scores from which on it is worth starting threads
+SPLIT = 2**15  # numbers from which on PyTorch splits an operation among its threads
+MANY = 2**18  # scores from which on several threads are worth their while
 GPU_TILES = 32  # how many times as many on a GPU, which is idle between small ones
 LOG2 = math.log(2)
 NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision, and so is their product
@@ -28,9 +29,11 @@ NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision,
 
 def run(job: Job) -> Measures:
     work = _Work(job)
-    if job.call.q.is_cuda or work.total < MANY:
+    if job.call.q.is_cuda or work.largest < SPLIT:
         for stack in work.plan:
             work.measure(stack)
+    elif work.total < MANY:
+        side_by_side(work.measure, work.plan, workers=1, threads=1)
     else:
         side_by_side(work.measure, work.plan)
     return work.result()

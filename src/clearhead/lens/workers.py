@@ -17,21 +17,27 @@ Item = TypeVar("Item")
 _beginning = threading.Lock()
 
 
-def side_by_side(work: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """`work(item)` for every item, by as many threads as PyTorch uses here; an error in one of them ends all.
+def side_by_side(
+    work: Callable[[Item], None], items: Sequence[Item], workers: int | None = None, threads: int | None = None
+) -> None:
+    """`work(item)` for every item, by several threads, each of which has so many threads of PyTorch's.
+
+    Left to itself it makes use of as many as PyTorch uses here. An error in one of them ends all.
 
     >>> found = []
     >>> side_by_side(found.append, [3])
     >>> found
     [3]
     """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(items))
-    if workers < 2 or "OpenMP" not in torch.__config__.parallel_info().split("ATen parallel backend:")[-1]:
+    usual = torch.get_num_threads()
+    workers = min(usual if workers is None else workers, len(items))
+    threads = usual // max(workers, 1) if threads is None else threads
+    alone = workers < 2 and threads == usual
+    if alone or "OpenMP" not in torch.__config__.parallel_info().split("ATen parallel backend:")[-1]:
         for item in items:
             work(item)
         return
-    crew = _Crew(work, items, threads // workers)
+    crew = _Crew(work, items, threads)
     helpers = [threading.Thread(target=crew.run, daemon=True) for _ in range(workers)]
     try:
         # A thread that sets its number of threads sets that of threads yet to come as well: this is put right at once.
@@ -40,7 +46,7 @@ def side_by_side(work: Callable[[Item], None], items: Sequence[Item]) -> None:
                 helper.start()
             for _ in helpers:
                 crew.ready.acquire()
-            torch.set_num_threads(threads)
+            torch.set_num_threads(usual)
         for helper in helpers:
             helper.join()
     finally:
