@@ -16,7 +16,7 @@ from torch import nn
 from clearhead.lens.huggingface.finding import attending
 from clearhead.lens.names import WRAPPERS
 
-CROSS = re.compile(r"cross|encoder_attn|encoder_attention|encoder_decoder|encdec|enc_dec|src_attn", re.IGNORECASE)
+CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
 # Words that say nothing: what every model calls its parts.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")

@@ -1,0 +1,65 @@
+"""The rule that names attentions by their paths, for families that nobody thought of."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from clearhead.lens.huggingface import attentions
+from tests.model.checkpoints import LLAMA
+
+CONFIG = transformers.LlamaConfig(**LLAMA)
+
+
+class Plain(nn.Module):
+    """A place for others."""
+
+
+def tree(*paths: str, causal: bool = True) -> nn.Module:
+    """A module with an attention at each of these paths."""
+    root = Plain()
+    with torch.device("meta"):
+        for path in paths:
+            *above, last = path.split(".")
+            place = root
+            for part in above:
+                if not hasattr(place, part):
+                    place.add_module(part, Plain())
+                place = getattr(place, part)
+            attention = LlamaAttention(CONFIG, 0)
+            attention.is_causal = causal
+            place.add_module(last, attention)
+    return root
+
+
+NAMED = {
+    "model.layers.0.self_attn model.layers.1.self_attn": "decoder.0.self decoder.1.self",
+    "model.decoder.layers.7.encoder_attn": "decoder.7.cross",
+    "decoder.block.3.layer.0.SelfAttention decoder.block.3.layer.1.EncDecAttention": "decoder.3.self decoder.3.cross",
+    "encoder.block.0.layer.0.SelfAttention encoder.block.1.layer.0.SelfAttention": "encoder.0.self encoder.1.self",
+    "encoder.layers.0.blocks.0.attention encoder.layers.1.blocks.1.attention": "encoder.0.0.self encoder.1.1.self",
+    "text_model.encoder.layers.0.attn vision_model.encoder.layers.0.attn": "text.encoder.0.self vision.encoder.0.self",
+    "encoder.bert.encoder.layer.2.self decoder.bert.encoder.layer.2.self": "encoder.2.self decoder.2.self",
+    "left.layers.0.attn right.layers.0.attn": "left.decoder.0.self right.decoder.0.self",
+    "decoder.0.cross_to_image decoder.0.cross_to_text": "decoder.0.cross_to_image decoder.0.cross_to_text",
+    "a.layers.0.attn a.layers.1.attn b.layers.0.attn": "a.decoder.0.self a.decoder.1.self b.decoder.0.self",
+    "_orig_mod.model.layers.0.self_attn": "decoder.0.self",
+    "pooler.attention": "pooler.attention",
+}
+
+
+@pytest.mark.parametrize("paths", NAMED)
+def test_a_path_says_the_stack_the_layer_and_the_kind(paths):
+    assert list(attentions(tree(*paths.split()))) == NAMED[paths].split()
+
+
+def test_what_has_no_stack_in_its_path_is_an_encoder_unless_it_is_causal():
+    assert list(attentions(tree("layers.5.attention", causal=False))) == ["encoder.5.self"]
+    assert list(attentions(tree("layers.5.attention"))) == ["decoder.5.self"]
+
+
+def test_an_attention_by_itself_has_a_name_too():
+    with torch.device("meta"):
+        assert list(attentions(LlamaAttention(CONFIG, 0))) == ["attention"]
+    assert attentions(nn.Linear(2, 3)) == {}
