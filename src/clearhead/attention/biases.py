@@ -73,13 +73,13 @@ class Bias(ABC):
         last row and as many columns more as there are rows, holds the whole tile.
         """
         step, width = rows.step or 1, columns.stop - columns.start
-        height = len(range(rows.start, rows.stop, step))
-        last = rows.start + step * (height - 1)
         indices = functools.partial(torch.arange, device=self.parameter.device)
         heads = indices(self.heads).view(1, -1, 1)
         if torch.compiler.is_compiling():  # which fuses this, but makes a new kernel for every length of `unfold`
             across, down = indices(columns.start, columns.stop), indices(rows.start, rows.stop, step).view(-1, 1)
             return self.at(heads[..., None] * 0, heads[..., None], down, across, queries, keys)
+        height = len(range(rows.start, rows.stop, step))
+        last = rows.start + step * (height - 1)
         across, down = indices(columns.start, columns.stop + step * max(height - 1, 0)), indices(last, last + 1)
         line = self.at(heads * 0, heads, down, across, queries, keys)
         return line.unfold(-1, width, step)[..., :height, :].flip(-2)
