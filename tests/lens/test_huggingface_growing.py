@@ -23,7 +23,7 @@ from tests.lens.zoo import (
     stack,
     tokens,
 )
-from tests.model.checkpoints import shaken
+from tests.model.checkpoints import BERT, shaken
 
 NEW = 6  # tokens that are generated; with the 11 that go in, more than thrice the window of those that slide
 
@@ -123,6 +123,17 @@ def test_a_tower_of_images_stands_still_while_samples_move():
     assert len(record["vision.encoder.0.self"].entropy) == 6
     given = {"input_ids": grown, "pixel_values": images.unflatten(0, (3, 2))[rows].flatten(0, 1)}
     for name, weights in eager_weights(model, given, stack("language.decoder", 2)).items():
+        assert_sees(record[name], weights)
+
+
+def test_what_is_called_an_encoder_grows_too_if_it_keeps_its_keys():
+    config = transformers.BertConfig(**{**BERT, "is_decoder": True})
+    model = shaken(transformers.BertLMHeadModel(config))
+    given = {"input_ids": tokens(), "attention_mask": torch.ones(3, 11).long()}
+    record, _ = generated(model, given, num_beams=2)
+    assert record.names == FAMILIES["bert"].names
+    grown = {"input_ids": record.calls[0].ids["tokens"]}
+    for name, weights in eager_weights(model, grown, record.names).items():
         assert_sees(record[name], weights)
 
 

@@ -31,6 +31,12 @@ def calls_interface(module: nn.Module) -> bool:
     return bool(_asking(kind))
 
 
+def keeps_keys(module: nn.Module) -> bool:
+    """Whether its code can put keys into a cache."""
+    kind: Any = type(module)
+    return any("update" in _names(function.__code__) for function in _asking(kind))
+
+
 def interface_of(module: nn.Module) -> Any:
     """The interface object that the code of a module asks: the one of all models, unless its file has its own."""
     kind: Any = type(module)

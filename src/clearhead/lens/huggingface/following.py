@@ -19,7 +19,7 @@ from clearhead.lens.collecting import Collector, recomputing
 from clearhead.lens.huggingface import caches
 from clearhead.lens.huggingface.announcing import announced
 from clearhead.lens.huggingface.caches import Room, rooms
-from clearhead.lens.huggingface.finding import REMEDY, attending, some, unseen
+from clearhead.lens.huggingface.finding import REMEDY, attending, keeps_keys, some, unseen
 from clearhead.lens.huggingface.looking import watched
 from clearhead.lens.huggingface.naming import attentions, is_cross
 from clearhead.lens.huggingface.outputs import output_weights
@@ -90,9 +90,11 @@ class Follower:
         self.model, self.collector = model, collector
         paths = {module: path for path, module in attending(model).items()}
         outs = output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
+        named = attentions(model)
+        alone = not any("decoder" in name.split(".") for name in named)
         self.known = {
-            module: Attention(name, is_cross(paths[module], module), _grows(name, module), outs.get(module))
-            for name, module in attentions(model).items()
+            module: Attention(name, is_cross(paths[module], module), _grows(name, module, alone), outs.get(module))
+            for name, module in named.items()
         }
         self.unseen = unseen(model)
         self.passes = self.looks = 0
@@ -208,8 +210,9 @@ class Follower:
         if both and target is None and named.get("labels") is not None:
             shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
             target = None if shift is None else shift(labels=named["labels"])
-        if both and self._kinds(module) == {True}:  # the decoder by itself
-            source, target = None, source
+        kind: Any = type(module)
+        if both and "decoder_input_ids" not in _signature(kind).parameters and self._kinds(module) == {True}:
+            source, target = None, source  # the decoder by itself
         found = {"source" if both else "tokens": source, "target": target}
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
@@ -234,8 +237,9 @@ def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
         yield
 
 
-def _grows(name: str, module: nn.Module) -> bool:
-    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False))
+def _grows(name: str, module: nn.Module, alone: bool) -> bool:
+    """Whether an attention grows with a cache; one that could and is no decoder does if there is none beside it."""
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
 @functools.cache
