@@ -122,15 +122,18 @@ class Task(ABC):
 
     def readings(self, model: Model, text: str, *, answer: str | None = None) -> list[Reading]:
         """How a model reads a text and its answer, one for each forward pass; for those who want to look at it."""
-        raise ConfigError(f"{self.name} does not say how a model reads a text, so there is nothing to look at")
+        raise self._unread()
 
     def read_through(self, model: Model, reading: Reading) -> Tensor | None:
         """One forward pass over it: the scores of all tokens at each place where one is written, if any are."""
-        raise NotImplementedError
+        raise self._unread()
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         """Tokens of a reading as they can be shown."""
-        raise NotImplementedError
+        raise self._unread()
+
+    def _unread(self) -> ConfigError:
+        return ConfigError(f"{self.name} does not say how a model reads a text, so there is nothing to look at")
 
     @abstractmethod
     def save(self, folder: Path) -> None:
