@@ -17,8 +17,8 @@ from torch import Tensor
 from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
-from clearhead.lens.kernels.placing import Place, interpreted, placed
-from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
+from clearhead.lens.kernels.placing import Place, for_gluon, gluon_fails, has_warpgroups, interpreted, placed
+from clearhead.lens.kernels.shapes import SWIFT, Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures, pooled
 
 WIDEST = 256  # numbers a head
@@ -57,8 +57,13 @@ def run(job: Job, shapes: Shapes | None = None) -> Measures:
     """The measures of a job, with tiles of the shapes that are known to be fast, or of others."""
     with torch.cuda.device_of(job.call.q):
         work = Work(job, shapes)
-        work.along_rows()
-        if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
+        try:
+            work.along_rows()
+        except Exception as error:
+            if work.swift is None or not gluon_fails(error):
+                raise
+            return run(job, shapes)
+        if (job.received and not work.early) or job.top or (job.logsumexp is None and job.blocks[0]):
             work.along_columns()
         work.pick()
         return work.result()
@@ -75,15 +80,18 @@ class Work:
             plain = call.bias is None and call.softcap is None
             about = (len(rows), keys, job.blocks[1], job.top, plain)
             shapes = shapes_for(self.width, call.q.element_size(), *about)
-        self.shapes = shapes
         self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
+        self.swift = swift(job, self.q, self.k, shapes)
+        self.shapes = shapes if self.swift is None else shapes._replace(rows=SWIFT)
+        # The swift pass along rows does what that along columns is for, as long as no candidates are asked for
+        self.early = self.swift is not None and job.received and not job.top
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         shape = (batch, heads, len(rows))
         self.floats = torch.empty(6, *shape, device=self.device)  # logsumexp, entropy, peak, distance, first, threshold
         # first key; if no others are asked for, the best key's tile and classes
         self.whole = torch.empty(1 if job.top else 3, *shape, dtype=torch.int32, device=self.device)
-        self.received = torch.empty(batch, heads, keys, device=self.device) if job.received else None
+        self.received = torch.zeros(batch, heads, keys, device=self.device) if job.received else None
         self.candidates = self.whole  # or the slots of each query, of which the first counts
         if job.top:
             self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=self.device)
@@ -109,24 +117,36 @@ class Work:
         self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": interpreted()}
 
     def along_rows(self) -> None:
-        from clearhead.lens.kernels.rows import look_along_rows
-
         job, shape = self.job, self.shapes.rows
         given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
-        sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
-        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
         logsumexp, entropy, peak, distance, _, threshold = self.floats
         out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, *self.whole[-2:])
-        look_along_rows[(-(-len(rows) // shape.queries) * self.samples,)](
+        grid = (-(-len(rows) // shape.queries) * self.samples,)
+        constants = {"TOP": job.top, "CLASSES": classes(job.top), **self._map_constants(shape, given is not None)}
+        if self.swift is not None:
+            from clearhead.lens.kernels.hopper import look_along_rows as look_swiftly
+
+            q, k = self.swift
+            look_swiftly[grid](
+                *(q.source, q.place, k.source, k.place, self.rules.arguments, *plan, self.scales, given),
+                *(self.floats if self.received is None else self.received, out, *self._pixels(), *self.sizes),
+                RECEIVED=self.early,
+                **constants,
+                **self._swift_constants(shape),
+            )
+            return
+        from clearhead.lens.kernels.rows import look_along_rows
+
+        sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
+        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
+        look_along_rows[grid](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
             *(sinks, self.scales if given is None else given, out, *self._pixels(), *self.sizes),
             SINKS=self.call.sinks is not None,
             GIVEN=given is not None,
-            TOP=job.top,
-            CLASSES=classes(job.top),
-            **self._map_constants(shape, given is not None),
+            **constants,
             **self._constants(shape, q, k),
         )
 
@@ -206,6 +226,11 @@ class Work:
         described = {"TMA_Q": q.described, "TMA_K": k.described}
         return shape.options | {"BM": shape.queries, "BN": shape.keys} | described | self.products | self.constants
 
+    def _swift_constants(self, shape: Shape) -> dict[str, Any]:
+        names = ("D", "TERMS", "BOUNDS", "DOCUMENTS", "DENSE")
+        own = {"BM": shape.queries, "BN": shape.keys, "WARPS": shape.warps, "STAGES": shape.stages}
+        return own | shape.options | {name: self.constants[name] for name in names}
+
     def _scales(self) -> tuple[Tensor, float]:
         """What turns a product into a score in units of ln 2, for each head; with a cap, into a part of the cap."""
         cap, scale = self.call.softcap, self.call.scale
@@ -252,6 +277,19 @@ class Work:
         lines = (begins[:, None] + torch.arange(2, device=self.device)).clamp(max=rows - 1).flatten()
         empty = self.cells.new_zeros(*self.cells.shape[:2], rows, self.cells.shape[4])
         return empty.index_add_(2, lines, self.cells.flatten(2, 3))
+
+
+def swift(job: Job, q: Tensor, k: Tensor, shapes: Shapes) -> tuple[Place, Place] | None:
+    """q and k for the pass along rows in `kernels/hopper.py`; None where it does not serve."""
+    call = job.call
+    if job.logsumexp is None or call.bias is not None or call.softcap is not None or not has_warpgroups(q.device):
+        return None
+    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
+        return None
+    if shapes.rows.queries < SWIFT.queries or shapes.rows.keys < SWIFT.keys:  # there is little to do, or a fine map
+        return None
+    places = placed(q, SWIFT.queries, q.shape[3]), placed(k, SWIFT.keys, q.shape[3])
+    return (for_gluon(places[0]), for_gluon(places[1])) if all(place.described for place in places) else None
 
 
 def _chunks(high: int) -> tuple[int, int]:

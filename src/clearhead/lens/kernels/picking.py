@@ -168,7 +168,12 @@ def pick_from_all(
         tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
         values = tl.full([BM, LIST], HIDDEN, tl.float32)
         names = tl.full([BM, LIST], -1, tl.int32)
-        for n in tl.range(tl.cdiv(keys, BN)):
+        begins = tl.load(seen[1] + at, mask=inside & over, other=keys)
+        end = keys
+        if TERMS == 1 and (BOUNDS >> 1) & 1:  # nothing is visible beyond a distance from the last of these queries
+            last = tl.max(tl.where(inside & over, i, -keys))
+            end = tl.minimum(keys, last + tl.load(mask[0] + b * mask[1] + 1) + 1)
+        for n in tl.range(tl.min(begins) // BN, tl.cdiv(end, BN)):
             j = n * BN + tl.arange(0, BN)
             tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
             x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -54,3 +56,44 @@ def _described(x: Tensor, rows: int, width: int) -> Place | None:
 def copies_tiles(device: torch.device) -> bool:
     """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
     return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
+
+
+def for_gluon(place: Place) -> Place:
+    """A described tensor as Gluon takes it, which wants to know how its tiles will lie in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    given = place.source
+    dtype = gl.bfloat16 if given.base.dtype == torch.bfloat16 else gl.float16
+    layout = gl.NVMMASharedLayout.get_default_for(given.block_shape, dtype)
+    described = TensorDescriptor(given.base, given.shape, given.strides, given.block_shape, layout)
+    return place._replace(source=described)
+
+
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether the GPU's tensor cores work for four warps at a time, as only Hopper's do, and Gluon is there."""
+    if interpreted() or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
+
+
+def gluon_fails(error: Exception) -> bool:
+    """Whether it was this Triton's Gluon that could not do what we ask: then it is not asked again, and that is said.
+
+    Gluon is young, and changes from release to release; the kernels in Triton give the same, a little later.
+    """
+    from triton.compiler.errors import CompilationError
+
+    if not isinstance(error, (CompilationError, ImportError, AttributeError, TypeError)):
+        return False
+    _failures.append(error)
+    warnings.warn(
+        f"the lens takes its slower kernels: this Triton could not compile the one for Hopper "
+        f"({type(error).__name__}: {str(error)[:200]})",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+_failures: list[Exception] = []

@@ -262,7 +262,7 @@ def threshold(best, logsumexp, TOP: tl.constexpr):
     Of equal ones all are passed over at once: then it is lower than it could be, and as true.
     """
     for _ in tl.range(TOP - 1):
-        best = tl.where(best == tl.max(tl.max(best, 1), 1)[:, None, None], -3e38, best)
+        best = tl.where(best == tl.max(tl.max(best, 1), 1)[:, None][:, None, :], -3e38, best)
     score = tl.max(tl.max(best, 1), 1)
     # The next pass may round otherwise: 16 roundings of the scores lie between
     return tl.maximum(score - 1.9e-6 * (1 + tl.abs(score) + tl.abs(logsumexp)), NOTHING)

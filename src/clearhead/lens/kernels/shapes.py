@@ -38,10 +38,18 @@ def _alike(shape: Shape, pick: Shape, every: Shape) -> Shapes:
     return Shapes(shape, shape, shape, pick, every)
 
 
+SWIFT = Shape(64, 128, 4, 3)  # of the pass along rows in `hopper`
+
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, Shapes] = {
     128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
-    256: _alike(Shape(128, 128, 8, 2, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    256: Shapes(
+        rows=Shape(128, 128, 4, 2),
+        columns=Shape(64, 128, 4, 2, 128),
+        collecting=Shape(64, 128, 4, 2, 128),
+        pick=Shape(8, 0, 1, 1),
+        every=Shape(16, 256, 4, 2),
+    ),
     512: _alike(Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
 }
 FULL: dict[int, Shapes] = {

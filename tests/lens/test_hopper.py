@@ -1,0 +1,105 @@
+"""The kernel for Hopper: exact on one; and where there is none, at least compiled for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead import Mask
+from clearhead.attention.inputs import checked
+from clearhead.lens import kernel
+from clearhead.lens.kernels import placing
+from clearhead.lens.measures import defined
+from clearhead.lens.measuring import planned
+from tests.lens.judging import assert_exact, in_float64
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytest.importorskip("triton")
+
+CASES = {
+    "nothing hidden": {},
+    "causal": {"mask": Mask.causal()},
+    "causal, offset": {"mask": Mask.causal(offset=100)},
+    "window": {"mask": Mask.window(300)},
+    "documents": {"mask": Mask.causal() & Mask.documents(torch.arange(1024)[None] // 300)},
+    "uneven": {"mask": Mask.causal(), "tokens": 4099},
+    "more keys": {"tokens": 700, "keys": 2300},
+    "none seen by some": {"tokens": 700, "keys": 2300, "mask": Mask.window(3)},
+    "no map": {"pixels": 0},
+    "a coarse map": {"mask": Mask.causal(), "tokens": 1543, "pixels": 2},
+    "grouped, float16": {"mask": Mask.causal(), "heads": (4, 2), "dtype": torch.float16},
+    "narrow": {"mask": Mask.causal(), "width": 64},
+    "huge scores": {"mask": Mask.causal(), "size": 12.0},
+}
+
+
+@pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
+@pytest.mark.parametrize("top", [0, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_every_measure_is_exact(case, top):
+    job = job_of(**CASES[case], top=top)
+    assert kernel.Work(job).swift is not None
+    assert_exact(kernel.run(job), job)
+
+
+@pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
+def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypatch):
+    from clearhead.lens.kernels import hopper
+
+    monkeypatch.setattr(placing, "_failures", [])
+    monkeypatch.setattr(hopper, "look_along_rows", None)
+    job = job_of(mask=Mask.causal(), top=0)
+    with pytest.warns(RuntimeWarning, match="could not compile the one for Hopper"):
+        assert_exact(kernel.run(job), job)
+    assert kernel.Work(job).swift is None
+
+
+def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
+    monkeypatch.setattr(kernel, "has_warpgroups", lambda device: True)
+    monkeypatch.setattr(placing, "copies_tiles", lambda device: True)
+    q = torch.zeros(1, 2, 512, 128, dtype=torch.bfloat16)
+    logsumexp = torch.zeros(1, 2, 512)
+
+    def swift(q, **asked):
+        return kernel.Work(planned(checked(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
+
+    assert swift(q) is not None
+    assert swift(q, logsumexp=None) is None
+    assert swift(q.float()) is None
+    assert swift(q[..., :96]) is None
+    assert swift(q[:, :, :9], logsumexp=logsumexp[:, :, :9]) is None
+    assert swift(q, pixels=171) is None  # pixels of three keys
+
+
+def test_it_compiles_for_hopper_anywhere():
+    root = Path(__file__).parents[2]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.lens.compiling"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert len(ran.stdout.splitlines()) == 3
+    for line in ran.stdout.splitlines():
+        shared, products, exchanges = line.split()
+        assert int(shared) <= 227 * 1024 // 2  # two of them share a multiprocessor
+        assert int(products) > 0
+        assert int(exchanges) > 0
+
+
+def job_of(mask=None, tokens=1024, keys=None, width=128, heads=(2, 2), dtype=torch.bfloat16, size=1.0, **asked):
+    torch.manual_seed(0)
+    q = (torch.randn(1, heads[0], tokens, width) * size).to("cuda", dtype)
+    k = torch.randn(1, heads[1], keys or tokens, width).to("cuda", dtype)
+    call = checked(q, k, None, None if mask is None else mask.to("cuda"))
+    logsumexp = defined(in_float64(planned(call, top=0))).logsumexp.float()
+    return planned(call, logsumexp=logsumexp, **asked)
