@@ -77,6 +77,7 @@ COLUMN_SHAPES = [
     *(Shape(128, 64, 8, 2, 128), Shape(128, 64, 4, 2, 168), Shape(64, 64, 4, 3, 128)),
     *(Shape(64, 256, 8, 3, 128), Shape(64, 256, 4, 2), Shape(128, 256, 8, 2), Shape(256, 128, 8, 2)),
 ]
+SWIFT_SHAPES = [Shape(64, 128, 4, 3), Shape(64, 128, 4, 2), Shape(128, 128, 4, 2), Shape(128, 128, 8, 2, 128)]
 PICK_SHAPES = [Shape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
@@ -203,7 +204,7 @@ def passes(job: Job, given: Shapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
     work = kernel.Work(job, given)
     work.along_rows()
-    runs: dict[str, Run] = {"rows": work.along_rows}
+    runs: dict[str, Run] = {"rows": work.along_rows, "swift": work.along_rows}
 
     def along_columns() -> None:
         if job.top:
@@ -221,6 +222,7 @@ def trial(size: Size, top: int, tried: Shape | None, name: str) -> tuple[Job, Sh
     job = job_of(q, k, size, logsumexp, top=top, received=True)
     wide = -(-size.tokens // 256)
     usual = shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
+    usual = usual if name == "swift" else usual._replace(swift=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
 
@@ -254,7 +256,13 @@ def tune(processes: int = 12) -> Shapes:
     """The fastest shapes for heads 128 wide, by the sum of their times over the sizes that were promised."""
     sizes = SIZES[1:3]
     narrow = [shape for shape in COLUMN_SHAPES if shape.keys <= 128]
-    candidates = {"rows": ROW_SHAPES, "columns": COLUMN_SHAPES, "collecting": narrow, "pick": PICK_SHAPES}
+    candidates = {
+        "rows": ROW_SHAPES,
+        "swift": SWIFT_SHAPES,
+        "columns": COLUMN_SHAPES,
+        "collecting": narrow,
+        "pick": PICK_SHAPES,
+    }
     tops = {"columns": [0], "collecting": [8]}
     cases = [
         (size, top, shape, name)

@@ -18,7 +18,7 @@ from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
 from clearhead.lens.kernels.placing import Place, for_gluon, gluon_fails, has_warpgroups, interpreted, placed
-from clearhead.lens.kernels.shapes import SWIFT, Shape, Shapes, classes, power, shapes_for, slots
+from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures, pooled
 
 WIDEST = 256  # numbers a head
@@ -81,8 +81,8 @@ class Work:
             about = (len(rows), keys, job.blocks[1], job.top, plain)
             shapes = shapes_for(self.width, call.q.element_size(), *about)
         self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
-        self.swift = swift(job, self.q, self.k, shapes)
-        self.shapes = shapes if self.swift is None else shapes._replace(rows=SWIFT)
+        self.swift = swift(job, self.q, self.k, shapes.swift)
+        self.shapes = shapes._replace(rows=shapes.rows if self.swift is None or shapes.swift is None else shapes.swift)
         # The swift pass along rows does what that along columns is for, as long as no candidates are asked for
         self.early = self.swift is not None and job.received and not job.top
         self.samples, self.device = batch * heads, call.q.device
@@ -279,16 +279,13 @@ class Work:
         return empty.index_add_(2, lines, self.cells.flatten(2, 3))
 
 
-def swift(job: Job, q: Tensor, k: Tensor, shapes: Shapes) -> tuple[Place, Place] | None:
+def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, Place] | None:
     """q and k for the pass along rows in `kernels/hopper.py`; None where it does not serve."""
-    call = job.call
-    if job.logsumexp is None or call.bias is not None or call.softcap is not None or not has_warpgroups(q.device):
+    if shape is None or job.logsumexp is None or not has_warpgroups(q.device):
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
         return None
-    if shapes.rows.queries < SWIFT.queries or shapes.rows.keys < SWIFT.keys:  # there is little to do, or a fine map
-        return None
-    places = placed(q, SWIFT.queries, q.shape[3]), placed(k, SWIFT.keys, q.shape[3])
+    places = placed(q, shape.queries, q.shape[3]), placed(k, shape.keys, q.shape[3])
     return (for_gluon(places[0]), for_gluon(places[1])) if all(place.described for place in places) else None
 
 

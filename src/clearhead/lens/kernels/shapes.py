@@ -32,23 +32,24 @@ class Shapes(NamedTuple):
     collecting: Shape  # along columns, if candidates for the top keys are found on the way
     pick: Shape
     every: Shape  # for the few rows whose best keys are picked from all
+    swift: Shape | None = None  # along rows, by the kernel for Hopper
 
 
-def _alike(shape: Shape, pick: Shape, every: Shape) -> Shapes:
-    return Shapes(shape, shape, shape, pick, every)
+def _alike(shape: Shape, pick: Shape, every: Shape, swift: Shape | None = None) -> Shapes:
+    return Shapes(shape, shape, shape, pick, every, swift)
 
-
-SWIFT = Shape(64, 128, 4, 3)  # of the pass along rows in `hopper`
 
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, Shapes] = {
-    128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    64: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
+    128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1), Shape(64, 128, 4, 3)),
     256: Shapes(
         rows=Shape(128, 128, 4, 2),
         columns=Shape(64, 128, 4, 2, 128),
         collecting=Shape(64, 128, 4, 2, 128),
         pick=Shape(8, 0, 1, 1),
         every=Shape(16, 256, 4, 2),
+        swift=Shape(64, 128, 4, 3),
     ),
     512: _alike(Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
 }
@@ -75,7 +76,8 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
         return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
     own, other, collecting = (fitting(shape) for shape in found[:3])
-    return Shapes(own, other, collecting, found.pick, found.every)
+    swift = found.swift if plain and found.swift is not None and fitting(found.swift) == found.swift else None
+    return Shapes(own, other, collecting, found.pick, found.every, swift)
 
 
 def classes(top: int) -> int:
