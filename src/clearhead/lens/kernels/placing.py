@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import warnings
@@ -60,14 +61,19 @@ def copies_tiles(device: torch.device) -> bool:
 
 def for_gluon(place: Place) -> Place:
     """A described tensor as Gluon takes it, which wants to know how its tiles will lie in shared memory."""
-    from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     given = place.source
-    dtype = gl.bfloat16 if given.base.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for(given.block_shape, dtype)
-    described = TensorDescriptor(given.base, given.shape, given.strides, given.block_shape, layout)
-    return place._replace(source=described)
+    layout = _layout(tuple(given.block_shape))
+    return place._replace(source=TensorDescriptor(given.base, given.shape, given.strides, given.block_shape, layout))
+
+
+@functools.cache
+def _layout(tile: tuple[int, int]) -> Any:
+    """How a tile of half precision lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout.get_default_for(list(tile), gl.bfloat16)
 
 
 def has_warpgroups(device: torch.device) -> bool:
