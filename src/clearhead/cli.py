@@ -214,6 +214,10 @@ def figures(
     heads: Annotated[
         list[str] | None, typer.Option(metavar="NAME:0,3", help="Draw these heads large, not the telling ones.")
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="written|read", help="Call a decoder's rows by what it writes there, or has read."),
+    ] = None,
     answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
     lesson: Annotated[
         bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
@@ -225,9 +229,10 @@ def figures(
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
-    from clearhead.explore.figures import sets
+    from clearhead.explore.figures import naming, sets
 
     sets.check_place(out, kind)
+    naming.check_when(rows)
     if lesson:
         drawings = sets.of_lesson()
     else:
@@ -237,7 +242,7 @@ def figures(
         seen = looking.looked(str(subject), _text(text), answer=answer, device=device, keep="none", **options)
         for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
             _say(note)
-        drawings = sets.of_record(seen.record, heads or [], name=seen.title)
+        drawings = sets.of_record(seen.record, heads or [], name=seen.title, when=rows)
     for path, shows in sets.write(drawings, out, kind, dark=dark):
         _print(f"{path}\t{shows}")
         _flush()

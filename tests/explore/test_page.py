@@ -246,6 +246,39 @@ def test_decoding_is_scrubbed_with_its_probabilities(watched, short, translated)
     assert watched.fragment == f"#{START}&step=5"
 
 
+def test_rows_are_the_words_that_are_written_or_those_that_are_read(watched, short):
+    """Head 0 looks for the source of what the decoder has just read."""
+    watched.open(short, START)
+    page = watched.page
+    pressed = page.locator('#rows button[aria-pressed="true"]')
+    assert pressed.inner_text() == "the word written"
+    assert "world" in cell(watched, 5, 6)
+    page.keyboard.press("w")
+    watched.until('#rows button[aria-pressed="true"]', "the word read")
+    page.locator("#output-text .token", has_text="⟨s⟩").wait_for()
+    watched.until("#tip", "our")  # in the same cell
+    token(watched, "#output-text", "our").click()
+    assert watched.fragment == f"#{START}&pins=target:5&rows=read"
+    watched.until("#next h3", "world")  # what is written there stays
+    watched.open(short, watched.fragment.removeprefix("#"))
+    watched.until("#subject", "our")
+    page.keyboard.press("2")
+    watched.until("figcaption", "self")
+    page.locator("#rows button", has_text="written").click()
+    watched.until("#subject", "world")
+    page.locator(".map-canvas").first.focus()
+    page.keyboard.press("ArrowDown")
+    watched.until("#tip", "⟨s⟩")
+    assert "The" in watched.text("#tip")
+    assert page.locator("#output-text .token.pinned").all_inner_texts() == ["world"]
+    assert watched.fragment == "#at=decoder.0.self/0&pins=target:5&rows=written"
+    page.keyboard.press("1")
+    watched.until("figcaption", "encoder")
+    assert page.locator("#rows").is_hidden()
+    page.keyboard.press("w")  # there is no choice
+    assert watched.fragment.endswith("rows=written")
+
+
 def test_two_heads_stand_side_by_side(watched, short, translated):
     watched.open(short, f"{START}&pins=target:5")
     page = watched.page

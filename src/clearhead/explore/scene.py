@@ -20,6 +20,7 @@ from clearhead.lens.sights import Forward, Sight
 FORMAT = 1
 LANGUAGES = ["en", "zh"]
 LABEL = 24  # characters of the text that a view is called by
+UNKNOWN = "…"  # what is written where the text ends
 
 
 class Scene:
@@ -93,6 +94,10 @@ class Scene:
             for axis, needed in zip(self._sides(name), _ends(panorama), strict=True):
                 if axis not in found or len(found[axis].tokens) < needed:
                     found[axis] = self._axis(axis, needed)
+        both = (self._decoded, "written")
+        if self.about.get("writes") and any(axis in found for axis in both):
+            needed = max(len(found[axis].tokens) for axis in both if axis in found)
+            found = {**{axis: self._axis(axis, needed) for axis in both if axis not in found}, **found}
         return found
 
     def _axis(self, name: str, needed: int) -> Axis:
@@ -101,14 +106,19 @@ class Scene:
             axis = self.given[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
         if kind == "written":
-            writes = self.about["writes"]
-            return Axis.text([*writes, *[""] * (needed - len(writes))], reads="target", shift=1)
+            writes = [text or UNKNOWN for text in self.about["writes"][:needed]]
+            return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoded)
         owner = self._owner(kind)
         texts = self.forward.texts(kind, owner.sample, owner.sight.inputs)[:needed]
         texts += [None] * (needed - len(texts))
         if all(text is None for text in texts):
             return Axis.numbers(needed)
         return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
+
+    @cached_property
+    def _decoded(self) -> str:
+        """The axis of the tokens that a decoder reads; at each of their places it writes the next one."""
+        return "target" if any(one.sight.cross for one in self.panoramas.values()) else "tokens"
 
     def _owner(self, kind: str) -> Panorama:
         """An attention over this kind of text, which knows how samples and inputs belong together."""
@@ -118,10 +128,9 @@ class Scene:
     def _sides(self, name: str) -> tuple[str, str]:
         """The axes of an attention's queries and keys. A tower of its own, of another length, has an own axis."""
         sight = self.panoramas[name].sight
-        both = any(one.sight.cross for one in self.panoramas.values())
         if sight.cross:
             return ("written" if self.about.get("writes") else "target", "source")
-        kind = ("source" if name.split(".")[0] == "encoder" else "target") if both else "tokens"
+        kind = "source" if self._decoded == "target" and name.split(".")[0] == "encoder" else self._decoded
         ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
         other = kind not in self.given and ids is not None and ids.shape[1] < sight.keys
         return (own, own) if other or own in self.given else (kind, kind)
@@ -148,7 +157,7 @@ class Scene:
     def _output(self) -> dict[str, Any] | None:
         if "text" not in self.about and "next" not in self.about:
             return None
-        writes = bool(self.about.get("writes")) and "written" in self.axes
+        writes = self._decoded == "target" and "written" in self.axes
         return {
             "text": self.about.get("text", ""),
             "axis": "written" if writes else "tokens",

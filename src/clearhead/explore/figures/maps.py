@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ShapeError
 from clearhead.explore.figures import look, naming, ticks
 from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, heads_of
 from clearhead.lens import Forward, Record, Sight
@@ -39,16 +39,19 @@ def head_map(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """One head's weights: a row is what a token looks at. Without a head, the mean of all heads.
 
     `source` is a Sight, or weights (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Up to 20
     tokens have numbers in their cells, up to 80 have labels; a longer text is drawn in blocks of tokens.
+
+    At each place a decoder has read one token and writes the next: rows are named by the one that is "written", or the
+    one that has been "read". By default it is "written" where it looks into another text, else "read".
     """
-    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    writes = isinstance(source, Sight) and source.cross
-    words = ("key: is looked at", "query: is being written" if writes else "query: looks")
+    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    words = ("key: is looked at", f"query: {_doing(source, when if queries is None else None) or 'looks'}")
     return _single(cells, _called(source, head) if title is None else title, words)
 
 
@@ -67,14 +70,22 @@ def alignment(
     Of several alike, the first is framed; of a row that sees nothing, none. Some heads look for what is being
     "written", others back at what has been "read"; None takes whichever brings punctuation to punctuation.
     """
-    if when not in (None, "written", "read"):
-        raise ConfigError(f"a head looks when a token is 'written' or 'read', not {when!r}")
     if isinstance(source, Sight) and queries is None:
         when = when or _when(source, head, sample)
-        queries = naming.query_texts(source, sample, when=when)
-    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    side = {None: "target", "written": "target: is being written", "read": "target: has just been read"}[when]
+    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    doing = _doing(source, when) if queries is None else ""
+    side = f"target: {doing}" if doing else "target"
     return _single(cells, _called(source, head) if title is None else title, ("source", side), framed=True)
+
+
+def _doing(source: Sight | Tensor, when: str | None) -> str:
+    """What happens to the tokens by which rows are named, where there is a choice."""
+    if not isinstance(source, Sight):
+        return ""
+    if naming.written(source, when=when):
+        return "is being written"
+    chosen = when == "read" and naming.written(source, when="written")
+    return "has just been read" if source.cross or chosen else ""
 
 
 def _when(sight: Sight, head: int | None, sample: int) -> str:
@@ -95,14 +106,18 @@ def head_grid(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     title: str | None = None,
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
-    """All heads of one attention, or some of them, on one scale; `captions` say more about a head, such as its role."""
+    """All heads of one attention, or some of them, on one scale; `captions` say more about a head, such as its role.
+
+    Rows are named by what is "written" or "read", as those of `head_map`.
+    """
     numbers = heads_of(source) if heads is None else list(heads)
     if not numbers:
         raise ShapeError("there are no heads to draw")
-    drawn = [cells_of(source, one, sample=sample, queries=queries, keys=keys, most=PANEL) for one in numbers]
+    drawn = [cells_of(source, one, sample=sample, queries=queries, keys=keys, when=when, most=PANEL) for one in numbers]
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with look.drawing():
@@ -129,6 +144,7 @@ def side_by_side(
     *,
     sample: int = 0,
     tokens: naming.Sides = None,
+    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Several attentions beside each other: `{"encoder.5.self": 2, "decoder.2.cross": None}`, None for all heads' mean.
@@ -140,8 +156,8 @@ def side_by_side(
     drawn = []
     for name, head in wanted.items():
         sight = forward[name]
-        texts = {"queries": naming.query_texts(sight, sample, tokens), "keys": naming.key_texts(sight, sample, tokens)}
-        drawn.append(cells_of(sight, head, sample=sample, most=2 * PANEL, **texts))
+        queries, keys = naming.query_texts(sight, sample, tokens, when=when), naming.key_texts(sight, sample, tokens)
+        drawn.append(cells_of(sight, head, sample=sample, queries=queries, keys=keys, most=2 * PANEL))
     with look.drawing():
         rooms = _even_rooms(drawn)
         sizes = [_label_room(cells, room) for cells, room in zip(drawn, rooms, strict=True)]

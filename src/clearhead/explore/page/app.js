@@ -10,8 +10,9 @@ import { Finder } from "./finding.js";
 import { listenToKeys, openHelp } from "./keyboard.js";
 import { say, speak, translate } from "./languages.js";
 import { lookOf } from "./look.js";
+import { nameRows, rowsNow } from "./rows.js";
 import { checkedScene, openSource } from "./source.js";
-import { Store, beginning, remember, stateOf } from "./state.js";
+import { DEFAULTS, Store, beginning, remember, stateOf } from "./state.js";
 import { TextPane } from "./textpane.js";
 import { TokenPane } from "./tokenpane.js";
 
@@ -49,19 +50,21 @@ class Page {
     this.texts.renew();
     this.tokens.renew();
     this.atlas.renew();
+    this.showChoices();
   }
 
   update(changed) {
     const any = (...keys) => keys.some((key) => changed.has(key));
+    if (changed.has("rows")) nameRows(this.explorer);
     if (any("theme", "language", "colours")) {
       this.dress();
       return this.renewPanes();
     }
-    if (any("name", "head", "other", "direction", "drawing", "curve")) this.centre.build();
+    if (any("name", "head", "other", "direction", "drawing", "curve", "rows")) this.centre.build();
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step")) this.updateTexts();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();
@@ -103,6 +106,9 @@ class Page {
     const { state } = this.explorer;
     byId("curve").value = state.curve;
     byId("colours").value = state.colours;
+    const rows = rowsNow(this.explorer);
+    byId("rows").classList.toggle("absent", !rows);
+    for (const button of byId("rows").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.value === rows));
   }
 
   listen() {
@@ -113,6 +119,7 @@ class Page {
       escape: () => this.escape(),
       turnTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
       turnLanguage: () => store.set({ language: document.documentElement.lang === "en" ? "zh" : "en" }),
+      turnRows: () => rowsNow(explorer) && store.set({ rows: rowsNow(explorer) === "written" ? "read" : "written" }),
       turnDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
@@ -135,6 +142,9 @@ class Page {
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
     }
+    for (const button of byId("rows").querySelectorAll("button")) {
+      button.addEventListener("click", () => store.set({ rows: button.value }));
+    }
     listenToKeys(explorer, centre, actions);
     window.matchMedia?.("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.dress();
@@ -145,7 +155,8 @@ class Page {
       remember(explorer.state);
     });
     window.addEventListener("hashchange", () => {
-      const wanted = { pins: [], step: null, view: null, role: null, ...stateOf(location.hash, explorer.scene) };
+      const { name, head, cursor, ...usual } = DEFAULTS;
+      const wanted = { ...usual, ...stateOf(location.hash, explorer.scene) };
       centre.stale = true;
       store.set(wanted);
       centre.repaint();
@@ -214,7 +225,6 @@ async function start() {
     const { scene, source } = await openSource();
     const page = new Page(scene, source);
     page.renew();
-    page.showChoices();
     document.documentElement.dataset.shown = "yes";
   } catch (problem) {
     fail(problem);

@@ -19,7 +19,7 @@ export class Centre {
     this.repaint = oncePerFrame(() => this.paint());
     this.keepView = afterQuiet(120, () => this.rememberView());
     this.hands = {
-      cursor: (view, cell, place) => this.point(view, cell, place),
+      cursor: (view, cell, place) => this.placing || this.point(view, cell, place),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
         this.unsaved = true;
@@ -57,7 +57,7 @@ export class Centre {
   build() {
     const { explorer, chosen } = this;
     const [attention] = chosen.map((one) => explorer.attentionOf(one.name));
-    const shape = `${attention.queries}/${attention.keys}/${attention.counts}`;
+    const shape = explorer.shapeOf(attention);
     if (this.shape !== shape || !this.viewport) {
       this.shape = shape;
       this.viewport = new Viewport(...attention.counts);
@@ -72,16 +72,24 @@ export class Centre {
     for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
-    const figures = chosen.map((one, i) => this.figure(one, i));
-    byId("maps").classList.toggle("two", figures.length > 1);
-    refill(byId("maps"), ...figures);
+    byId("maps").classList.toggle("two", chosen.length > 1);
+    this.place(chosen);
     this.repaint();
+  }
+
+  /** Puts the maps where they belong; who walks through one of them goes on walking. */
+  place(chosen) {
+    const held = document.activeElement;
+    this.placing = this.views.some((view) => view.canvas === held);
+    refill(byId("maps"), ...chosen.map((one, i) => this.figure(one, i)));
+    if (this.placing) held.focus({ preventScroll: true });
+    this.placing = false;
   }
 
   figure(one, i) {
     const { explorer, views, viewport } = this;
     const attention = explorer.attentionOf(one.name);
-    const other = `${attention.queries}/${attention.keys}/${attention.counts}` !== this.shape;
+    const other = explorer.shapeOf(attention) !== this.shape;
     views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
     views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
     const hint = i === 0 && !explorer.state.other && explorer.group.attentions.flatMap((each) => each.heads).length > 1;
@@ -146,7 +154,7 @@ export class Centre {
     const { attention, state } = explorer;
     const placed = (axis, side) => new Set(explorer.pinnedOn(explorer.axes[axis])
       .map((position) => position - attention.first[side]).filter((place) => place >= 0 && place < attention.counts[side]));
-    const self = attention.queries === attention.keys;
+    const self = explorer.isInward(attention);
     const at = state.direction === "at";
     const queries = self && !at ? new Set() : placed(attention.queries, 0);
     const keys = self && at ? new Set() : placed(attention.keys, 1);

@@ -3,6 +3,7 @@
 import { Scale, isDark } from "./colours.js";
 import { askedLines, shadeOf } from "./lines.js";
 import { loadPictures } from "./picture.js";
+import { nameRows } from "./rows.js";
 import { HeadTiles } from "./tiles.js";
 import { Axis } from "./tokens.js";
 
@@ -24,6 +25,7 @@ export class Explorer {
     this.effects = null;
     this.noEffects = false;
     this.groups = groupsOf(scene.attentions);
+    nameRows(this);
     this.pictures = loadPictures(this.axes, () => this.arrived());
   }
 
@@ -51,6 +53,16 @@ export class Explorer {
 
   get attention() {
     return this.attentionOf(this.state.name);
+  }
+
+  /** Whether an attention looks from one text into itself. */
+  isInward(attention) {
+    return this.axes[attention.queries].reads === this.axes[attention.keys].reads;
+  }
+
+  /** What two maps must share to stand side by side. */
+  shapeOf(attention) {
+    return `${this.axes[attention.queries].reads}/${attention.keys}/${attention.counts}`;
   }
 
   headOf({ name, head }) {
@@ -113,7 +125,7 @@ export class Explorer {
   select(name, head) {
     const before = this.attention;
     const after = this.attentionOf(name);
-    const same = before && before.queries === after.queries && before.keys === after.keys && String(before.counts) === String(after.counts);
+    const same = before && this.shapeOf(before) === this.shapeOf(after);
     const { other } = this.state;
     this.store.set({ name, head, view: same ? this.state.view : null, cursor: null });
     if (other && (!same || (other.name === name && other.head === head))) this.store.set({ other: null });
@@ -212,7 +224,8 @@ export class Explorer {
   async shownOn(axis, chosen = null, follow = "answered") {
     const { attention, state, subject } = this;
     const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
-    const pinned = new Set(this.pinnedOn(axis));
+    const other = axis !== this.asked && axis.reads === this.asked.reads; // the same places, seen from the other side
+    const pinned = new Set(other ? [] : this.pinnedOn(axis));
     const { cursor } = state;
     const places = [];
     if (axis.name === attention.queries && Number.isInteger(cursor?.q)) places.push(cursor.q + attention.first[0]);

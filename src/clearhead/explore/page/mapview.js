@@ -49,7 +49,7 @@ export class MapView {
   /** How much room labels or rulers take. */
   margins(context, width, height) {
     const { counts, first } = this.attention;
-    const key = `${this.attention.name}/${width}/${height}/${context.font}`;
+    const key = `${this.attention.name}/${this.queries.name}/${width}/${height}/${context.font}`;
     if (this.measured?.key !== key) {
       const wide = labelRoom(context, this.keys, first[1], counts[1]);
       const left = labelRoom(context, this.queries, first[0], counts[0]);

@@ -19,6 +19,7 @@ export const DEFAULTS = {
   curve: "auto",
   colours: "ember",
   drawing: "auto", // "map" or "picture"
+  rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
   cursor: null, // {q, k}: what the pointer or the keys are on; not in the address
@@ -52,7 +53,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "curve", "colours", "drawing", "theme", "language"];
+const WORDS = ["direction", "sort", "curve", "colours", "drawing", "rows", "theme", "language"];
 
 /** The state as the fragment of an address, without what is as it always is. */
 export function fragmentOf(state) {
@@ -73,6 +74,7 @@ const CHOICES = {
   curve: ["auto", "linear", "root", "log"],
   colours: ["ember", "cividis", "ink"],
   drawing: ["auto", "map", "picture"],
+  rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: ["auto", "en", "zh"],
 };
