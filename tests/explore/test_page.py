@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import Mask
+from clearhead import Mask, Record
 from clearhead.explore import Scene, open_record
 from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
 from clearhead.explore.single import PAGE, notebook
 from clearhead.explore.single import page as as_page
+from clearhead.lens.sights import Forward
 from tests.explore import records
 from tests.explore.browser import Watched
 
@@ -295,6 +297,34 @@ def test_two_heads_stand_side_by_side(watched, short, translated):
     assert page.locator(".map-canvas").count() == 2
     page.get_by_role("button", name="one head only").click()
     page.locator("#maps figure.second").wait_for(state="detached")
+
+
+def test_two_heads_share_one_scale_and_one_table(watched, folder):
+    """The second head's favourites are listed where the first never looks; and the same colour is the same weight."""
+    record = records.drawn(7, heads=2)
+    sight = record["encoder.0.self"]
+    sight.map[0, 0] = torch.full((7, 7), 1 / 7)
+    sight.map[0, 1] = torch.eye(7).flip(1)
+    sight.map[0, 0, 6] = torch.tensor([0, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
+    alone = dataclasses.replace(sight, kept=None)
+    forward = Forward({"encoder.0.self": alone}, {"tokens": torch.arange(7)[None]})
+    url = write(folder, "scales", Scene(Record(["encoder.0.self"], [forward])))
+    watched.open(url, "at=encoder.0.self/0&pins=tokens:6")
+    assert watched.text("#legend").endswith("0.20")
+    watched.page.keyboard.press("c")
+    watched.until("#legend", "1")
+    watched.settle()
+    assert watched.text("#legend").endswith("1")
+    table = [row.split("\t")[:3] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert table[0] == ["0", "0.000", "1.000"]
+
+
+def test_labels_of_keys_are_not_cut_where_cells_are_a_little_too_narrow(watched, folder):
+    texts = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", ".", "你", "好"]
+    watched.open(write(folder, "labels", Scene(records.drawn(12, texts=texts))))
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    shown = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert all(shown.count(text) == 2 for text in texts)
 
 
 def test_heads_are_sorted_and_roles_stand_out(watched, short, translated):

@@ -149,7 +149,7 @@ function keyLabels(view, look) {
   const labels = [];
   for (let key = k0; key < k1; key++) {
     const x = round(viewport.x(key + 0.5));
-    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : leaningRoom(plot.top, cell));
+    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : leaningRoom(plot, cell, x));
     labels.push(makeSvg("text", { x, y: base, "font-size": size, text, ...(flat ? { "text-anchor": "middle" } : { transform: `rotate(${(leaning(cell) * 180) / Math.PI} ${x} ${base})` }) }));
   }
   return labels;

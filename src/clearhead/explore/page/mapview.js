@@ -41,7 +41,7 @@ export class MapView {
     const cell = viewport.fitted ? viewport.fitCellIn(...inside(margins(true, true, rough))) : viewport.cell;
     this.labelled = { queries: cell[0] >= LABEL_CELL, keys: cell[1] >= LABEL_CELL };
     const { left, top, right } = margins(this.labelled.queries, this.labelled.keys, viewport.fitted ? rough : cell);
-    Object.assign(this, { left, top });
+    Object.assign(this, { left, top, right });
     viewport.resize({ left, top, width: width - left - right, height: height - top - 8 });
     return context;
   }
@@ -53,7 +53,8 @@ export class MapView {
     if (this.measured?.key !== key) {
       const wide = labelRoom(context, this.keys, first[1], counts[1]);
       const left = labelRoom(context, this.queries, first[0], counts[0]);
-      this.measured = { key, wide, left, flat: wide + 6 <= Math.min((width - left - 36) / counts[1], 72) };
+      const [, cell] = this.viewport.fitCellIn(width - left - 36, height - 42); // as it is where labels lie flat
+      this.measured = { key, wide, left, flat: wide + 6 <= cell };
     }
     const { wide, left, flat } = this.measured;
     return (queries, keys, cell) => {
@@ -72,7 +73,7 @@ export class MapView {
     context.clearRect(0, 0, this.element.clientWidth, this.element.clientHeight);
     context.font = look.font;
     this.plot = {
-      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, tiles: this.tiles,
+      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, right: this.right, tiles: this.tiles,
       scale: this.explorer.scale, curve: this.explorer.curveOf(this.attention),
       queries: this.queries, keys: this.keys, first: this.attention.first, resolution: null,
     };
