@@ -82,6 +82,7 @@ export class Centre {
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
     refill(byId("maps"), ...chosen.map((one, i) => this.figure(one, i)));
+    for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
     if (this.placing) held.focus({ preventScroll: true });
     this.placing = false;
   }

@@ -82,7 +82,7 @@ export class TokenPane {
       second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
       normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const rows = best.slice(0, 8).filter(([, weight], i) => i === 0 || weight >= 0.0005).map(([position, weight, norm]) => {
+    const rows = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005).map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
       const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }));
       const bar = make("span", { class: "bar" });
@@ -133,10 +133,12 @@ export class TokenPane {
   }
 }
 
-/** The largest weights of either of two heads, with those of the first. */
+/** The largest weights of either of two heads: [position, the first head's, no norm, the larger]. */
 function bestOfTwo(explorer, one, other) {
   const positions = new Set([...one.top, ...other.top].map(([position]) => position));
-  const weights = [...positions].map((position) => [position, weightAt(explorer, one, position) ?? 0, weightAt(explorer, other, position) ?? 0]);
-  weights.sort((a, b) => Math.max(b[1], b[2]) - Math.max(a[1], a[2]));
-  return weights.map(([position, weight]) => [position, weight, null]);
+  const found = [...positions].map((position) => {
+    const weights = [one, other].map((answer) => weightAt(explorer, answer, position) ?? 0);
+    return [position, weights[0], null, Math.max(...weights)];
+  });
+  return found.sort((a, b) => b[3] - a[3]);
 }
