@@ -61,6 +61,12 @@ def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
     assert scene["output"]["axis"] == "tokens"
 
 
+def test_what_only_reads_has_no_output():
+    record = drawn(5)
+    record.calls[0].about.update(model="bert", text="", input="…")
+    assert Scene(record).to_dict()["output"] is None
+
+
 def test_a_scene_is_json_and_holds_no_number_that_is_none():
     record = drawn(7, mask=Mask.hidden(torch.ones(7, 7, dtype=torch.bool)))  # nobody sees anything
     scene = json.loads(json.dumps(Scene(record).to_dict(), allow_nan=False))

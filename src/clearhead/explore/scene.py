@@ -155,8 +155,8 @@ class Scene:
         }
 
     def _output(self) -> dict[str, Any] | None:
-        if "text" not in self.about and "next" not in self.about:
-            return None
+        if not self.about.get("text") and not self.about.get("next"):
+            return None  # an encoder: it reads, and that is all
         writes = self._decoded == "target" and "written" in self.axes
         return {
             "text": self.about.get("text", ""),
