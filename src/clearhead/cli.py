@@ -171,7 +171,15 @@ def look(
         list[str] | None,
         typer.Option(metavar="NAME:0,3", help="Of a long text, put every weight of these heads into the file."),
     ] = None,
-    part: Annotated[int, typer.Option(min=1, help="Of a text in parts, or a record of several, which to write.")] = 1,
+    part: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a text in parts, or a record of several, write this one.", show_default="all that fit"
+        ),
+    ] = None,
+    without: Annotated[
+        bool, typer.Option("--without", help="Put into the file what the model does without each head; takes a while.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
     device: Device = "auto",
     beam: Beam = None,
@@ -180,14 +188,14 @@ def look(
 
     The page holds the text. The server answers on this machine alone, under an address that nobody can guess.
     """
-    if out is None and (heads or part != 1):
-        raise ConfigError("--heads and --part are for --out: the server's page has all heads and all parts")
+    if out is None and (heads or part is not None or without):
+        raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     from clearhead.explore import looking
 
     text = _text(text)
     seen = looking.looked(subject, text, answer=answer, device=device, **_given(beams=beam))
     if out is not None:
-        written = looking.write(seen, out, part=part, heads=heads or [])
+        written = looking.write(seen, out, part=part, heads=heads or [], without=without)
         _say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
         if show:
             _show(written.resolve().as_uri())

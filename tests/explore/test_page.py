@@ -15,7 +15,7 @@ import torch
 
 import clearhead
 from clearhead import Mask, Record
-from clearhead.explore import Scene, open_record
+from clearhead.explore import Scene, open_record, write_page
 from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
 from clearhead.explore.single import PAGE, notebook
@@ -639,6 +639,46 @@ def test_a_record_of_several_texts_shows_each(watched):
         watched.settle()
         said = cell(watched, 11, 4)
         assert float(said.split()[-4]) == pytest.approx(weights[11, 4].item(), abs=0.00006)
+
+
+def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, folder):
+    record = records.writer(13, batch=2, keep="qk").label(lambda number: f"▁w{number}")
+    weights = records.weights_of(record["decoder.1.self"], 1)[2]
+    for call in record.calls:
+        call.about["notes"] = ["translated in 2 parts"]
+    url = write_page(record, folder / "several.html").as_uri()
+    watched.open(url, "at=decoder.1.self/2&language=zh")
+    page = watched.page
+    assert watched.text("#notes") == "分 2 部分翻译"
+    page.locator("#views").select_option(index=1)
+    page.locator("#source-text .token", has_text="w25").wait_for()
+    assert watched.fragment == "#at=decoder.1.self/2&part=2&language=zh"
+    watched.open(url, watched.fragment.removeprefix("#"))
+    said = cell(watched, 11, 4)
+    assert float(said.split()[-4]) == pytest.approx(weights[11, 4].item(), abs=0.00051)
+    watched.open(url, "at=decoder.1.self/2&part=3")  # there is none
+    assert watched.fragment == "#at=decoder.1.self/2"
+
+
+def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
+    record = clearhead.load("zh-en").look(SENTENCE)
+    about = record.calls[0].about
+    without = {"text": "The robots are here.", "loss": [about["loss"], 2.5], "next": [[["▁robots", 0.75]]] * 8}
+    about["without"] = {"decoder.0.cross": {"0": without}}
+    watched.open(write(folder, "without", Scene(record)), START)
+    page = watched.page
+    assert page.locator("#next thead").count() == 0
+    page.keyboard.press("x")
+    watched.until("#ablated ins", "robots")
+    assert watched.text("#ablation p:last-child").endswith("→ 2.50")
+    first = page.locator("#next tbody tr", has_text="robots").inner_text().split("\t")
+    assert first[1:3] == ["–", "0.750"]
+    page.keyboard.press("x")
+    page.locator("#ablated").wait_for(state="detached")
+    page.keyboard.press("ArrowRight")  # of this head the file knows nothing
+    watched.until("#ablation", "clearhead look MODEL TEXT")
+    page.keyboard.press("x")
+    assert page.locator("#switch-off").count() == 0
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import NoneType
 from typing import Any
 
 from clearhead.errors import RecordError
@@ -54,6 +55,10 @@ class Scene:
         self.notes = [*self.about.get("notes", []), *notes]
         self.given = dict(axes or {})
 
+    def beside(self, view: int) -> Scene:
+        """Another view of the same record."""
+        return Scene(self.record, view, title=self.title, axes=self.given, roles=self.roles, live=self.live)
+
     @cached_property
     def panoramas(self) -> dict[str, Panorama]:
         """By the name of the attention."""
@@ -81,8 +86,9 @@ class Scene:
             "attentions": attentions,
             "norms": any(one.sight.norms is not None for one in self.panoramas.values()),
             "languages": LANGUAGES,
+            "without": self.about.get("without"),
             "start": self._start(attentions),
-            "views": [self._label(place) for place in range(len(self.places))],
+            "views": [self.label(place) for place in range(len(self.places))],
             "view": self.view,
         }
 
@@ -192,9 +198,12 @@ class Scene:
         counts = "+".join(str(len(some)) for some in layers.values())
         return f"{counts} layer{'s' * (counts != '1')} × {heads} head{'s' * (heads != 1)}"
 
-    def _label(self, place: int) -> str:
+    def label(self, place: int) -> str:
+        """What a view is called, in a list of all of them."""
         call, sample = self.places[place]
-        text = about(self.record.calls[call]).get("input")
+        known = about(self.record.calls[call])
+        others = [one.about.get("input") for one in self.record.calls]
+        text = known.get("text") if others.count(known.get("input")) > 1 else known.get("input")  # of parts their own
         number = f"{call + 1}" if len({one for one, _ in self.places}) > 1 else ""
         several = len([one for one, _ in self.places if one == call]) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"
@@ -238,7 +247,22 @@ def about(forward: Forward) -> dict[str, Any]:
         found["next"] = probable(known["next"])
     if isinstance(effects := known.get("effects"), dict):
         found["effects"] = {name: some for name, some in effects.items() if _is_list(some, float)}
+    if isinstance(without := known.get("without"), dict):
+        found["without"] = {
+            name: {head: one for head, told in some.items() if (one := _without(told)) is not None}
+            for name, some in without.items()
+            if isinstance(some, dict)
+        }
     return found
+
+
+def _without(told: Any) -> dict[str, Any] | None:
+    """What a model does without a head, if it is that."""
+    if not isinstance(told, dict) or not isinstance(told.get("text"), (str, NoneType)):
+        return None
+    loss, rows = (told[name] if isinstance(told.get(name), list) else [] for name in ("loss", "next"))
+    short = [row and [[token, round(share, 4)] for token, share in row] for row in probable(rows)]
+    return {"text": told.get("text"), "loss": [one if _is_number(one) else None for one in loss], "next": short}
 
 
 def probable(rows: list[Any]) -> list[list[list[Any]] | None]:

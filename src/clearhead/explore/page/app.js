@@ -12,13 +12,13 @@ import { say, speak, translate } from "./languages.js";
 import { lookOf } from "./look.js";
 import { nameRows, rowsNow } from "./rows.js";
 import { checkedScene, openSource } from "./source.js";
-import { DEFAULTS, Store, beginning, remember, stateOf } from "./state.js";
+import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state.js";
 import { TextPane } from "./textpane.js";
 import { TokenPane } from "./tokenpane.js";
 
 class Page {
   constructor(scene, source) {
-    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene) });
+    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
     this.dress();
@@ -155,7 +155,8 @@ class Page {
       remember(explorer.state);
     });
     window.addEventListener("hashchange", () => {
-      const { name, head, cursor, ...usual } = DEFAULTS;
+      if (partOf(location.hash, explorer.scene) !== explorer.state.part) return location.reload();
+      const { name, head, cursor, part, ...usual } = DEFAULTS;
       const wanted = { ...usual, ...stateOf(location.hash, explorer.scene) };
       centre.stale = true;
       store.set(wanted);
@@ -199,7 +200,7 @@ class Page {
       explorer.renew(scene);
       forgetAblations();
       const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
-      Object.assign(explorer.state, { pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
+      Object.assign(explorer.state, { part: scene.view ?? 0, pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
       this.renew();
       this.remember();
       byId("another-text").blur();
@@ -222,7 +223,7 @@ async function start() {
   speak("auto");
   translate(document);
   try {
-    const { scene, source } = await openSource();
+    const { scene, source } = await openSource(location.hash);
     const page = new Page(scene, source);
     page.renew();
     document.documentElement.dataset.shown = "yes";

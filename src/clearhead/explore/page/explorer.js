@@ -37,6 +37,12 @@ export class Explorer {
     return Boolean(this.scene.live && this.source.live);
   }
 
+  /** Whether it is known, or can be asked, what the model does without the chosen heads. */
+  get switchable() {
+    const { name, head, other } = this.state;
+    return this.live || Boolean(!other && this.scene.without?.[name]?.[head]);
+  }
+
   get dark() {
     return isDark(this.state.theme);
   }
@@ -93,8 +99,10 @@ export class Explorer {
     return known;
   }
 
-  /** Called when numbers have come; the panes put theirs here. */
+  /** Called when numbers have come, and when heads were switched; the panes put theirs here. */
   arrived() {}
+
+  ablated() {}
 
   /** A row or a column of weights, asked for once. */
   lineOf(direction, name, head, position) {

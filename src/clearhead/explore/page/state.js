@@ -7,6 +7,7 @@
  */
 
 export const DEFAULTS = {
+  part: 0, // of a record of several texts, which
   name: "", // the attention
   head: 0,
   other: null, // a second head beside the first: Chosen
@@ -59,6 +60,7 @@ const WORDS = ["direction", "sort", "curve", "colours", "drawing", "rows", "them
 export function fragmentOf(state) {
   const parts = new URLSearchParams();
   parts.set("at", `${state.name}/${state.head}`);
+  if (state.part) parts.set("part", String(state.part + 1));
   if (state.other) parts.set("beside", `${state.other.name}/${state.other.head}`);
   if (state.pins.length) parts.set("pins", state.pins.map((pin) => `${pin.axis}:${pin.position}`).join(","));
   if (state.view) parts.set("view", ["q0", "q1", "k0", "k1"].map((key) => Number(state.view[key].toFixed(3))).join(","));
@@ -66,6 +68,12 @@ export function fragmentOf(state) {
   if (state.role) parts.set("role", state.role);
   for (const key of WORDS) if (state[key] !== DEFAULTS[key]) parts.set(key, state[key]);
   return parts.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
+}
+
+/** Which part of a record a fragment is about, if there is such a part. */
+export function partOf(fragment, scene) {
+  const part = Number(new URLSearchParams(fragment.replace(/^#/, "")).get("part") ?? 1) - 1;
+  return scene.views?.[part] === undefined ? (scene.view ?? 0) : part;
 }
 
 const CHOICES = {

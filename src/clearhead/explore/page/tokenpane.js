@@ -4,7 +4,7 @@ import { byId, make, refill } from "./elements.js";
 import { TokenFlow } from "./flow.js";
 import { say, sayAround } from "./languages.js";
 import { PictureFlow, isPictured } from "./picture.js";
-import { paintAblation } from "./ablation.js";
+import { ablationOf, paintAblation } from "./ablation.js";
 import { weightAt } from "./lines.js";
 import { legible, written } from "./tokens.js";
 
@@ -16,6 +16,11 @@ export class TokenPane {
     this.shownOn = shownOn;
     this.centre = centre;
     this.turn = 0;
+    explorer.ablated = () => {
+      this.paintNext();
+      paintAblation(explorer);
+      byId("ablation").scrollIntoView({ block: "nearest" });
+    };
     for (const button of byId("directions").querySelectorAll("button")) {
       button.addEventListener("click", () => explorer.store.set({ direction: button.value }));
     }
@@ -124,13 +129,24 @@ export class TokenPane {
     const title = make("h3", {}, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
     const found = output.next[place];
     if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
-    const rows = found.slice(0, 6).map(([text, probability]) => {
+    const off = ablationOf(explorer)?.next?.[place] ?? null;
+    const rows = bothWays(found, off).map(([text, probability, without]) => {
       const bar = make("span", { class: "bar warm" });
-      bar.style.width = `${Math.max(2, 100 * probability)}%`;
-      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }), make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+      bar.style.width = `${Math.max(2, 100 * ((off ? without : probability) ?? 0))}%`;
+      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }),
+        off ? make("td", { class: "number off", text: written(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
     });
-    refill(box, title, make("table", { class: "keys" }, make("tbody", {}, ...rows)));
+    const head = off ? make("thead", {}, make("tr", {}, make("th"), ...["on", "off"].map((text) => make("th", { scope: "col", class: `number ${text}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
+    refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)));
   }
+}
+
+/** What may come next, with the head and without it: [text, probability, the other]; null where it is not known. */
+function bothWays(on, off) {
+  const shown = on.slice(0, 6).map(([text, probability]) => [text, probability, off?.find(([other]) => other === text)?.[1] ?? null]);
+  const added = (off ?? []).filter(([text]) => !shown.some(([other]) => other === text)).map(([text, probability]) => [text, null, probability]);
+  const most = ([, one, other]) => Math.max(one ?? 0, other ?? 0);
+  return off ? [...shown, ...added].sort((one, other) => most(other) - most(one)).slice(0, 6) : shown;
 }
 
 /** The largest weights of either of two heads: [position, the first head's, no norm, the larger]. */
