@@ -573,6 +573,7 @@ def test_nothing_overlaps(translation):
         "one": figures.head_map(torch.ones(1, 1), keys=["x"], title="one token, one head"),
         "wide": figures.head_map(weights(3, 300)),
         "grid": figures.head_grid(weights(8, 9, 10), keys=long[:10], queries=long[:9], captions={1: "delimiter"}),
+        "words": figures.head_grid(weights(8, 4, 4), captions=dict.fromkeys(range(8), "delimiter")),
         "short words": figures.head_map(weights(42, 42), keys=["▁so", "▁he", "▁W", "人", "▁.", "▁yesterday"] * 7),
         "side": figures.side_by_side(translation, tokens=TOKENS, title="人工 " * 40),
         "roles": figures.head_atlas(translation, "role", title="roles of the heads of a small translator"),

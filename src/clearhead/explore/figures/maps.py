@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import look, naming, ticks
+from clearhead.explore.figures import fonts, look, naming, ticks
 from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, heads_of
 from clearhead.lens import Forward, Record, Sight
 
@@ -121,21 +121,25 @@ def head_grid(
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with look.drawing():
-        room = _small_room(drawn[0])
+        titles = [_caption(number, captions or {}) for number in numbers]
+        room = _small_room(drawn[0], max(fonts.width(one, look.SMALL) for one in titles))
         beside, above = _label_room(drawn[0], room)
         wide, high = columns * (room.width + 0.15) + beside, rows * (room.height + 0.36) + above
         figure = look.blank(wide + 1.1, high + 1.1, boxes=True)
         grid = figure.subplots(rows, columns, squeeze=False)
         norm = _norm(drawn)
-        for axes, cells, number in zip(grid.flat, drawn, numbers, strict=False):
+        for axes, cells, words in zip(grid.flat, drawn, titles, strict=False):
             _draw(axes, cells, norm, room)
             axes.label_outer()
-            caption = (captions or {}).get(number)
-            axes.set_title(f"head {number} · {caption}" if caption else f"head {number}", fontsize=look.SMALL, pad=3)
+            axes.set_title(words, fontsize=look.SMALL, pad=3)
         for axes in grid.flat[len(numbers) :]:
             axes.set_axis_off()
         _finish(figure, drawn[:1], norm, _called(source, None, every=True) if title is None else title)
     return figure
+
+
+def _caption(number: int, captions: Mapping[int, str]) -> str:
+    return f"head {number} · {captions[number]}" if captions.get(number) else f"head {number}"
 
 
 def side_by_side(
@@ -260,11 +264,14 @@ def _room(cells: Cells) -> Room:
     return _within(6.6, rows, columns)
 
 
-def _small_room(cells: Cells) -> Room:
+def _small_room(cells: Cells, widest: float) -> Room:
+    """One map among many; below words of so many inches, which need a line of their own."""
     rows, columns = cells.values.shape
     if cells.exact and max(rows, columns) <= 24:
-        return Room(max(columns * 0.16, 0.7), max(rows * 0.16, 0.7))
-    return _within(1.9, rows, columns)
+        side = max(0.16, min(widest, 1.9) / max(rows, columns))
+        return Room(max(columns * side, widest), max(rows * side, 0.7))
+    room = _within(1.9, rows, columns)
+    return Room(max(room.width, widest), room.height)
 
 
 def _even_rooms(drawn: Sequence[Cells]) -> list[Room]:
