@@ -544,6 +544,24 @@ def test_a_picture_is_shaded_patch_by_patch(watched, folder):
     saved(watched, "#save-png")
 
 
+def test_a_patch_says_what_it_gets(watched, folder):
+    record = records.drawn(7, heads=2)
+    weights = records.weights_of(record["encoder.0.self"])[0]
+    axes = {"tokens": Axis.image(torch.rand(28, 42, 3), (2, 3), ["[CLS]"])}
+    watched.open(write(folder, "patch", Scene(record, axes=axes)))
+    page = watched.page
+    assert watched.text("#subject") == "[CLS]"  # which sums the picture up
+    page.locator("#source-text .token", has_text="[CLS]").click()
+    watched.until("#subject", "pinned")
+    size = page.locator(".map-view .picture").bounding_box()
+    page.locator(".map-view .picture").hover(position={"x": 0.9 * size["width"], "y": 0.1 * size["height"]})
+    watched.until("#tip", "0,2")
+    assert watched.text("#tip").split()[:2] == ["query", "[CLS]"]
+    assert float(watched.text("#tip .value strong")) == pytest.approx(weights[0, 3].item(), abs=0.00006)
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    assert any("what [CLS] looks at" in (element.text or "") for element in drawing.iter())
+
+
 def test_a_sound_is_shaded_frame_by_frame(watched, folder):
     scene = Scene(records.drawn(11, heads=2), axes={"tokens": Axis.audio(torch.rand(5, 44), 11, 1.1)})
     watched.open(write(folder, "sound", scene))

@@ -3,9 +3,10 @@
 import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "./elements.js";
 import { headTitle, headFacts } from "./captions.js";
 import { say } from "./languages.js";
+import { weightAt } from "./lines.js";
 import { MapView } from "./mapview.js";
 import { PictureFlow, isPictured } from "./picture.js";
-import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
+import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
 import { written } from "./tokens.js";
 import { Viewport } from "./viewport.js";
 
@@ -103,7 +104,12 @@ export class Centre {
     if (this.pictured) {
       const axis = explorer.answered;
       this.pictures ??= [];
-      this.pictures[i] = new PictureFlow(axis, explorer.handsOf(axis), { label: say("picture") });
+      const hands = explorer.handsOf(axis);
+      const point = (position, place) => {
+        hands.point(position);
+        this.tellPicture(one, position, place);
+      };
+      this.pictures[i] = new PictureFlow(axis, { ...hands, point }, { label: say("picture") });
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
@@ -175,6 +181,20 @@ export class Centre {
     const notes = this.views.map((one) => cellNote(this.explorer, one, cell));
     showTip(notes, place);
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
+  }
+
+  /** What the tokens in question give to a patch, or get from it. */
+  async tellPicture(chosen, position, place = null) {
+    const { explorer } = this;
+    const { answered, asked, subject, state } = explorer;
+    if (position === null || (answered === asked && !subject.pinned)) return hideTip();
+    const answer = await explorer.answer(chosen).catch(() => null);
+    const weight = answer && weightAt(explorer, answer, position);
+    if (weight === null) return hideTip();
+    const ends = [subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32), answered.label(position, 32)];
+    const note = noteOf(...(state.direction === "at" ? ends : ends.reverse()), weight);
+    if (place) showTip([note], place);
+    else byId("live").textContent = note.spoken;
   }
 
   pin(view, { q, k }) {

@@ -217,6 +217,7 @@ export class Explorer {
     const under = side === 0 ? cursor?.q : cursor?.k;
     if (under !== null && under !== undefined) return { positions: [under + first], pinned: false };
     if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
+    if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
     return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
   }
 
