@@ -42,6 +42,7 @@ export class MapView {
     this.labelled = { queries: cell[0] >= LABEL_CELL, keys: cell[1] >= LABEL_CELL };
     const { left, top, right } = margins(this.labelled.queries, this.labelled.keys, viewport.fitted ? rough : cell);
     Object.assign(this, { left, top, right });
+    this.canvas.style.touchAction = viewport.fitted ? "pan-y" : "none"; // where there is nothing to move, the page moves
     viewport.resize({ left, top, width: width - left - right, height: height - top - 8 });
     return context;
   }
@@ -126,6 +127,7 @@ export class MapView {
       this.hands.moved(this);
     });
     canvas.addEventListener("wheel", (event) => {
+      if (this.viewport.fitted && event.deltaY > 0) return; // all is seen: the page may scroll on
       event.preventDefault();
       const lines = event.deltaMode === 1 ? 24 : 1;
       const speed = event.ctrlKey ? 0.01 : 0.0016;
