@@ -85,7 +85,7 @@ def test_a_long_text_has_maps_and_top_keys_and_says_so():
     scene, numbers = read(page(Scene(record), heads={"encoder.0.self": [2]}, limits=limits))
     seen, found, weights = record["encoder.0.self"], numbers["encoder.0.self"], weights_of(record["encoder.0.self"])
     assert not scene["exact"]
-    assert "every weight of the 1 heads that were chosen" in scene["notes"][0]
+    assert scene["notes"] == [{"say": "chosenOnly", "pixels": 32, "chosen": 1}]
     assert [head["exact"] for head in scene["attentions"][0]["heads"]] == [False, False, True]
     assert scene["data"]["encoder.0.self"]["weights"]["heads"] == [2]
     assert (found["weights"][0] - weights[2]).abs().max() <= 0.0005 + 1e-6

@@ -68,7 +68,7 @@ export const ENGLISH = {
   on: "on",
   off: "off",
   mapsOnly: "This file holds maps of at most {pixels} × {pixels} pixels and the keys that each token looks at most. For all weights open the record with clearhead look, or choose heads with --heads.",
-  chosenOnly: "This file holds every weight of the {chosen} heads that were chosen, and of the others maps of at most {pixels} × {pixels} pixels and the keys that each token looks at most. For all weights open the record with clearhead look.",
+  chosenOnly: "This file holds every weight of the chosen heads ({chosen}), and of the others maps of at most {pixels} × {pixels} pixels and the keys that each token looks at most. For all weights open the record with clearhead look.",
   someViews: "This file holds {held} of {views} parts; clearhead look shows all of them.",
   noServer: "The local server does not answer: is clearhead look still running?",
   otherFormat: "This page reads scenes of format 1, not {format}; write the file again with clearhead look.",
