@@ -495,6 +495,19 @@ def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_text_that_runs_from_right_to_left_does(watched, folder):
+    texts = ["בראשית", "ברא", "אלהים", "GPT", "את", "ברא"]
+    watched.open(write(folder, "hebrew", Scene(records.drawn(6, heads=2, texts=texts))))
+    page = watched.page
+    places = [token.bounding_box()["x"] for token in page.locator("#source-text .token").all()]
+    assert places == sorted(places, reverse=True)
+    page.locator("#source-text .token").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("() => document.activeElement.textContent") == "ברא"
+    shown = {row.split("\t")[0] for row in page.locator("#keys tbody tr").all_inner_texts()}
+    assert {"ברא1", "ברא5", "את"} <= {text.replace("\n", "") for text in shown}
+
+
 def test_an_address_full_of_nonsense_changes_nothing(watched, short):
     nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=length"
     watched.open(short, nonsense)

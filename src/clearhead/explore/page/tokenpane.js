@@ -6,7 +6,7 @@ import { say, sayAround } from "./languages.js";
 import { PictureFlow, isPictured } from "./picture.js";
 import { ablationOf, paintAblation } from "./ablation.js";
 import { weightAt } from "./lines.js";
-import { legible, written } from "./tokens.js";
+import { counted, legible, written } from "./tokens.js";
 
 const PAGE = 300;
 
@@ -87,9 +87,12 @@ export class TokenPane {
       second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
       normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const rows = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005).map(([position, weight, norm]) => {
+    const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005);
+    const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
+    const rows = listed.map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
-      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }));
+      const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: counted(position) });
+      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
       const bar = make("span", { class: "bar" });
       bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
       return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: written(weight, 3) }),
