@@ -186,7 +186,7 @@ class Page {
   lookAnew(event) {
     event.preventDefault();
     const text = byId("another-text").value.trim();
-    if (text) this.replace(this.explorer.source.look(text));
+    if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
   /** A new scene in the same page. */
@@ -194,6 +194,7 @@ class Page {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
     byId("another-problem").textContent = "";
+    byId("another").querySelector("button").textContent = say("switching");
     try {
       const scene = checkedScene(await coming);
       const { name, head } = explorer.state;
@@ -208,6 +209,7 @@ class Page {
       byId("another-problem").textContent = problem.message;
     }
     byId("another").removeAttribute("aria-busy");
+    byId("another").querySelector("button").textContent = say("look");
   }
 }
 
