@@ -59,7 +59,7 @@ def write(seen: Seen, out: Path, *, part: int | None = None, heads: Sequence[str
     if seen.live is not None:
         scenes = [scene, *(together(scene) if view is None else [])]
         for one in scenes:
-            _ask(seen.live, one, without, PATIENCE / len(scenes))
+            _ask(seen.live, one, without, PATIENCE / max(1, len(scenes) - 1))
     return write_page(seen.record, out, view=view, title=seen.title, heads=chosen)
 
 

@@ -55,7 +55,7 @@ def page(
     chosen in the page.
     """
     scenes = [scene, *others]
-    packed = [_packed(one, heads or {}, limits) for one in scenes]
+    packed = [_packed(scene, heads or {}, limits), *(_packed(one, {}, limits) for one in others)]
     if len(scenes) < len(scene.places):
         packed[0][1]["notes"].append({"say": "someViews", "held": len(scenes), "views": len(scene.places)})
     size = sum(len(block.data) for blocks, _ in packed for _, block in blocks)
