@@ -171,7 +171,15 @@ def look(
         list[str] | None,
         typer.Option(metavar="NAME:0,3", help="Of a long text, put every weight of these heads into the file."),
     ] = None,
-    part: Annotated[int, typer.Option(min=1, help="Of a text in parts, or a record of several, which to write.")] = 1,
+    part: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a text in parts, or a record of several, write this one.", show_default="all that fit"
+        ),
+    ] = None,
+    without: Annotated[
+        bool, typer.Option("--without", help="Put into the file what the model does without each head; takes a while.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
     device: Device = "auto",
     beam: Beam = None,
@@ -180,14 +188,14 @@ def look(
 
     The page holds the text. The server answers on this machine alone, under an address that nobody can guess.
     """
-    if out is None and (heads or part != 1):
-        raise ConfigError("--heads and --part are for --out: the server's page has all heads and all parts")
+    if out is None and (heads or part is not None or without):
+        raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     from clearhead.explore import looking
 
     text = _text(text)
     seen = looking.looked(subject, text, answer=answer, device=device, **_given(beams=beam))
     if out is not None:
-        written = looking.write(seen, out, part=part, heads=heads or [])
+        written = looking.write(seen, out, part=part, heads=heads or [], without=without)
         _say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
         if show:
             _show(written.resolve().as_uri())
@@ -214,6 +222,10 @@ def figures(
     heads: Annotated[
         list[str] | None, typer.Option(metavar="NAME:0,3", help="Draw these heads large, not the telling ones.")
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="written|read", help="Call a decoder's rows by what it writes there, or has read."),
+    ] = None,
     answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
     lesson: Annotated[
         bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
@@ -225,9 +237,10 @@ def figures(
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
-    from clearhead.explore.figures import sets
+    from clearhead.explore.figures import naming, sets
 
     sets.check_place(out, kind)
+    naming.check_when(rows)
     if lesson:
         drawings = sets.of_lesson()
     else:
@@ -237,7 +250,7 @@ def figures(
         seen = looking.looked(str(subject), _text(text), answer=answer, device=device, keep="none", **options)
         for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
             _say(note)
-        drawings = sets.of_record(seen.record, heads or [], name=seen.title)
+        drawings = sets.of_record(seen.record, heads or [], name=seen.title, when=rows)
     for path, shows in sets.write(drawings, out, kind, dark=dark):
         _print(f"{path}\t{shows}")
         _flush()

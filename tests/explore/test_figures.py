@@ -254,6 +254,35 @@ def test_rows_of_an_alignment_are_what_the_head_looks_for():
         figures.alignment(sight, when="now")
 
 
+def test_a_decoders_rows_are_what_it_writes_or_what_it_has_read():
+    read, wrote = ["<s>", "go", "."], ["go", ".", "</s>"]
+    torch.manual_seed(4)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=29, width=8, heads=2, layers=1)).eval()
+    with torch.no_grad(), watch(model) as record:
+        model(torch.tensor([[3, 4, 5, 3]]), torch.tensor([[1, 6, 7]]))
+    record.label(lambda number: {3: "我", 4: "走", 5: "。", 1: "<s>", 6: "go", 7: "."}[number])
+    forward = record.calls[0]
+
+    def rows(name: str, **options: str) -> tuple[list[str], str]:
+        axes = figures.head_map(forward[name], 0, **options).axes[0]
+        return words(axes.get_yticklabels()), axes.get_ylabel()
+
+    assert rows("decoder.0.cross") == (
+        labels.labels(read),
+        "query: has just been read",
+    )  # nobody knows what was written
+    forward.about["writes"] = wrote
+    assert rows("decoder.0.cross") == (labels.labels(wrote), "query: is being written")
+    assert rows("decoder.0.cross", when="read") == (labels.labels(read), "query: has just been read")
+    assert rows("decoder.0.self") == (labels.labels(read), "query: looks")
+    assert rows("decoder.0.self", when="written") == (labels.labels(wrote), "query: is being written")
+    assert rows("encoder.0.self", when="written")[0] == ["我", "走", "。", "我"]
+    grid = figures.head_grid(forward["decoder.0.cross"], when="read")
+    assert words(grid.axes[0].get_yticklabels()) == labels.labels(read)
+    beside = figures.side_by_side(forward, when="read")
+    assert [words(axes.get_yticklabels()) for axes in beside.axes[1:3]] == [labels.labels(read)] * 2
+
+
 @pytest.mark.unchecked
 def test_what_cannot_be_drawn_is_refused(translation):
     with pytest.raises(ShapeError, match=r"got \(4,\)"):
@@ -544,6 +573,7 @@ def test_nothing_overlaps(translation):
         "one": figures.head_map(torch.ones(1, 1), keys=["x"], title="one token, one head"),
         "wide": figures.head_map(weights(3, 300)),
         "grid": figures.head_grid(weights(8, 9, 10), keys=long[:10], queries=long[:9], captions={1: "delimiter"}),
+        "words": figures.head_grid(weights(8, 4, 4), captions=dict.fromkeys(range(8), "delimiter")),
         "short words": figures.head_map(weights(42, 42), keys=["▁so", "▁he", "▁W", "人", "▁.", "▁yesterday"] * 7),
         "side": figures.side_by_side(translation, tokens=TOKENS, title="人工 " * 40),
         "roles": figures.head_atlas(translation, "role", title="roles of the heads of a small translator"),

@@ -192,7 +192,7 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     assert scene["title"] == "theirs"
     assert scene["norms"]
     if kind == "BertModel":
-        assert scene["output"]["next"] is None
+        assert scene["output"] is None
         return
     assert len(scene["output"]["next"]) == (4 if kind == "GPT2LMHeadModel" else len(scene["axes"]["written"]["tokens"]))
     without = live.without(record, 0, {record.names[-1]: [0, 1, 2]})
@@ -241,6 +241,21 @@ def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
     assert main(["look", str(tmp_path / "some.record"), "--out", str(tmp_path / "page.html")]) == 0
     scene, _ = read((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert scene["title"] == "some"
+    with pytest.raises(ConfigError, match="a record has none"):
+        looking.write(looking.looked(str(tmp_path / "some.record"), None), tmp_path / "page.html", without=True)
+
+
+def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path):
+    live = Live.of(predictor)
+    record = live.look(text)
+    written = looking.write(looking.Seen(record, live, None), tmp_path / "page.html", without=True)
+    scene, _ = read(written.read_text(encoding="utf-8"))
+    assert {name: len(heads) for name, heads in scene["without"].items()} == dict.fromkeys(record.names, 4)
+    one, asked = scene["without"]["decoder.0.cross"]["2"], live.without(record, 0, {"decoder.0.cross": [2]})
+    assert (one["text"], one["loss"]) == (asked["text"], asked["loss"])
+    assert one["next"][0][0] == [asked["next"][0][0][0], pytest.approx(asked["next"][0][0][1], abs=0.00006)]
+    effect = scene["attentions"][record.names.index("decoder.0.cross")]["heads"][2]["effect"]
+    assert one["loss"][1] - one["loss"][0] == pytest.approx(effect, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +264,8 @@ def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
         (["{folder}"], "Give a TEXT"),
         (["{folder}", "", "--out", "x.html"], "nothing to look at"),
         (["{folder}", "ba", "--out", "{folder}"], "is a folder"),
-        (["{folder}", "ba", "--heads", "a:1"], "--heads and --part are for --out"),
+        (["{folder}", "ba", "--heads", "a:1"], "are for --out: the server's page"),
+        (["{folder}", "ba", "--without"], "are for --out: the server's page"),
         (["{folder}", "ba", "--out", "x.html", "--heads", "a:1"], "--heads a:1"),
         (["{folder}", "ba", "--out", "x.html", "--part", "9"], "there are 1"),
         (["nowhere", "ba"], "there is no folder 'nowhere'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import Mask
-from clearhead.explore import Scene, open_record
+from clearhead import Mask, Record
+from clearhead.explore import Scene, open_record, write_page
 from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
 from clearhead.explore.single import PAGE, notebook
 from clearhead.explore.single import page as as_page
+from clearhead.lens.sights import Forward
 from tests.explore import records
 from tests.explore.browser import Watched
 
@@ -246,6 +248,39 @@ def test_decoding_is_scrubbed_with_its_probabilities(watched, short, translated)
     assert watched.fragment == f"#{START}&step=5"
 
 
+def test_rows_are_the_words_that_are_written_or_those_that_are_read(watched, short):
+    """Head 0 looks for the source of what the decoder has just read."""
+    watched.open(short, START)
+    page = watched.page
+    pressed = page.locator('#rows button[aria-pressed="true"]')
+    assert pressed.inner_text() == "the word written"
+    assert "world" in cell(watched, 5, 6)
+    page.keyboard.press("w")
+    watched.until('#rows button[aria-pressed="true"]', "the word read")
+    page.locator("#output-text .token", has_text="⟨s⟩").wait_for()
+    watched.until("#tip", "our")  # in the same cell
+    token(watched, "#output-text", "our").click()
+    assert watched.fragment == f"#{START}&pins=target:5&rows=read"
+    watched.until("#next h3", "world")  # what is written there stays
+    watched.open(short, watched.fragment.removeprefix("#"))
+    watched.until("#subject", "our")
+    page.keyboard.press("2")
+    watched.until("figcaption", "self")
+    page.locator("#rows button", has_text="written").click()
+    watched.until("#subject", "world")
+    page.locator(".map-canvas").first.focus()
+    page.keyboard.press("ArrowDown")
+    watched.until("#tip", "⟨s⟩")
+    assert "The" in watched.text("#tip")
+    assert page.locator("#output-text .token.pinned").all_inner_texts() == ["world"]
+    assert watched.fragment == "#at=decoder.0.self/0&pins=target:5&rows=written"
+    page.keyboard.press("1")
+    watched.until("figcaption", "encoder")
+    assert page.locator("#rows").is_hidden()
+    page.keyboard.press("w")  # there is no choice
+    assert watched.fragment.endswith("rows=written")
+
+
 def test_two_heads_stand_side_by_side(watched, short, translated):
     watched.open(short, f"{START}&pins=target:5")
     page = watched.page
@@ -262,6 +297,34 @@ def test_two_heads_stand_side_by_side(watched, short, translated):
     assert page.locator(".map-canvas").count() == 2
     page.get_by_role("button", name="one head only").click()
     page.locator("#maps figure.second").wait_for(state="detached")
+
+
+def test_two_heads_share_one_scale_and_one_table(watched, folder):
+    """The second head's favourites are listed where the first never looks; and the same colour is the same weight."""
+    record = records.drawn(7, heads=2)
+    sight = record["encoder.0.self"]
+    sight.map[0, 0] = torch.full((7, 7), 1 / 7)
+    sight.map[0, 1] = torch.eye(7).flip(1)
+    sight.map[0, 0, 6] = torch.tensor([0, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
+    alone = dataclasses.replace(sight, kept=None)
+    forward = Forward({"encoder.0.self": alone}, {"tokens": torch.arange(7)[None]})
+    url = write(folder, "scales", Scene(Record(["encoder.0.self"], [forward])))
+    watched.open(url, "at=encoder.0.self/0&pins=tokens:6")
+    assert watched.text("#legend").endswith("0.20")
+    watched.page.keyboard.press("c")
+    watched.until("#legend", "1")
+    watched.settle()
+    assert watched.text("#legend").endswith("1")
+    table = [row.split("\t")[:3] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert table[0] == ["0", "0.000", "1.000"]
+
+
+def test_labels_of_keys_are_not_cut_where_cells_are_a_little_too_narrow(watched, folder):
+    texts = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", ".", "你", "好"]
+    watched.open(write(folder, "labels", Scene(records.drawn(12, texts=texts))))
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    shown = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert all(shown.count(text) == 2 for text in texts)
 
 
 def test_heads_are_sorted_and_roles_stand_out(watched, short, translated):
@@ -432,6 +495,19 @@ def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_text_that_runs_from_right_to_left_does(watched, folder):
+    texts = ["בראשית", "ברא", "אלהים", "GPT", "את", "ברא"]
+    watched.open(write(folder, "hebrew", Scene(records.drawn(6, heads=2, texts=texts))))
+    page = watched.page
+    places = [token.bounding_box()["x"] for token in page.locator("#source-text .token").all()]
+    assert places == sorted(places, reverse=True)
+    page.locator("#source-text .token").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("() => document.activeElement.textContent") == "ברא"
+    shown = {row.split("\t")[0] for row in page.locator("#keys tbody tr").all_inner_texts()}
+    assert {"ברא1", "ברא5", "את"} <= {text.replace("\n", "") for text in shown}
+
+
 def test_an_address_full_of_nonsense_changes_nothing(watched, short):
     nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=length"
     watched.open(short, nonsense)
@@ -479,6 +555,24 @@ def test_a_picture_is_shaded_patch_by_patch(watched, folder):
     page.locator("#drawings button", has_text="matrix").click()
     page.locator(".map-canvas").wait_for()
     saved(watched, "#save-png")
+
+
+def test_a_patch_says_what_it_gets(watched, folder):
+    record = records.drawn(7, heads=2)
+    weights = records.weights_of(record["encoder.0.self"])[0]
+    axes = {"tokens": Axis.image(torch.rand(28, 42, 3), (2, 3), ["[CLS]"])}
+    watched.open(write(folder, "patch", Scene(record, axes=axes)))
+    page = watched.page
+    assert watched.text("#subject") == "[CLS]"  # which sums the picture up
+    page.locator("#source-text .token", has_text="[CLS]").click()
+    watched.until("#subject", "pinned")
+    size = page.locator(".map-view .picture").bounding_box()
+    page.locator(".map-view .picture").hover(position={"x": 0.9 * size["width"], "y": 0.1 * size["height"]})
+    watched.until("#tip", "0,2")
+    assert watched.text("#tip").split()[:2] == ["query", "[CLS]"]
+    assert float(watched.text("#tip .value strong")) == pytest.approx(weights[0, 3].item(), abs=0.00006)
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    assert any("what [CLS] looks at" in (element.text or "") for element in drawing.iter())
 
 
 def test_a_sound_is_shaded_frame_by_frame(watched, folder):
@@ -576,6 +670,46 @@ def test_a_record_of_several_texts_shows_each(watched):
         watched.settle()
         said = cell(watched, 11, 4)
         assert float(said.split()[-4]) == pytest.approx(weights[11, 4].item(), abs=0.00006)
+
+
+def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, folder):
+    record = records.writer(13, batch=2, keep="qk").label(lambda number: f"▁w{number}")
+    weights = records.weights_of(record["decoder.1.self"], 1)[2]
+    for call in record.calls:
+        call.about["notes"] = ["translated in 2 parts"]
+    url = write_page(record, folder / "several.html").as_uri()
+    watched.open(url, "at=decoder.1.self/2&language=zh")
+    page = watched.page
+    assert watched.text("#notes") == "分 2 部分翻译"
+    page.locator("#views").select_option(index=1)
+    page.locator("#source-text .token", has_text="w25").wait_for()
+    assert watched.fragment == "#at=decoder.1.self/2&part=2&language=zh"
+    watched.open(url, watched.fragment.removeprefix("#"))
+    said = cell(watched, 11, 4)
+    assert float(said.split()[-4]) == pytest.approx(weights[11, 4].item(), abs=0.00051)
+    watched.open(url, "at=decoder.1.self/2&part=3")  # there is none
+    assert watched.fragment == "#at=decoder.1.self/2"
+
+
+def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
+    record = clearhead.load("zh-en").look(SENTENCE)
+    about = record.calls[0].about
+    without = {"text": "The robots are here.", "loss": [about["loss"], 2.5], "next": [[["▁robots", 0.75]]] * 8}
+    about["without"] = {"decoder.0.cross": {"0": without}}
+    watched.open(write(folder, "without", Scene(record)), START)
+    page = watched.page
+    assert page.locator("#next thead").count() == 0
+    page.keyboard.press("x")
+    watched.until("#ablated ins", "robots")
+    assert watched.text("#ablation p:last-child").endswith("→ 2.50")
+    first = page.locator("#next tbody tr", has_text="robots").inner_text().split("\t")
+    assert first[1:3] == ["–", "0.750"]
+    page.keyboard.press("x")
+    page.locator("#ablated").wait_for(state="detached")
+    page.keyboard.press("ArrowRight")  # of this head the file knows nothing
+    watched.until("#ablation", "clearhead look MODEL TEXT")
+    page.keyboard.press("x")
+    assert page.locator("#switch-off").count() == 0
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

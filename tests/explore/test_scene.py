@@ -45,6 +45,28 @@ def test_a_translator_has_three_axes_and_its_attentions_say_which():
     assert scene["norms"]
 
 
+def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
+    record = translator(layers=["decoder.0.cross"])
+    record.calls[0].about.update(text="so", writes=["▁so", "</s>"])
+    axes = Scene(record).to_dict()["axes"]  # nothing that was watched has the target's tokens as keys
+    assert list(axes) == ["target", "written", "source"]
+    assert (axes["written"]["reads"], axes["target"]["shown"][1]) == ("target", "w1")
+    assert axes["written"]["shown"] == ["so", "⟨/s⟩", "…", "…", "…", "…", "…"]
+    record = writer(3, keep="qk")
+    record.calls[0].about.update(writes=["▁b", "▁c", ""], next=[None, None, None])
+    scene = Scene(record).to_dict()
+    assert scene["axes"]["written"]["reads"] == "tokens"
+    assert scene["axes"]["written"]["shown"] == ["b", "c", "…"]
+    assert scene["attentions"][0]["queries"] == "tokens"
+    assert scene["output"]["axis"] == "tokens"
+
+
+def test_what_only_reads_has_no_output():
+    record = drawn(5)
+    record.calls[0].about.update(model="bert", text="", input="…")
+    assert Scene(record).to_dict()["output"] is None
+
+
 def test_a_scene_is_json_and_holds_no_number_that_is_none():
     record = drawn(7, mask=Mask.hidden(torch.ones(7, 7, dtype=torch.bool)))  # nobody sees anything
     scene = json.loads(json.dumps(Scene(record).to_dict(), allow_nan=False))

@@ -219,6 +219,13 @@ def test_orders_from_elsewhere_or_too_large_are_refused(server, headers, status)
     assert ask(server, "look", "POST", b'{"text": "x"}', sent)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"), [("http://127.0.0.1:{port}", 200), ("http://evil.example", 403), ("null", 403)]
+)
+def test_nobody_else_may_ask(server, origin, status):
+    assert ask(server, "scene.json", headers={"Origin": origin.format(port=server.port)})[0] == status
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_orders_that_are_no_json_are_refused(server, body):
     headers = {"Origin": f"http://127.0.0.1:{server.port}", "Content-Type": "application/json"}

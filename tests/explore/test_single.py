@@ -16,7 +16,7 @@ from clearhead.explore import Scene, show_record, single, write_page
 from clearhead.explore.joining import joined
 from clearhead.explore.packing import from_text, unpack
 from clearhead.explore.single import page
-from tests.explore.records import drawn, translator, weights_of
+from tests.explore.records import drawn, translator, weights_of, writer
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="(data-\d+)">([^<]*)</script>')
 HOSTILE = [
@@ -85,7 +85,7 @@ def test_a_long_text_has_maps_and_top_keys_and_says_so():
     scene, numbers = read(page(Scene(record), heads={"encoder.0.self": [2]}, limits=limits))
     seen, found, weights = record["encoder.0.self"], numbers["encoder.0.self"], weights_of(record["encoder.0.self"])
     assert not scene["exact"]
-    assert "every weight of the 1 heads that were chosen" in scene["notes"][0]
+    assert scene["notes"] == [{"say": "chosenOnly", "pixels": 32, "chosen": 1}]
     assert [head["exact"] for head in scene["attentions"][0]["heads"]] == [False, False, True]
     assert scene["data"]["encoder.0.self"]["weights"]["heads"] == [2]
     assert (found["weights"][0] - weights[2]).abs().max() <= 0.0005 + 1e-6
@@ -105,6 +105,21 @@ def test_a_text_that_is_far_too_long_is_cut_to_fewer_top_keys_and_then_none():
         assert (found["top_keys"].shape[2] if "top_keys" in found else 0) == top
         assert ("received" in found) == (top > 0)
         assert found["map"].shape == (3, 8, 8)
+
+
+def test_a_file_holds_as_many_texts_as_there_is_room_for(tmp_path):
+    record = writer(7, batch=3, keep="qk")
+    text = write_page(record, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r'id="(scene[^"]*)"', text) == ["scene", "scene-1", "scene-2"]
+    scene, _ = read(text)
+    assert scene["views"] == ["1", "2", "3"]
+    assert scene["notes"] == []
+    one = write_page(record, tmp_path / "page.html", view=1).read_text(encoding="utf-8")
+    assert read(one)[0]["views"] == ["2"]
+    assert read(one)[0]["notes"] == [{"say": "someViews", "held": 1, "views": 3}]
+    cells = 7 * 7 * 3 * 2
+    limits = [single.Limits(512, times * cells, 8, 1) for times in (0, 2, 9)]
+    assert [len(single.together(Scene(record, 1), one)) for one in limits] == [0, 1, 2]
 
 
 def test_exact_weights_need_q_and_k():

@@ -44,7 +44,7 @@ def write_page(
     record: Record,
     path: str | Path,
     *,
-    view: int = 0,
+    view: int | None = None,
     title: str | None = None,
     axes: Mapping[str, Axis] | None = None,
     heads: Mapping[str, Sequence[int]] | None = None,
@@ -52,11 +52,13 @@ def write_page(
     """Writes the page of a record as one file that needs nothing else; it holds the text that went in.
 
     Up to 512 tokens it has every weight within ±0.0005; for longer texts maps and top keys, and the weights of `heads`.
+    Of a record of several texts it holds one `view`, or by default as many as there is room for.
     """
-    from clearhead.explore.single import page
+    from clearhead.explore.single import page, together
 
-    path = Path(path)
-    path.write_text(page(Scene(record, view, title=title, axes=axes), heads=heads), encoding="utf-8", newline="\n")
+    path, scene = Path(path), Scene(record, view or 0, title=title, axes=axes)
+    others = together(scene) if view is None else []
+    path.write_text(page(scene, heads=heads, others=others), encoding="utf-8", newline="\n")
     return path
 
 

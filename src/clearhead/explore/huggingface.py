@@ -38,6 +38,9 @@ def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live
             'a Hugging Face folder needs the package transformers; pip install "clearhead[hf]"'
         ) from None
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    bars: Any = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path, **local)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local)
@@ -46,6 +49,9 @@ def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live
         model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as a model of Hugging Face's: {_first_line(error)}") from error
+    finally:
+        if shown:
+            bars.enable_progress_bar()
     model.requires_grad_(False)
     return Live(model, HuggingFaceText(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options})
 

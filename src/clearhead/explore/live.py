@@ -59,6 +59,14 @@ class Live:
             "next": probable(again.get("next", [])),
         }
 
+    def without_each(self, record: Record, number: int) -> dict[str, dict[str, Any]]:
+        """The same for every head alone, by attention and number; the model writes its answer anew for each."""
+        call = record.calls[number]
+        return {
+            name: {str(head): self.without(record, number, {name: [head]}) for head in call[name].heads}
+            for name in call.names
+        }
+
     def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:
         """By how much the loss grows without each head, one after the other; None if that would take too long."""
         call = record.calls[number]

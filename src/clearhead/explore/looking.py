@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from clearhead.errors import ConfigError
 from clearhead.explore import Scene, open_record, write_page
 from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
-from clearhead.explore.live import Live
+from clearhead.explore.live import PATIENCE, Live
 from clearhead.explore.scene import views
 from clearhead.explore.server import Server
+from clearhead.explore.single import together
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
 from clearhead.predictor import load
@@ -42,18 +43,33 @@ def looked(subject: str, text: str | None, *, answer: str | None = None, device:
     return Seen(live.look(text, answer=answer), live, None)
 
 
-def write(seen: Seen, out: Path, *, part: int = 1, heads: Sequence[str] = ()) -> Path:
-    """The page as one file. Of a model that is there it also holds what each head does for the loss."""
+def write(seen: Seen, out: Path, *, part: int | None = None, heads: Sequence[str] = (), without: bool = False) -> Path:
+    """The page as one file, of one part or of all that fit. Of a model that is there it also holds what each head does
+    for the loss, or, with `without`, all that the model does without each of them.
+    """
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; name the file in it, such as {out / 'page.html'}")
-    if part > len(views(seen.record)):
+    if part is not None and part > len(views(seen.record)):
         raise ConfigError(f"--part {part}: there is no such part; there are {len(views(seen.record))}")
-    scene = Scene(seen.record, part - 1)
+    if without and seen.live is None:
+        raise ConfigError("heads are switched off in a model, and a record has none; give a MODEL and a TEXT")
+    view = None if part is None else part - 1
+    scene = Scene(seen.record, view or 0)
     chosen = chosen_heads(heads, scene.forward)
     if seen.live is not None:
-        number, _ = scene.places[scene.view]
-        scene.forward.about["effects"] = seen.live.effects(seen.record, number)
-    return write_page(seen.record, out, view=part - 1, title=seen.title, heads=chosen)
+        scenes = [scene, *(together(scene) if view is None else [])]
+        for one in scenes:
+            _ask(seen.live, one, without, PATIENCE / max(1, len(scenes) - 1))
+    return write_page(seen.record, out, view=view, title=seen.title, heads=chosen)
+
+
+def _ask(live: Live, scene: Scene, without: bool, patience: float) -> None:
+    """Notes down what the model does without its heads."""
+    number, _ = scene.places[scene.view]
+    about = scene.forward.about
+    if without:
+        about["without"] = live.without_each(scene.record, number)
+    about["effects"] = live.effects(scene.record, number, patience)
 
 
 def serve(seen: Seen, *, port: int = 0, browser: bool = False) -> Server:

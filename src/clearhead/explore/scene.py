@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import NoneType
 from typing import Any
 
 from clearhead.errors import RecordError
@@ -20,6 +21,7 @@ from clearhead.lens.sights import Forward, Sight
 FORMAT = 1
 LANGUAGES = ["en", "zh"]
 LABEL = 24  # characters of the text that a view is called by
+UNKNOWN = "…"  # what is written where the text ends
 
 
 class Scene:
@@ -53,6 +55,10 @@ class Scene:
         self.notes = [*self.about.get("notes", []), *notes]
         self.given = dict(axes or {})
 
+    def beside(self, view: int) -> Scene:
+        """Another view of the same record."""
+        return Scene(self.record, view, title=self.title, axes=self.given, roles=self.roles, live=self.live)
+
     @cached_property
     def panoramas(self) -> dict[str, Panorama]:
         """By the name of the attention."""
@@ -80,8 +86,9 @@ class Scene:
             "attentions": attentions,
             "norms": any(one.sight.norms is not None for one in self.panoramas.values()),
             "languages": LANGUAGES,
+            "without": self.about.get("without"),
             "start": self._start(attentions),
-            "views": [self._label(place) for place in range(len(self.places))],
+            "views": [self.label(place) for place in range(len(self.places))],
             "view": self.view,
         }
 
@@ -93,6 +100,10 @@ class Scene:
             for axis, needed in zip(self._sides(name), _ends(panorama), strict=True):
                 if axis not in found or len(found[axis].tokens) < needed:
                     found[axis] = self._axis(axis, needed)
+        both = (self._decoded, "written")
+        if self.about.get("writes") and any(axis in found for axis in both):
+            needed = max(len(found[axis].tokens) for axis in both if axis in found)
+            found = {**{axis: self._axis(axis, needed) for axis in both if axis not in found}, **found}
         return found
 
     def _axis(self, name: str, needed: int) -> Axis:
@@ -101,14 +112,19 @@ class Scene:
             axis = self.given[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
         if kind == "written":
-            writes = self.about["writes"]
-            return Axis.text([*writes, *[""] * (needed - len(writes))], reads="target", shift=1)
+            writes = [text or UNKNOWN for text in self.about["writes"][:needed]]
+            return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoded)
         owner = self._owner(kind)
         texts = self.forward.texts(kind, owner.sample, owner.sight.inputs)[:needed]
         texts += [None] * (needed - len(texts))
         if all(text is None for text in texts):
             return Axis.numbers(needed)
         return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
+
+    @cached_property
+    def _decoded(self) -> str:
+        """The axis of the tokens that a decoder reads; at each of their places it writes the next one."""
+        return "target" if any(one.sight.cross for one in self.panoramas.values()) else "tokens"
 
     def _owner(self, kind: str) -> Panorama:
         """An attention over this kind of text, which knows how samples and inputs belong together."""
@@ -118,10 +134,9 @@ class Scene:
     def _sides(self, name: str) -> tuple[str, str]:
         """The axes of an attention's queries and keys. A tower of its own, of another length, has an own axis."""
         sight = self.panoramas[name].sight
-        both = any(one.sight.cross for one in self.panoramas.values())
         if sight.cross:
             return ("written" if self.about.get("writes") else "target", "source")
-        kind = ("source" if name.split(".")[0] == "encoder" else "target") if both else "tokens"
+        kind = "source" if self._decoded == "target" and name.split(".")[0] == "encoder" else self._decoded
         ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
         other = kind not in self.given and ids is not None and ids.shape[1] < sight.keys
         return (own, own) if other or own in self.given else (kind, kind)
@@ -146,9 +161,9 @@ class Scene:
         }
 
     def _output(self) -> dict[str, Any] | None:
-        if "text" not in self.about and "next" not in self.about:
-            return None
-        writes = bool(self.about.get("writes")) and "written" in self.axes
+        if not self.about.get("text") and not self.about.get("next"):
+            return None  # an encoder: it reads, and that is all
+        writes = self._decoded == "target" and "written" in self.axes
         return {
             "text": self.about.get("text", ""),
             "axis": "written" if writes else "tokens",
@@ -183,9 +198,12 @@ class Scene:
         counts = "+".join(str(len(some)) for some in layers.values())
         return f"{counts} layer{'s' * (counts != '1')} × {heads} head{'s' * (heads != 1)}"
 
-    def _label(self, place: int) -> str:
+    def label(self, place: int) -> str:
+        """What a view is called, in a list of all of them."""
         call, sample = self.places[place]
-        text = about(self.record.calls[call]).get("input")
+        known = about(self.record.calls[call])
+        others = [one.about.get("input") for one in self.record.calls]
+        text = known.get("text") if others.count(known.get("input")) > 1 else known.get("input")  # of parts their own
         number = f"{call + 1}" if len({one for one, _ in self.places}) > 1 else ""
         several = len([one for one, _ in self.places if one == call]) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"
@@ -229,7 +247,22 @@ def about(forward: Forward) -> dict[str, Any]:
         found["next"] = probable(known["next"])
     if isinstance(effects := known.get("effects"), dict):
         found["effects"] = {name: some for name, some in effects.items() if _is_list(some, float)}
+    if isinstance(without := known.get("without"), dict):
+        found["without"] = {
+            name: {head: one for head, told in some.items() if (one := _without(told)) is not None}
+            for name, some in without.items()
+            if isinstance(some, dict)
+        }
     return found
+
+
+def _without(told: Any) -> dict[str, Any] | None:
+    """What a model does without a head, if it is that."""
+    if not isinstance(told, dict) or not isinstance(told.get("text"), (str, NoneType)):
+        return None
+    loss, rows = (told[name] if isinstance(told.get(name), list) else [] for name in ("loss", "next"))
+    short = [row and [[token, round(share, 4)] for token, share in row] for row in probable(rows)]
+    return {"text": told.get("text"), "loss": [one if _is_number(one) else None for one in loss], "next": short}
 
 
 def probable(rows: list[Any]) -> list[list[list[Any]] | None]:

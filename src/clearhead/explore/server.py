@@ -193,6 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner = self.server.owner
         if self.headers.get_all("Host", []) not in [[host] for host in owner.hosts]:
             raise _Refused(403, "this server answers on this machine alone")
+        if self.headers.get("Origin") not in {None, *(f"http://{host}" for host in owner.hosts)}:
+            raise _Refused(403, "this page answers itself alone")
         site, mode = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Mode", "")
         if site not in ("none", "same-origin") and mode != "navigate":
             raise _Refused(403, "this page answers itself alone")

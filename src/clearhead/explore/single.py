@@ -25,6 +25,9 @@ ROOM = 2_000_000  # bytes that are well spent on digits nobody asked for
 PLAIN = 2_200_000  # bytes that go as base64; more go denser, as text that only a browser can read
 
 
+VIEWS = 64  # of one record that a file holds, at most
+
+
 class Limits(NamedTuple):
     """How much goes into a page."""
 
@@ -44,21 +47,41 @@ def page(
     heads: Mapping[str, Sequence[int]] | None = None,
     coding: str | None = None,
     limits: Limits = FILE,
+    others: Sequence[Scene] = (),
 ) -> str:
     """The file. Up to 512 tokens it holds every weight within ±0.0005, for longer texts maps and the top keys.
 
-    Of `heads`, by the name of their attention, it holds every weight in any case.
+    Of `heads`, by the name of their attention, it holds every weight in any case. `others` of the same record can be
+    chosen in the page.
     """
-    blocks, description = _packed(scene, heads or {}, limits)
-    size = sum(len(packed.data) for _, packed in blocks)
+    scenes = [scene, *others]
+    packed = [_packed(scene, heads or {}, limits), *(_packed(one, {}, limits) for one in others)]
+    if len(scenes) < len(scene.places):
+        packed[0][1]["notes"].append({"say": "someViews", "held": len(scenes), "views": len(scene.places)})
+    size = sum(len(block.data) for blocks, _ in packed for _, block in blocks)
     coding = coding or ("base64" if size <= PLAIN else "seven")
-    numbers: dict[str, dict[str, Any]] = {name: {} for name in scene.panoramas}
-    texts = []
-    for number, ((name, kind), packed) in enumerate(blocks):
-        numbers[name][kind] = {"id": f"data-{number}", "coding": coding, **packed.how}
-        text = as_text(packed.data, coding)
-        texts.append(f'<script type="application/octet-stream" id="data-{number}">{text}</script>\n')
-    return _assembled({**description, "data": numbers}, texts)
+    told, texts = list[str](), list[str]()
+    for view, (blocks, description) in enumerate(packed):
+        numbers: dict[str, dict[str, Any]] = {name: {} for name in scenes[view].panoramas}
+        for (name, kind), block in blocks:
+            numbers[name][kind] = {"id": f"data-{len(texts)}", "coding": coding, **block.how}
+            texts.append(_script(f"data-{len(texts)}", as_text(block.data, coding), "application/octet-stream"))
+        labels = [one.label(one.view) for one in scenes]
+        told.append(as_json({**description, "data": numbers, "views": labels, "view": view}))
+    later = [_script(f"scene-{view}", text) for view, text in enumerate(told) if view]
+    return _assembled(_script("scene", told[0]), [*texts, *later])
+
+
+def together(scene: Scene, limits: Limits = FILE) -> list[Scene]:
+    """The other views of its record, as many as one file can hold every weight of."""
+    found, room = list[Scene](), limits.whole - _cells(scene)
+    for view in range(len(scene.places)):
+        other = scene.beside(view)
+        room -= 0 if view == scene.view else _cells(other)
+        if room < 0 or len(found) + 1 == VIEWS:
+            break
+        found += [] if view == scene.view else [other]
+    return found
 
 
 def notebook(scene: Scene, height: int = 640) -> str:
@@ -79,7 +102,11 @@ def as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
-def _assembled(scene: dict[str, Any], blocks: Sequence[str]) -> str:
+def _script(name: str, content: str, kind: str = "application/json") -> str:
+    return f'<script type="{kind}" id="{name}">{content}</script>\n'
+
+
+def _assembled(scene: str, blocks: Sequence[str]) -> str:
     style = (PAGE / "style.css").read_text(encoding="utf-8")
     script = joined(PAGE, "app.js")
     policy = (
@@ -89,7 +116,7 @@ def _assembled(scene: dict[str, Any], blocks: Sequence[str]) -> str:
     parts = {
         "<head>": f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         STYLE: f"<style>{style}</style>",
-        "<!--scene-->": f'<script type="application/json" id="scene">{as_json(scene)}</script>',
+        "<!--scene-->": scene,
         SCRIPT: f"<script>{script}</script>",
         "<!--data-->": "".join(blocks),
     }
@@ -116,8 +143,8 @@ def _packed(
         for head in one["heads"]:
             head["exact"] = head["number"] in whole[one["name"]]
     complete = all(len(whole[name]) == len(one.sight.heads) for name, one in panoramas.items())
-    description |= {"live": False, "exact": complete, "views": [description["views"][scene.view]], "view": 0}
-    description["notes"] = [*description["notes"], *_notes(scene, complete, whole, limits)]
+    description |= {"live": False, "exact": complete}
+    description["notes"] = [*description["notes"], *_notes(complete, whole, limits)]
     cells = sum(len(whole[name]) * one.counts[0] * one.counts[1] for name, one in panoramas.items())
     keys = sum(one.counts[1] for one in panoramas.values()) / max(len(panoramas), 1)
     levels, first = levels_for(cells, keys, ROOM), description["start"]["name"]
@@ -140,9 +167,8 @@ def _whole(scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits) -> 
             raise RecordError(
                 f"exact weights of {name!r} cannot be had: its q and k were not kept; keep='qk' keeps them"
             )
-    cells = sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in panoramas.values())
     longest = max((max(one.counts) for one in panoramas.values()), default=0)
-    if longest <= limits.short or cells <= limits.whole:
+    if longest <= limits.short or _cells(scene) <= limits.whole:
         return {name: list(one.sight.heads) if one.exact else [] for name, one in panoramas.items()}
     return {name: sorted(heads.get(name, ())) for name in panoramas}
 
@@ -171,15 +197,14 @@ def _attention(
         yield "top_weights", pack_weights(sight.top_weights[sample, :, :, :top], TOP_LEVELS)
 
 
-def _notes(scene: Scene, complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[str]:
-    notes = []
-    if not complete:
-        chosen = sum(map(len, whole.values()))
-        exact = f"every weight of the {chosen} heads that were chosen, and of the others " if chosen else ""
-        notes.append(
-            f"This file holds {exact}maps of at most {limits.pixels} × {limits.pixels} pixels and the keys that each "
-            "token looks at most. For all weights open the record with clearhead look, or choose heads with --heads."
-        )
-    if len(scene.places) > 1:
-        notes.append(f"This is view {scene.view + 1} of {len(scene.places)}; clearhead look shows all of them.")
-    return notes
+def _cells(scene: Scene) -> int:
+    """How many weights there are."""
+    return sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in scene.panoramas.values())
+
+
+def _notes(complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[dict[str, Any]]:
+    """What is not in the file, as the page says it in its reader's language."""
+    if complete:
+        return []
+    chosen = sum(map(len, whole.values()))
+    return [{"say": "chosenOnly" if chosen else "mapsOnly", "pixels": limits.pixels, "chosen": chosen}]

@@ -58,16 +58,19 @@ def cells_of(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     most: int = MOST,
 ) -> Cells:
     """The weights of a head, or without one the mean of all, in at most so many cells a side.
 
-    `queries` and `keys` are the texts of the tokens, where the source does not know them.
+    `queries` and `keys` are the texts of the tokens, where the source does not know them; `when` says which of a
+    decoder's name its rows: those "written" there, or those "read".
     """
+    naming.check_when(when)
     if isinstance(source, Sight):
         sums, positions, blocks = _of_sight(source, head, sample)
         count = source.keys
-        queries = naming.query_texts(source, sample) if queries is None else queries
+        queries = naming.query_texts(source, sample, when=when) if queries is None else queries
         keys = naming.key_texts(source, sample) if keys is None else keys
     else:
         sums = weights_of(source, head, sample)

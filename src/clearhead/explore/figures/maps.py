@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from clearhead.errors import ConfigError, ShapeError
-from clearhead.explore.figures import look, naming, ticks
+from clearhead.errors import ShapeError
+from clearhead.explore.figures import fonts, look, naming, ticks
 from clearhead.explore.figures.cells import LABELLED, Cells, Tokens, cells_of, heads_of
 from clearhead.lens import Forward, Record, Sight
 
@@ -39,16 +39,19 @@ def head_map(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """One head's weights: a row is what a token looks at. Without a head, the mean of all heads.
 
     `source` is a Sight, or weights (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Up to 20
     tokens have numbers in their cells, up to 80 have labels; a longer text is drawn in blocks of tokens.
+
+    At each place a decoder has read one token and writes the next: rows are named by the one that is "written", or the
+    one that has been "read". By default it is "written" where it looks into another text, else "read".
     """
-    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    writes = isinstance(source, Sight) and source.cross
-    words = ("key: is looked at", "query: is being written" if writes else "query: looks")
+    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    words = ("key: is looked at", f"query: {_doing(source, when if queries is None else None) or 'looks'}")
     return _single(cells, _called(source, head) if title is None else title, words)
 
 
@@ -67,14 +70,22 @@ def alignment(
     Of several alike, the first is framed; of a row that sees nothing, none. Some heads look for what is being
     "written", others back at what has been "read"; None takes whichever brings punctuation to punctuation.
     """
-    if when not in (None, "written", "read"):
-        raise ConfigError(f"a head looks when a token is 'written' or 'read', not {when!r}")
     if isinstance(source, Sight) and queries is None:
         when = when or _when(source, head, sample)
-        queries = naming.query_texts(source, sample, when=when)
-    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys)
-    side = {None: "target", "written": "target: is being written", "read": "target: has just been read"}[when]
+    cells = cells_of(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    doing = _doing(source, when) if queries is None else ""
+    side = f"target: {doing}" if doing else "target"
     return _single(cells, _called(source, head) if title is None else title, ("source", side), framed=True)
+
+
+def _doing(source: Sight | Tensor, when: str | None) -> str:
+    """What happens to the tokens by which rows are named, where there is a choice."""
+    if not isinstance(source, Sight):
+        return ""
+    if naming.written(source, when=when):
+        return "is being written"
+    chosen = when == "read" and naming.written(source, when="written")
+    return "has just been read" if source.cross or chosen else ""
 
 
 def _when(sight: Sight, head: int | None, sample: int) -> str:
@@ -95,32 +106,40 @@ def head_grid(
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
+    when: str | None = None,
     title: str | None = None,
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
-    """All heads of one attention, or some of them, on one scale; `captions` say more about a head, such as its role."""
+    """All heads of one attention, or some of them, on one scale; `captions` say more about a head, such as its role.
+
+    Rows are named by what is "written" or "read", as those of `head_map`.
+    """
     numbers = heads_of(source) if heads is None else list(heads)
     if not numbers:
         raise ShapeError("there are no heads to draw")
-    drawn = [cells_of(source, one, sample=sample, queries=queries, keys=keys, most=PANEL) for one in numbers]
+    drawn = [cells_of(source, one, sample=sample, queries=queries, keys=keys, when=when, most=PANEL) for one in numbers]
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with look.drawing():
-        room = _small_room(drawn[0])
+        titles = [_caption(number, captions or {}) for number in numbers]
+        room = _small_room(drawn[0], max(fonts.width(one, look.SMALL) for one in titles))
         beside, above = _label_room(drawn[0], room)
         wide, high = columns * (room.width + 0.15) + beside, rows * (room.height + 0.36) + above
         figure = look.blank(wide + 1.1, high + 1.1, boxes=True)
         grid = figure.subplots(rows, columns, squeeze=False)
         norm = _norm(drawn)
-        for axes, cells, number in zip(grid.flat, drawn, numbers, strict=False):
+        for axes, cells, words in zip(grid.flat, drawn, titles, strict=False):
             _draw(axes, cells, norm, room)
             axes.label_outer()
-            caption = (captions or {}).get(number)
-            axes.set_title(f"head {number} · {caption}" if caption else f"head {number}", fontsize=look.SMALL, pad=3)
+            axes.set_title(words, fontsize=look.SMALL, pad=3)
         for axes in grid.flat[len(numbers) :]:
             axes.set_axis_off()
         _finish(figure, drawn[:1], norm, _called(source, None, every=True) if title is None else title)
     return figure
+
+
+def _caption(number: int, captions: Mapping[int, str]) -> str:
+    return f"head {number} · {captions[number]}" if captions.get(number) else f"head {number}"
 
 
 def side_by_side(
@@ -129,6 +148,7 @@ def side_by_side(
     *,
     sample: int = 0,
     tokens: naming.Sides = None,
+    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Several attentions beside each other: `{"encoder.5.self": 2, "decoder.2.cross": None}`, None for all heads' mean.
@@ -140,8 +160,8 @@ def side_by_side(
     drawn = []
     for name, head in wanted.items():
         sight = forward[name]
-        texts = {"queries": naming.query_texts(sight, sample, tokens), "keys": naming.key_texts(sight, sample, tokens)}
-        drawn.append(cells_of(sight, head, sample=sample, most=2 * PANEL, **texts))
+        queries, keys = naming.query_texts(sight, sample, tokens, when=when), naming.key_texts(sight, sample, tokens)
+        drawn.append(cells_of(sight, head, sample=sample, queries=queries, keys=keys, most=2 * PANEL))
     with look.drawing():
         rooms = _even_rooms(drawn)
         sizes = [_label_room(cells, room) for cells, room in zip(drawn, rooms, strict=True)]
@@ -244,11 +264,14 @@ def _room(cells: Cells) -> Room:
     return _within(6.6, rows, columns)
 
 
-def _small_room(cells: Cells) -> Room:
+def _small_room(cells: Cells, widest: float) -> Room:
+    """One map among many; below words of so many inches, which need a line of their own."""
     rows, columns = cells.values.shape
     if cells.exact and max(rows, columns) <= 24:
-        return Room(max(columns * 0.16, 0.7), max(rows * 0.16, 0.7))
-    return _within(1.9, rows, columns)
+        side = max(0.16, min(widest, 1.9) / max(rows, columns))
+        return Room(max(columns * side, widest), max(rows * side, 0.7))
+    room = _within(1.9, rows, columns)
+    return Room(max(room.width, widest), room.height)
 
 
 def _even_rooms(drawn: Sequence[Cells]) -> list[Room]:

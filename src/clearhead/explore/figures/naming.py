@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from clearhead.errors import RecordError
+from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.axes import Axis
 from clearhead.explore.heads import DELIMITERS
 from clearhead.explore.words import words
@@ -64,26 +64,38 @@ def key_texts(sight: Sight, sample: int, given: Sides = None) -> Texts:
     return _known([sight.text(sample, key) for key in range(sight.keys)])
 
 
-def query_texts(sight: Sight, sample: int, given: Sides = None, *, when: str = "written") -> Texts:
+def query_texts(sight: Sight, sample: int, given: Sides = None, *, when: str | None = None) -> Texts:
     """The texts of the queries that were measured.
 
-    Those that look into another text are named by the token that is being written, or by the one that has been read.
+    A decoder's are named by the token that is being "written" there, or by the one that has been "read"; with None,
+    those that look into another text by what is written, and others by what is read.
     """
-    places = sight.queries.tolist()
-    if given is None and not sight.cross:
-        return _known([sight.text(sample, place) for place in places])
-    if given is not None:
+    places, texts = sight.queries.tolist(), written(sight, given, when=when)
+    if texts is None and given is not None:
         texts = _given(given, source=_in_encoder(sight))
-        texts = given.get("written", texts) if sight.cross and when == "written" else texts
-    elif sight.forward is None:
+    if texts is not None:
+        return [texts[place] if place < len(texts) else None for place in places]
+    if given is not None or sight.forward is None:
         return None
-    else:
-        forward = sight.forward
-        texts = forward.about.get("writes") if when == "written" else None
-        if not texts:
-            kind = forward.kind_of(sight.name, False)
-            return _known([forward.text(kind, sample, place, sight.inputs) for place in places])
-    return None if texts is None else [texts[place] if place < len(texts) else None for place in places]
+    if not sight.cross:
+        return _known([sight.text(sample, place) for place in places])
+    kind = sight.forward.kind_of(sight.name, False)
+    return _known([sight.forward.text(kind, sample, place, sight.inputs) for place in places])
+
+
+def written(sight: Sight, given: Sides = None, *, when: str | None = None) -> Texts:
+    """What a decoder writes at each place, if its rows are to be named by that, and somebody knows it."""
+    check_when(when)
+    if (when or ("written" if sight.cross else "read")) == "read" or _in_encoder(sight):
+        return None
+    if given is not None:
+        return given.get("written")
+    return sight.forward.about.get("writes") or None if sight.forward is not None else None
+
+
+def check_when(when: str | None) -> None:
+    if when not in (None, "written", "read"):
+        raise ConfigError(f"rows are tokens that are 'written' or 'read', not {when!r}")
 
 
 def _in_encoder(sight: Sight) -> bool:

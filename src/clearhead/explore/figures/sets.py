@@ -68,17 +68,20 @@ def of_lesson() -> list[Drawing]:
     ]
 
 
-def of_record(record: Record, heads: Sequence[str] = (), *, name: str | None = None) -> list[Drawing]:
+def of_record(
+    record: Record, heads: Sequence[str] = (), *, name: str | None = None, when: str | None = None
+) -> list[Drawing]:
     """The figures that tell most; of a text that was read in parts, those of each part.
 
     Of `heads`, as decoder.1.cross:0,3, each is drawn large; without any, the one that aligns best, and of each kind of
-    self-attention the one that plays a role best.
+    self-attention the one that plays a role best. The rows of a decoder are called by what is "written" or "read".
     """
+    naming.check_when(when)
     found = []
     for number, forward in enumerate(record.calls, start=1):
         before = f"part-{number}-" if len(record.calls) > 1 else ""
         model, said = name or forward.about.get("model") or "attention", _said(forward)
-        for drawing in _Call(forward, chosen_heads(heads, forward), model, said).drawings():
+        for drawing in _Call(forward, chosen_heads(heads, forward), model, said, when).drawings():
             found.append(drawing._replace(name=before + drawing.name))
     return found
 
@@ -86,8 +89,10 @@ def of_record(record: Record, heads: Sequence[str] = (), *, name: str | None = N
 class _Call:
     """The figures of one call, each named by the model, what it shows and what was read."""
 
-    def __init__(self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, said: str) -> None:
-        self.forward, self.model, self.said = forward, model, said
+    def __init__(
+        self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, said: str, when: str | None
+    ) -> None:
+        self.forward, self.model, self.said, self.when = forward, model, said, when
         self.kinds = naming.by_kind(forward.names)
         self.roles = {name: self._roles(name) for name in forward.names}
         self.best = {kind: self._best(names) for kind, names in self.kinds.items()}
@@ -99,10 +104,10 @@ class _Call:
         yield from self._large(crossing)
         for name in dict.fromkeys(one.name for one in self.best.values()):
             captions = {number: role for number, role, _ in self.roles[name] if role != NONE}
-            draw = partial(head_grid, forward[name], title=self._title(name), captions=captions)
+            draw = partial(head_grid, forward[name], when=self.when, title=self._title(name), captions=captions)
             yield Drawing(f"heads-{name}", f"{name}: all heads", draw)
         if len(kinds) > 1:
-            draw = partial(side_by_side, forward, title=self._title("the last layers"))
+            draw = partial(side_by_side, forward, when=self.when, title=self._title("the last layers"))
             yield Drawing("side-by-side", f"{', '.join(kinds)}: the last layers side by side", draw)
         for by in ("role", "entropy", "distance"):
             draw = partial(head_atlas, forward, by, title=self._title(f"heads by {by}"))
@@ -117,11 +122,14 @@ class _Call:
     def _large(self, crossing: Sequence[str]) -> Iterator[Drawing]:
         for kind in crossing:
             one = self.best[kind]
-            draw = partial(alignment, self.forward[one.name], one.number, title=self._title(str(one)))
+            draw = self._map(alignment, one)
             yield Drawing("alignment", f"{one}: which source token each target token looks at most", draw)
         for one in self.chosen or [head for kind, head in self.best.items() if kind not in crossing]:
-            draw = partial(head_map, self.forward[one.name], one.number, title=self._title(str(one)))
+            draw = self._map(head_map, one)
             yield Drawing(f"head-{one.name}-{one.number}", f"{one}: what each token looks at", draw)
+
+    def _map(self, draw: Callable[..., Figure], one: _Head) -> Callable[[], Figure]:
+        return partial(draw, self.forward[one.name], one.number, when=self.when, title=self._title(str(one)))
 
     def _roles(self, name: str) -> list[tuple[int, str, float]]:
         sight = self.forward[name]

@@ -12,16 +12,16 @@ function chosenKey({ name, head, other }) {
 
 /** Asks the model, or shows it again with its heads on. */
 export async function toggleAblation(explorer) {
-  if (!explorer.live) return;
+  if (!explorer.switchable) return;
   const { state } = explorer;
   const key = chosenKey(state);
   if (answers.has(key)) {
     answers.delete(key);
-    return paintAblation(explorer);
+    return explorer.ablated();
   }
   answers.clear();
   answers.set(key, { waiting: true });
-  paintAblation(explorer);
+  explorer.ablated();
   const off = new Map([[state.name, [state.head]]]);
   if (state.other) off.set(state.other.name, [...(off.get(state.other.name) ?? []), state.other.head]);
   try {
@@ -29,7 +29,12 @@ export async function toggleAblation(explorer) {
   } catch (problem) {
     answers.set(key, { problem: problem.message });
   }
-  paintAblation(explorer);
+  explorer.ablated();
+}
+
+/** What the model does without the chosen heads, if it has been asked. */
+export function ablationOf(explorer) {
+  return answers.get(chosenKey(explorer.state)) ?? null;
 }
 
 /** Forgets what was computed for another text. */
@@ -39,11 +44,8 @@ export function forgetAblations() {
 
 export function paintAblation(explorer) {
   const box = byId("ablation");
-  if (!explorer.live) {
-    const effect = explorer.headOf(explorer.state).effect;
-    return refill(box, Number.isFinite(effect) ? null : make("p", { class: "soft tiny", text: say("notLive") }));
-  }
-  const answer = answers.get(chosenKey(explorer.state));
+  if (!explorer.switchable) return refill(box, make("p", { class: "soft tiny", text: say("notLive") }));
+  const answer = ablationOf(explorer);
   const label = answer && !answer.waiting ? "switchOn" : explorer.state.other ? "switchTwoOff" : "switchOff";
   const button = make("button", {
     type: "button", class: "switch", id: "switch-off", "aria-pressed": String(Boolean(answer)), on: { click: () => toggleAblation(explorer) },

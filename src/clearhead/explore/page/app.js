@@ -10,14 +10,15 @@ import { Finder } from "./finding.js";
 import { listenToKeys, openHelp } from "./keyboard.js";
 import { say, speak, translate } from "./languages.js";
 import { lookOf } from "./look.js";
+import { nameRows, rowsNow } from "./rows.js";
 import { checkedScene, openSource } from "./source.js";
-import { Store, beginning, remember, stateOf } from "./state.js";
+import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state.js";
 import { TextPane } from "./textpane.js";
 import { TokenPane } from "./tokenpane.js";
 
 class Page {
   constructor(scene, source) {
-    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene) });
+    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
     this.dress();
@@ -49,19 +50,21 @@ class Page {
     this.texts.renew();
     this.tokens.renew();
     this.atlas.renew();
+    this.showChoices();
   }
 
   update(changed) {
     const any = (...keys) => keys.some((key) => changed.has(key));
+    if (changed.has("rows")) nameRows(this.explorer);
     if (any("theme", "language", "colours")) {
       this.dress();
       return this.renewPanes();
     }
-    if (any("name", "head", "other", "direction", "drawing", "curve")) this.centre.build();
+    if (any("name", "head", "other", "direction", "drawing", "curve", "rows")) this.centre.build();
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step")) this.updateTexts();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();
@@ -103,6 +106,9 @@ class Page {
     const { state } = this.explorer;
     byId("curve").value = state.curve;
     byId("colours").value = state.colours;
+    const rows = rowsNow(this.explorer);
+    byId("rows").classList.toggle("absent", !rows);
+    for (const button of byId("rows").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.value === rows));
   }
 
   listen() {
@@ -113,6 +119,7 @@ class Page {
       escape: () => this.escape(),
       turnTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
       turnLanguage: () => store.set({ language: document.documentElement.lang === "en" ? "zh" : "en" }),
+      turnRows: () => rowsNow(explorer) && store.set({ rows: rowsNow(explorer) === "written" ? "read" : "written" }),
       turnDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
@@ -135,6 +142,9 @@ class Page {
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
     }
+    for (const button of byId("rows").querySelectorAll("button")) {
+      button.addEventListener("click", () => store.set({ rows: button.value }));
+    }
     listenToKeys(explorer, centre, actions);
     window.matchMedia?.("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.dress();
@@ -145,7 +155,9 @@ class Page {
       remember(explorer.state);
     });
     window.addEventListener("hashchange", () => {
-      const wanted = { pins: [], step: null, view: null, role: null, ...stateOf(location.hash, explorer.scene) };
+      if (partOf(location.hash, explorer.scene) !== explorer.state.part) return location.reload();
+      const { name, head, cursor, part, ...usual } = DEFAULTS;
+      const wanted = { ...usual, ...stateOf(location.hash, explorer.scene) };
       centre.stale = true;
       store.set(wanted);
       centre.repaint();
@@ -174,7 +186,7 @@ class Page {
   lookAnew(event) {
     event.preventDefault();
     const text = byId("another-text").value.trim();
-    if (text) this.replace(this.explorer.source.look(text));
+    if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
   /** A new scene in the same page. */
@@ -182,13 +194,14 @@ class Page {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
     byId("another-problem").textContent = "";
+    byId("another").querySelector("button").textContent = say("switching");
     try {
       const scene = checkedScene(await coming);
       const { name, head } = explorer.state;
       explorer.renew(scene);
       forgetAblations();
       const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
-      Object.assign(explorer.state, { pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
+      Object.assign(explorer.state, { part: scene.view ?? 0, pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
       this.renew();
       this.remember();
       byId("another-text").blur();
@@ -196,6 +209,7 @@ class Page {
       byId("another-problem").textContent = problem.message;
     }
     byId("another").removeAttribute("aria-busy");
+    byId("another").querySelector("button").textContent = say("look");
   }
 }
 
@@ -211,10 +225,9 @@ async function start() {
   speak("auto");
   translate(document);
   try {
-    const { scene, source } = await openSource();
+    const { scene, source } = await openSource(location.hash);
     const page = new Page(scene, source);
     page.renew();
-    page.showChoices();
     document.documentElement.dataset.shown = "yes";
   } catch (problem) {
     fail(problem);

@@ -69,9 +69,9 @@ export function leaning(cell) {
   return cell < 11.5 ? -Math.PI / 2 : -Math.PI / 4;
 }
 
-/** How long a leaning label may be. */
-export function leaningRoom(top, cell) {
-  return cell < 11.5 ? top - 14 : top / Math.SQRT1_2 - 26;
+/** How long a leaning label may be at this place, above the map and to the right of it. */
+export function leaningRoom({ top, right, viewport }, cell, x) {
+  return cell < 11.5 ? top - 14 : Math.min(top / Math.SQRT1_2 - 26, (viewport.width + right - x) / Math.SQRT1_2 - 8);
 }
 
 /** Labels of the keys above the map. */
@@ -89,7 +89,7 @@ export function paintKeys(plot) {
     if (paintPatch(plot, keys, first[1] + key, x - Math.min(cell, 34) / 2, base - Math.min(cell, 34), Math.min(cell - 1, 34))) return;
     context.fillStyle = colour;
     context.font = labelFont(look, cell, strong);
-    const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : leaningRoom(plot.top, cell));
+    const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : leaningRoom(plot, cell, x));
     context.save();
     context.translate(x, base);
     if (!flat) context.rotate(leaning(cell));

@@ -3,9 +3,10 @@
 import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "./elements.js";
 import { headTitle, headFacts } from "./captions.js";
 import { say } from "./languages.js";
+import { weightAt } from "./lines.js";
 import { MapView } from "./mapview.js";
 import { PictureFlow, isPictured } from "./picture.js";
-import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
+import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
 import { written } from "./tokens.js";
 import { Viewport } from "./viewport.js";
 
@@ -19,7 +20,7 @@ export class Centre {
     this.repaint = oncePerFrame(() => this.paint());
     this.keepView = afterQuiet(120, () => this.rememberView());
     this.hands = {
-      cursor: (view, cell, place) => this.point(view, cell, place),
+      cursor: (view, cell, place) => this.placing || this.point(view, cell, place),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
         this.unsaved = true;
@@ -57,7 +58,7 @@ export class Centre {
   build() {
     const { explorer, chosen } = this;
     const [attention] = chosen.map((one) => explorer.attentionOf(one.name));
-    const shape = `${attention.queries}/${attention.keys}/${attention.counts}`;
+    const shape = explorer.shapeOf(attention);
     if (this.shape !== shape || !this.viewport) {
       this.shape = shape;
       this.viewport = new Viewport(...attention.counts);
@@ -72,16 +73,25 @@ export class Centre {
     for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
-    const figures = chosen.map((one, i) => this.figure(one, i));
-    byId("maps").classList.toggle("two", figures.length > 1);
-    refill(byId("maps"), ...figures);
+    byId("maps").classList.toggle("two", chosen.length > 1);
+    this.place(chosen);
     this.repaint();
+  }
+
+  /** Puts the maps where they belong; who walks through one of them goes on walking. */
+  place(chosen) {
+    const held = document.activeElement;
+    this.placing = this.views.some((view) => view.canvas === held);
+    refill(byId("maps"), ...chosen.map((one, i) => this.figure(one, i)));
+    for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
+    if (this.placing) held.focus({ preventScroll: true });
+    this.placing = false;
   }
 
   figure(one, i) {
     const { explorer, views, viewport } = this;
     const attention = explorer.attentionOf(one.name);
-    const other = `${attention.queries}/${attention.keys}/${attention.counts}` !== this.shape;
+    const other = explorer.shapeOf(attention) !== this.shape;
     views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
     views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
     const hint = i === 0 && !explorer.state.other && explorer.group.attentions.flatMap((each) => each.heads).length > 1;
@@ -94,7 +104,12 @@ export class Centre {
     if (this.pictured) {
       const axis = explorer.answered;
       this.pictures ??= [];
-      this.pictures[i] = new PictureFlow(axis, explorer.handsOf(axis), { label: say("picture") });
+      const hands = explorer.handsOf(axis);
+      const point = (position, place) => {
+        hands.point(position);
+        this.tellPicture(one, position, place);
+      };
+      this.pictures[i] = new PictureFlow(axis, { ...hands, point }, { label: say("picture") });
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
@@ -146,7 +161,7 @@ export class Centre {
     const { attention, state } = explorer;
     const placed = (axis, side) => new Set(explorer.pinnedOn(explorer.axes[axis])
       .map((position) => position - attention.first[side]).filter((place) => place >= 0 && place < attention.counts[side]));
-    const self = attention.queries === attention.keys;
+    const self = explorer.isInward(attention);
     const at = state.direction === "at";
     const queries = self && !at ? new Set() : placed(attention.queries, 0);
     const keys = self && at ? new Set() : placed(attention.keys, 1);
@@ -166,6 +181,20 @@ export class Centre {
     const notes = this.views.map((one) => cellNote(this.explorer, one, cell));
     showTip(notes, place);
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
+  }
+
+  /** What the tokens in question give to a patch, or get from it. */
+  async tellPicture(chosen, position, place = null) {
+    const { explorer } = this;
+    const { answered, asked, subject, state } = explorer;
+    if (position === null || (answered === asked && !subject.pinned)) return hideTip();
+    const answer = await explorer.answer(chosen).catch(() => null);
+    const weight = answer && weightAt(explorer, answer, position);
+    if (weight === null) return hideTip();
+    const ends = [subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32), answered.label(position, 32)];
+    const note = noteOf(...(state.direction === "at" ? ends : ends.reverse()), weight);
+    if (place) showTip([note], place);
+    else byId("live").textContent = note.spoken;
   }
 
   pin(view, { q, k }) {

@@ -3,6 +3,7 @@
 import { Scale, isDark } from "./colours.js";
 import { askedLines, shadeOf } from "./lines.js";
 import { loadPictures } from "./picture.js";
+import { nameRows } from "./rows.js";
 import { HeadTiles } from "./tiles.js";
 import { Axis } from "./tokens.js";
 
@@ -24,6 +25,7 @@ export class Explorer {
     this.effects = null;
     this.noEffects = false;
     this.groups = groupsOf(scene.attentions);
+    nameRows(this);
     this.pictures = loadPictures(this.axes, () => this.arrived());
   }
 
@@ -33,6 +35,12 @@ export class Explorer {
 
   get live() {
     return Boolean(this.scene.live && this.source.live);
+  }
+
+  /** Whether it is known, or can be asked, what the model does without the chosen heads. */
+  get switchable() {
+    const { name, head, other } = this.state;
+    return this.live || Boolean(!other && this.scene.without?.[name]?.[head]);
   }
 
   get dark() {
@@ -51,6 +59,16 @@ export class Explorer {
 
   get attention() {
     return this.attentionOf(this.state.name);
+  }
+
+  /** Whether an attention looks from one text into itself. */
+  isInward(attention) {
+    return this.axes[attention.queries].reads === this.axes[attention.keys].reads;
+  }
+
+  /** What two maps must share to stand side by side. */
+  shapeOf(attention) {
+    return `${this.axes[attention.queries].reads}/${attention.keys}/${attention.counts}`;
   }
 
   headOf({ name, head }) {
@@ -81,8 +99,10 @@ export class Explorer {
     return known;
   }
 
-  /** Called when numbers have come; the panes put theirs here. */
+  /** Called when numbers have come, and when heads were switched; the panes put theirs here. */
   arrived() {}
+
+  ablated() {}
 
   /** A row or a column of weights, asked for once. */
   lineOf(direction, name, head, position) {
@@ -113,7 +133,7 @@ export class Explorer {
   select(name, head) {
     const before = this.attention;
     const after = this.attentionOf(name);
-    const same = before && before.queries === after.queries && before.keys === after.keys && String(before.counts) === String(after.counts);
+    const same = before && this.shapeOf(before) === this.shapeOf(after);
     const { other } = this.state;
     this.store.set({ name, head, view: same ? this.state.view : null, cursor: null });
     if (other && (!same || (other.name === name && other.head === head))) this.store.set({ other: null });
@@ -197,6 +217,7 @@ export class Explorer {
     const under = side === 0 ? cursor?.q : cursor?.k;
     if (under !== null && under !== undefined) return { positions: [under + first], pinned: false };
     if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
+    if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
     return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
   }
 
@@ -212,7 +233,8 @@ export class Explorer {
   async shownOn(axis, chosen = null, follow = "answered") {
     const { attention, state, subject } = this;
     const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
-    const pinned = new Set(this.pinnedOn(axis));
+    const other = axis !== this.asked && axis.reads === this.asked.reads; // the same places, seen from the other side
+    const pinned = new Set(other ? [] : this.pinnedOn(axis));
     const { cursor } = state;
     const places = [];
     if (axis.name === attention.queries && Number.isInteger(cursor?.q)) places.push(cursor.q + attention.first[0]);

@@ -27,7 +27,7 @@ export function figureOf(explorer, centre) {
   let left = 0;
   chosen.forEach((one, i) => {
     const group = makeSvg("g", { transform: `translate(${left} 0)` });
-    group.append(...heading(explorer, one));
+    group.append(...heading(explorer, one, centre.pictured));
     const body = makeSvg("g", { transform: `translate(0 ${HEAD})` });
     if (centre.pictured) body.append(embedded(centre.pictures[i].canvas, 12, 0, widths[i] - 24, height - 16));
     else body.append(...drawnMap(centre.views[i], look));
@@ -44,8 +44,11 @@ function drawnHeight(view) {
   return view.top + view.viewport.extent.bottom + 12;
 }
 
-function heading(explorer, chosen) {
-  const facts = headFacts(explorer, chosen).map((fact) => fact.textContent).join(" · ");
+function heading(explorer, chosen, pictured) {
+  const { asked, state, subject } = explorer;
+  const token = subject.positions.map((position) => asked.label(position, 24)).slice(0, 4).join(", ");
+  const whose = pictured ? [say(state.direction === "at" ? "picturedAt" : "picturedBy", { token })] : [];
+  const facts = [...headFacts(explorer, chosen).map((fact) => fact.textContent), ...whose].join(" · ");
   return [
     makeSvg("text", { x: 12, y: 20, "font-weight": 600, text: headTitle(explorer, chosen) }),
     makeSvg("text", { x: 12, y: 38, "font-size": 11, fill: explorer.look.soft, text: facts }),
@@ -149,7 +152,7 @@ function keyLabels(view, look) {
   const labels = [];
   for (let key = k0; key < k1; key++) {
     const x = round(viewport.x(key + 0.5));
-    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : leaningRoom(plot.top, cell));
+    const text = cutTo(plot.context, keys.label(first + key, 24), flat ? cell - 4 : leaningRoom(plot, cell, x));
     labels.push(makeSvg("text", { x, y: base, "font-size": size, text, ...(flat ? { "text-anchor": "middle" } : { transform: `rotate(${(leaning(cell) * 180) / Math.PI} ${x} ${base})` }) }));
   }
   return labels;

@@ -1,6 +1,6 @@
 // FileSource: everything inside the one HTML file.
 
-import { Blocks, meaning } from "./packing.js";
+import { Blocks, complete, meaning } from "./packing.js";
 import { blocksIn, largest, pooledWeights, respread } from "./pooling.js";
 
 export const TOP_SHOWN = 10;
@@ -9,8 +9,20 @@ export class FileSource {
   constructor(scene, blocks = new Blocks()) {
     this.live = false;
     this.blocks = blocks;
+    this.keep(scene);
+  }
+
+  /** Every later question is about this scene. */
+  keep(scene) {
     this.data = scene.data ?? {};
+    this.without = scene.without ?? {};
     this.attentions = new Map(scene.attentions.map((one) => [one.name, one]));
+    return scene;
+  }
+
+  /** Another of the views that the file holds. */
+  async scene(view) {
+    return this.keep(JSON.parse((await complete(view ? `scene-${view}` : "scene")).textContent));
   }
 
   /** Whether every weight of this head is known, so that zooming in pays. */
@@ -91,8 +103,9 @@ export class FileSource {
     return new TopKeys(keys, weights, count);
   }
 
-  async ablate() {
-    throw new Error("a file cannot run the model");
+  /** What the model did without one head, when the file was written. */
+  async ablate([{ name, heads }]) {
+    return this.without[name][heads[0]];
   }
 
   async look() {

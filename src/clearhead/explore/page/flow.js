@@ -20,7 +20,7 @@ export class TokenFlow {
     this.start = 0;
     this.shown = null;
     this.built = "";
-    this.list = make("div", { class: "tokens", role: "group", "aria-label": options.label, dir: "auto" });
+    this.list = make("div", { class: "tokens", role: "group", "aria-label": options.label, dir: axis.direction });
     this.ribbon = make("canvas", { class: "ribbon", "aria-hidden": "true" });
     this.where = make("span", { class: "where" });
     const turn = (by, sign, label) =>
@@ -56,7 +56,8 @@ export class TokenFlow {
 
   /** Arrow keys go from token to token; only one of them is a tab stop. */
   step(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
+    const right = this.list.dir === "rtl" ? -1 : 1;
+    const by = { ArrowLeft: -right, ArrowRight: right, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
     if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
     event.stopPropagation();

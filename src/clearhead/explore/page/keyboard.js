@@ -33,6 +33,7 @@ function keyTable(explorer, centre, actions) {
       "Shift+ArrowUp": () => centre.pan(0, 80), "Shift+ArrowDown": () => centre.pan(0, -80),
     }],
     ["[ ]", "keyStep", { "[": () => explorer.moveStep(-1), "]": () => explorer.moveStep(1) }],
+    ["w", "keyRows", { w: actions.turnRows }],
     ["/", "keyFind", { "/": () => byId("find").focus() }],
     ["c", "keyCompare", { c: () => explorer.compareNext() }],
     ["o", "keySort", { o: set("sort", SORTS) }],
@@ -71,7 +72,7 @@ export function listenToKeys(explorer, centre, actions) {
 /** The list of keys. */
 export function openHelp(explorer, centre, actions) {
   const rows = keyTable(explorer, centre, actions)
-    .filter(([, phrase]) => explorer.live || !["keyOff", "keyNewText"].includes(phrase))
+    .filter(([, phrase]) => (phrase === "keyOff" ? explorer.switchable : phrase !== "keyNewText" || explorer.live))
     .map(([shown, phrase]) => make("div", { class: "key-row" }, make("span", { class: "key-names" }, ...shown.split(" ").map((key) => make("kbd", { text: key }))), make("span", { text: say(phrase) })));
   const dialog = byId("help");
   refill(dialog,

@@ -25,6 +25,13 @@ export function sayAround(key, blanks) {
   return (spoken[key] ?? ENGLISH[key]).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
 }
 
+/** A note: one of the page's own, or a model's, which knows English only. */
+export function sayNote(note) {
+  if (typeof note !== "string") return say(note.say, note);
+  const known = note.replace(/\d+/, "{number}");
+  return known in spoken.notes ? spoken.notes[known].replace("{number}", note.match(/\d+/)?.[0]) : note;
+}
+
 /** A role in words. */
 export function sayRole(role) {
   return spoken.roles[role ?? "none of these"] ?? role;

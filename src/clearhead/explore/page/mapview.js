@@ -41,7 +41,8 @@ export class MapView {
     const cell = viewport.fitted ? viewport.fitCellIn(...inside(margins(true, true, rough))) : viewport.cell;
     this.labelled = { queries: cell[0] >= LABEL_CELL, keys: cell[1] >= LABEL_CELL };
     const { left, top, right } = margins(this.labelled.queries, this.labelled.keys, viewport.fitted ? rough : cell);
-    Object.assign(this, { left, top });
+    Object.assign(this, { left, top, right });
+    this.canvas.style.touchAction = viewport.fitted ? "pan-y" : "none"; // where there is nothing to move, the page moves
     viewport.resize({ left, top, width: width - left - right, height: height - top - 8 });
     return context;
   }
@@ -49,11 +50,12 @@ export class MapView {
   /** How much room labels or rulers take. */
   margins(context, width, height) {
     const { counts, first } = this.attention;
-    const key = `${this.attention.name}/${width}/${height}/${context.font}`;
+    const key = `${this.attention.name}/${this.queries.name}/${width}/${height}/${context.font}`;
     if (this.measured?.key !== key) {
       const wide = labelRoom(context, this.keys, first[1], counts[1]);
       const left = labelRoom(context, this.queries, first[0], counts[0]);
-      this.measured = { key, wide, left, flat: wide + 6 <= Math.min((width - left - 36) / counts[1], 72) };
+      const [, cell] = this.viewport.fitCellIn(width - left - 36, height - 42); // as it is where labels lie flat
+      this.measured = { key, wide, left, flat: wide + 6 <= cell };
     }
     const { wide, left, flat } = this.measured;
     return (queries, keys, cell) => {
@@ -72,7 +74,7 @@ export class MapView {
     context.clearRect(0, 0, this.element.clientWidth, this.element.clientHeight);
     context.font = look.font;
     this.plot = {
-      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, tiles: this.tiles,
+      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, right: this.right, tiles: this.tiles,
       scale: this.explorer.scale, curve: this.explorer.curveOf(this.attention),
       queries: this.queries, keys: this.keys, first: this.attention.first, resolution: null,
     };
@@ -125,6 +127,7 @@ export class MapView {
       this.hands.moved(this);
     });
     canvas.addEventListener("wheel", (event) => {
+      if (this.viewport.fitted && event.deltaY > 0) return; // all is seen: the page may scroll on
       event.preventDefault();
       const lines = event.deltaMode === 1 ? 24 : 1;
       const speed = event.ctrlKey ? 0.01 : 0.0016;

@@ -54,7 +54,7 @@ export function joinNibbles(bytes, count, rest) {
 }
 
 /** Resolves once the element with this id is complete: the page starts before the file has been read to its end. */
-function complete(id) {
+export function complete(id) {
   return new Promise((resolve, reject) => {
     const look = () => {
       const element = document.getElementById(id);

@@ -100,7 +100,7 @@ function paintCells(plot, tile) {
       if (!number || share < number.least) continue;
       context.fillStyle = shade > 0.02 ? scale.ink(shade) : look.soft;
       context.globalAlpha = share < 0.005 ? 0.36 : share < 0.05 ? 0.66 : 1;
-      context.fillText(number.text(share), x + wide / 2, y + high / 2 + 0.5);
+      context.fillText(number.text(share), x + wide / 2, y + high / 2 + 0.5, wide - 2);
       context.globalAlpha = 1;
     }
   }
@@ -141,7 +141,7 @@ function paintTops(plot, window) {
       context.fillRect(viewport.x(k), viewport.y(q), wide - 0.5, high - 0.5);
       if (!number || weight < number.least) continue;
       context.fillStyle = scale.ink(shade);
-      context.fillText(number.text(weight), viewport.x(k + 0.5), viewport.y(q + 0.5));
+      context.fillText(number.text(weight), viewport.x(k + 0.5), viewport.y(q + 0.5), wide - 2);
     }
   }
 }

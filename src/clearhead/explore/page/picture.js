@@ -55,7 +55,7 @@ export class PictureFlow {
       return row >= 0 && column >= 0 && row < rows && column < columns ? this.axis.firstPatch + row * columns + column : null;
     };
     this.canvas.addEventListener("click", (event) => this.hands.pin(positionOf(event)));
-    this.canvas.addEventListener("pointermove", (event) => this.hands.point(positionOf(event)));
+    this.canvas.addEventListener("pointermove", (event) => this.hands.point(positionOf(event), [event.clientX, event.clientY]));
     this.canvas.addEventListener("pointerleave", () => this.hands.point(null));
     this.canvas.addEventListener("keydown", (event) => this.walk(event));
     this.canvas.addEventListener("blur", () => this.hands.point(null));
@@ -106,7 +106,9 @@ export class PictureFlow {
     const context = sharpen(this.canvas, width, height);
     context.clearRect(0, 0, width, height);
     context.imageSmoothingQuality = "high";
+    context.filter = shown.shade ? "grayscale(0.9)" : "none"; // colours are for attention
     context.drawImage(image, 0, 0, width, height);
+    context.filter = "none";
     const [rows, columns] = this.axis.grid;
     const [high, wide] = [height / rows, width / columns];
     const place = (position) => {

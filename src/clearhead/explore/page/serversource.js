@@ -1,5 +1,7 @@
 // ServerSource: asks the local server that this page came from, and no other.
 
+import { say } from "./languages.js";
+
 export class ServerSource {
   constructor(base) {
     this.base = base;
@@ -91,7 +93,7 @@ export class ServerSource {
       reply = await fetch(this.base + path, { cache: "no-store", ...options });
     } catch (problem) {
       if (problem.name === "AbortError") throw problem;
-      throw new Error("the local server does not answer: is clearhead look still running?");
+      throw new Error(say("noServer"));
     }
     if (!reply.ok) throw new Error(await reasonOf(reply));
     return reply;

@@ -1,24 +1,25 @@
 // Where the numbers come from: the file itself, or the local server. Both answer the same questions.
 
 import { FileSource } from "./filesource.js";
+import { say } from "./languages.js";
 import { ServerSource } from "./serversource.js";
+import { partOf } from "./state.js";
 
-/** The scene and its source: what the file holds, else what the server tells. */
-export async function openSource() {
+/** The scene and its source: what the file holds, else what the server tells; of several parts the one that is wanted. */
+export async function openSource(fragment) {
   const element = document.getElementById("scene");
-  if (element && element.textContent.trim()) {
-    const scene = checkedScene(JSON.parse(element.textContent));
-    return { scene, source: new FileSource(scene) };
-  }
-  const source = new ServerSource("");
-  return { scene: checkedScene(await source.scene()), source };
+  const inside = element?.textContent.trim() ? checkedScene(JSON.parse(element.textContent)) : null;
+  const source = inside ? new FileSource(inside) : new ServerSource("");
+  const scene = inside ?? checkedScene(await source.scene());
+  const part = partOf(fragment, scene);
+  return { scene: part === (scene.view ?? 0) ? scene : checkedScene(await source.scene(part)), source };
 }
 
 /** Refuses what this page cannot show, in words. */
 export function checkedScene(scene) {
   if (scene.format !== 1) {
-    throw new Error(`this page reads scenes of format 1, not ${scene.format}; write the file again with clearhead look`);
+    throw new Error(say("otherFormat", { format: scene.format }));
   }
-  if (!scene.attentions?.length) throw new Error("the record holds no attention: nothing was watched");
+  if (!scene.attentions?.length) throw new Error(say("noAttention"));
   return scene;
 }

@@ -7,6 +7,7 @@
  */
 
 export const DEFAULTS = {
+  part: 0, // of a record of several texts, which
   name: "", // the attention
   head: 0,
   other: null, // a second head beside the first: Chosen
@@ -19,6 +20,7 @@ export const DEFAULTS = {
   curve: "auto",
   colours: "ember",
   drawing: "auto", // "map" or "picture"
+  rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
   cursor: null, // {q, k}: what the pointer or the keys are on; not in the address
@@ -52,12 +54,13 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "curve", "colours", "drawing", "theme", "language"];
+const WORDS = ["direction", "sort", "curve", "colours", "drawing", "rows", "theme", "language"];
 
 /** The state as the fragment of an address, without what is as it always is. */
 export function fragmentOf(state) {
   const parts = new URLSearchParams();
   parts.set("at", `${state.name}/${state.head}`);
+  if (state.part) parts.set("part", String(state.part + 1));
   if (state.other) parts.set("beside", `${state.other.name}/${state.other.head}`);
   if (state.pins.length) parts.set("pins", state.pins.map((pin) => `${pin.axis}:${pin.position}`).join(","));
   if (state.view) parts.set("view", ["q0", "q1", "k0", "k1"].map((key) => Number(state.view[key].toFixed(3))).join(","));
@@ -67,12 +70,19 @@ export function fragmentOf(state) {
   return parts.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
 }
 
+/** Which part of a record a fragment is about, if there is such a part. */
+export function partOf(fragment, scene) {
+  const part = Number(new URLSearchParams(fragment.replace(/^#/, "")).get("part") ?? 1) - 1;
+  return scene.views?.[part] === undefined ? (scene.view ?? 0) : part;
+}
+
 const CHOICES = {
   direction: ["at", "by"],
   sort: ["layer", "role", "entropy", "distance", "sink", "peak", "effect"],
   curve: ["auto", "linear", "root", "log"],
   colours: ["ember", "cividis", "ink"],
   drawing: ["auto", "map", "picture"],
+  rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: ["auto", "en", "zh"],
 };

@@ -2,7 +2,7 @@
 
 import { byId, make, refill } from "./elements.js";
 import { TokenFlow } from "./flow.js";
-import { say } from "./languages.js";
+import { say, sayNote } from "./languages.js";
 import { PictureFlow, isPictured } from "./picture.js";
 import { legible } from "./tokens.js";
 
@@ -23,7 +23,7 @@ export class TextPane {
     const { scene, axes } = explorer;
     refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft", text: sizeOf(explorer) }));
     document.title = `clearhead · ${scene.title ?? ""}`;
-    byId("notes").textContent = (scene.notes ?? []).join(" · ");
+    byId("notes").textContent = (scene.notes ?? []).map(sayNote).join(" · ");
     byId("another").hidden = !explorer.live;
     this.listViews(scene);
     this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {

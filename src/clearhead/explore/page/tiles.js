@@ -16,6 +16,7 @@ export class HeadTiles {
   constructor(source, attention, head, arrived) {
     Object.assign(this, { source, attention, head, arrived });
     this.info = attention.heads.find((one) => one.number === head);
+    this.beside = []; // those that are shown next to it
     this.base = null;
     this.tops = null;
     this.tiles = new Map();
@@ -173,8 +174,12 @@ export class HeadTiles {
     return top ? { q0: q, k0: k, rows: 1, columns: 1, sum: top[1], share: top[1], exact: true } : cell;
   }
 
-  /** The share of attention that gets the full colour, for cells of so many tokens. */
+  /** The share of attention that gets the full colour, for cells of so many tokens; heads side by side have one scale. */
   full(curve, blocks) {
+    return Math.max(...[this, ...this.beside].filter((one) => one.base).map((one) => one.fullAlone(curve, blocks)));
+  }
+
+  fullAlone(curve, blocks) {
     if (curve === "log") return 1;
     if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, 1e-3);
     if (curve === "linear") return 1;

@@ -19,6 +19,12 @@ export function cellNote(explorer, view, { q, k }) {
   return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
+/** A weight between two tokens, as a note. */
+export function noteOf(query, key, weight) {
+  const value = precise(weight);
+  return { query, key, value, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
+}
+
 /** Four digits, or what there is below them. */
 function precise(weight) {
   return weight > 0 && weight < 0.00005 ? weight.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)$/, (_, power) => `⁻${superscript(power)}`) : weight.toFixed(4);

@@ -4,9 +4,9 @@ import { byId, make, refill } from "./elements.js";
 import { TokenFlow } from "./flow.js";
 import { say, sayAround } from "./languages.js";
 import { PictureFlow, isPictured } from "./picture.js";
-import { paintAblation } from "./ablation.js";
+import { ablationOf, paintAblation } from "./ablation.js";
 import { weightAt } from "./lines.js";
-import { legible, written } from "./tokens.js";
+import { counted, legible, written } from "./tokens.js";
 
 const PAGE = 300;
 
@@ -16,6 +16,11 @@ export class TokenPane {
     this.shownOn = shownOn;
     this.centre = centre;
     this.turn = 0;
+    explorer.ablated = () => {
+      this.paintNext();
+      paintAblation(explorer);
+      byId("ablation").scrollIntoView({ block: "nearest" });
+    };
     for (const button of byId("directions").querySelectorAll("button")) {
       button.addEventListener("click", () => explorer.store.set({ direction: button.value }));
     }
@@ -82,9 +87,12 @@ export class TokenPane {
       second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
       normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const rows = best.slice(0, 8).filter(([, weight], i) => i === 0 || weight >= 0.0005).map(([position, weight, norm]) => {
+    const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005);
+    const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
+    const rows = listed.map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
-      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }));
+      const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: counted(position) });
+      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
       const bar = make("span", { class: "bar" });
       bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
       return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: written(weight, 3) }),
@@ -124,19 +132,32 @@ export class TokenPane {
     const title = make("h3", {}, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
     const found = output.next[place];
     if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
-    const rows = found.slice(0, 6).map(([text, probability]) => {
+    const off = ablationOf(explorer)?.next?.[place] ?? null;
+    const rows = bothWays(found, off).map(([text, probability, without]) => {
       const bar = make("span", { class: "bar warm" });
-      bar.style.width = `${Math.max(2, 100 * probability)}%`;
-      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }), make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+      bar.style.width = `${Math.max(2, 100 * ((off ? without : probability) ?? 0))}%`;
+      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }),
+        off ? make("td", { class: "number off", text: written(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
     });
-    refill(box, title, make("table", { class: "keys" }, make("tbody", {}, ...rows)));
+    const head = off ? make("thead", {}, make("tr", {}, make("th"), ...["on", "off"].map((text) => make("th", { scope: "col", class: `number ${text}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
+    refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)));
   }
 }
 
-/** The largest weights of either of two heads, with those of the first. */
+/** What may come next, with the head and without it: [text, probability, the other]; null where it is not known. */
+function bothWays(on, off) {
+  const shown = on.slice(0, 6).map(([text, probability]) => [text, probability, off?.find(([other]) => other === text)?.[1] ?? null]);
+  const added = (off ?? []).filter(([text]) => !shown.some(([other]) => other === text)).map(([text, probability]) => [text, null, probability]);
+  const most = ([, one, other]) => Math.max(one ?? 0, other ?? 0);
+  return off ? [...shown, ...added].sort((one, other) => most(other) - most(one)).slice(0, 6) : shown;
+}
+
+/** The largest weights of either of two heads: [position, the first head's, no norm, the larger]. */
 function bestOfTwo(explorer, one, other) {
   const positions = new Set([...one.top, ...other.top].map(([position]) => position));
-  const weights = [...positions].map((position) => [position, weightAt(explorer, one, position) ?? 0, weightAt(explorer, other, position) ?? 0]);
-  weights.sort((a, b) => Math.max(b[1], b[2]) - Math.max(a[1], a[2]));
-  return weights.map(([position, weight]) => [position, weight, null]);
+  const found = [...positions].map((position) => {
+    const weights = [one, other].map((answer) => weightAt(explorer, answer, position) ?? 0);
+    return [position, weights[0], null, Math.max(...weights)];
+  });
+  return found.sort((a, b) => b[3] - a[3]);
 }

@@ -5,6 +5,7 @@ const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 const UNSEEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\u{e0000}-\u{e007f}]/gu;
 
+const BACKWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u; // letters that run from right to left
 const HALF = /\p{Cs}/gu; // half of a pair
 
 /** The text with everything invisible made visible, and at most so many letters. */
@@ -44,6 +45,12 @@ export class Axis {
       this.labels.set(key, legible(this.shown[position] ?? this.tokens[position], most));
     }
     return this.labels.get(key);
+  }
+
+  /** Which way the text runs: as most of its first letters do. */
+  get direction() {
+    const letters = this.shown.slice(0, 200).map((text) => String(text).slice(0, 40)).join("").match(/\p{L}/gu) ?? [];
+    return 2 * letters.filter((letter) => BACKWARDS.test(letter)).length > letters.length ? "rtl" : "ltr";
   }
 
   /** Whether the token continues the one before it, without a space. */

@@ -1,0 +1,22 @@
+// What the rows of a decoder are called by: at each place it has read one token, and writes the next.
+
+/** The axes of both, by "written" and "read"; null where there is no choice. */
+function namesOf({ axes }, attention) {
+  const { reads } = axes[attention.queries];
+  const written = Object.values(axes).find((axis) => axis.reads === reads && axis.name !== reads);
+  return written && axes[reads] ? { written: written.name, read: reads } : null;
+}
+
+/** Calls rows as the reader chose; else, where they look into another text, by what is written, and by what is read where not. */
+export function nameRows(explorer) {
+  for (const attention of explorer.scene.attentions) {
+    attention.usual ??= attention.queries;
+    attention.queries = namesOf(explorer, attention)?.[explorer.state.rows] ?? attention.usual;
+  }
+}
+
+/** What they are called by now: "written" or "read", or null where there is no choice. */
+export function rowsNow(explorer) {
+  const { attention } = explorer;
+  return Object.entries(namesOf(explorer, attention) ?? {}).find(([, axis]) => axis === attention.queries)?.[0] ?? null;
+}
