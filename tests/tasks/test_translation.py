@@ -134,6 +134,7 @@ def test_options_that_make_no_sense_are_refused(translator, options, said):
         ({"beam": "five"}, "decode.beam must be a whole number of at least 1, got 'five'"),
         ({"beam": True}, "decode.beam must be a whole number of at least 1, got True"),
         ({"part": 2.5}, r"decode.part must be a whole number of at least 1, got 2\.5"),
+        ({"sentences": 0}, "decode.sentences must be a whole number of at least 1, got 0"),
         ({"length_penalty": "long"}, "decode.length_penalty must be a number, got 'long'"),
         ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: choose from 13a, .*, not '13b'"),
     ],
@@ -194,6 +195,14 @@ def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(transl
         assert translator.predict(pieces[0]).notes == []
     finally:
         translator.task.settings["part"] = before
+
+
+def test_many_sentences_are_split_though_they_are_short(translator):
+    pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水看你。", "你吃鱼爱我。"]
+    few, many = translator.predict(["".join(pieces[:3]), "".join(pieces)])
+    assert few.notes == []
+    assert many.notes == ["translated in 4 parts"]
+    assert many.text == " ".join(answer.text for answer in translator.predict(pieces))
 
 
 def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):

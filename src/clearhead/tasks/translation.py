@@ -20,7 +20,7 @@ from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
-from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts
+from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count
 from clearhead.tasks.task import Examples, Prediction, Task
 from clearhead.text.batches import Batch, Ragged
 
@@ -91,6 +91,7 @@ class Translation(Task):
         "beam": 5,
         "length_penalty": 1.0,
         "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined
+        "sentences": 3,  # and so is one of more sentences: pairs to learn from seldom have as many
         "bleu_tokenizer": None,  # sacrebleu's; None: zh for Chinese, else 13a
     }
 
@@ -154,7 +155,7 @@ class Translation(Task):
         batch: int | None = None,
         length_penalty: float | None = None,
     ) -> list[Prediction]:
-        """Translations of all inputs: empty in, empty out; a long input is split at its sentences."""
+        """Translations of all inputs: empty in, empty out; one that is long, or of many sentences, is split at them."""
         beams = self.settings["beam"] if beams is None else beams
         if not 1 <= best <= max(beams, 1):
             raise ConfigError(f"the best {best} of {beams} beams cannot be given; ask for at most as many as beams")
@@ -213,10 +214,10 @@ class Translation(Task):
         return (self.source if kind == "source" else self.target).pieces(numbers)
 
     def _parts(self, text: str) -> list[list[int]]:
-        """The input's tokens, as one part or split where it is too long; none if it is empty."""
+        """The input's tokens, as one part or split where they are too many; none if it is empty."""
         limit = self.settings["part"]
         tokens = self.source.encode(text)
-        if len(tokens) <= limit:
+        if len(tokens) <= limit and sentence_count(text) <= self.settings["sentences"]:
             return [tokens] if tokens else []
         return [part for part in parts(self.source.normal(text), self.source.encode, limit) if part]
 
@@ -306,7 +307,7 @@ class Translation(Task):
 
 def _check(settings: dict[str, Any]) -> None:
     """Refuses what a recipe's [decode] cannot mean, before hours are spent on training."""
-    for name in ("beam", "part"):
+    for name in ("beam", "part", "sentences"):
         value = settings[name]
         if type(value) is not int or value < 1:
             raise ConfigError(f"decode.{name} must be a whole number of at least 1, got {value!r}")
