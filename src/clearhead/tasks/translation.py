@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import Mask
 from clearhead.decode import Hypothesis, Writer, beam, greedy
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.reading import Reading
@@ -268,7 +268,7 @@ class Translation(Task):
         if not found:
             return Prediction("", None, [], [])
         firsts = [one.hypotheses[0] for one in found]
-        text = joined([self._spelled(first) for first in firsts])
+        texts = [self._spelled(first) for first in firsts]
         length = sum(len(first.tokens) + 1 for first in firsts)
         score = sum(first.log_probability for first in firsts) / length
         notes = [] if len(found) == 1 else [f"translated in {len(found)} parts"]
@@ -278,9 +278,11 @@ class Translation(Task):
             notes.append("written anew without repetition: the first try ran in circles")
         if any(not first.finished for first in firsts):
             notes.append("the translation was cut off at its longest length")
+        if missing := sum(not text for text in texts):
+            notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
         others = [] if len(found) > 1 else found[0].hypotheses[1:best]
         ranked = [(self._spelled(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
-        return Prediction(text, score, ranked, notes)
+        return Prediction(joined(texts), score, ranked, notes)
 
     def _spelled(self, hypothesis: Hypothesis) -> str:
         text = self.target.decode(hypothesis.tokens)
@@ -297,11 +299,21 @@ class Translation(Task):
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Translation:
         from clearhead.text import Tokenizer
 
+        try:
+            _check({**cls.defaults, **settings})
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {folder} make no sense: {error}") from None
         if settings.get("shared", True):
             source = target = Tokenizer.load(folder)
         else:
             source = Tokenizer.load(folder, "source-tokenizer")
             target = Tokenizer.load(folder, "target-tokenizer")
+        sizes, wanted = (source.size, target.size), (config.source_vocabulary or config.vocabulary, config.vocabulary)
+        if sizes != wanted:
+            raise CheckpointError(
+                f"the tokenizers of {folder} are not its model's: they know {sizes[0]} and {sizes[1]} tokens, "
+                f"the model {wanted[0]} and {wanted[1]}"
+            )
         return cls(source, target, config, settings)
 
 
