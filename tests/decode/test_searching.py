@@ -226,6 +226,7 @@ def test_the_largest_are_those_of_topk(rows, beams, vocabulary, count, seed):
     ("wrong", "words"),
     [
         ({"beams": 0}, "at least 1 beam, got 0"),
+        ({"beams": VOCABULARY + 1}, f"{VOCABULARY + 1} beams are more than the model has tokens, {VOCABULARY}"),
         ({"best": 6}, "the best 6 of 5 beams"),
         ({"length_penalty": math.nan}, "length_penalty must be a number"),
         ({"early_stopping": "always"}, "True, False or 'never', got 'always'"),

@@ -28,7 +28,12 @@ def test_a_text_is_cut_after_its_sentences():
         "她说：“好。”",
         "走吧",
     ]
-    assert texts(parts("It costs 3.50 now. Really? Yes.", letters, 20)) == ["It costs 3.50 now.", "Really? Yes."]
+    assert texts(parts("It costs 3.50 now. Really? Yes.", letters, 20)) == ["It costs 3.50 now.", "Really?", "Yes."]
+
+
+def test_only_the_shortest_sentences_go_with_what_follows():
+    text = "Mr. Smith is here. Where? He is there."
+    assert texts(parts(text, letters, 64)) == ["Mr. Smith is here.", "Where?", "He is there."]
 
 
 def test_a_long_sentence_is_cut_after_its_clauses_and_then_anywhere():

@@ -9,7 +9,7 @@ import torch
 
 import clearhead
 from clearhead.decode import Hypothesis
-from clearhead.errors import ConfigError, DataError, DecodeError
+from clearhead.errors import CheckpointError, ConfigError, DataError, DecodeError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
@@ -134,6 +134,7 @@ def test_options_that_make_no_sense_are_refused(translator, options, said):
         ({"beam": "five"}, "decode.beam must be a whole number of at least 1, got 'five'"),
         ({"beam": True}, "decode.beam must be a whole number of at least 1, got True"),
         ({"part": 2.5}, r"decode.part must be a whole number of at least 1, got 2\.5"),
+        ({"sentences": 0}, "decode.sentences must be a whole number of at least 1, got 0"),
         ({"length_penalty": "long"}, "decode.length_penalty must be a number, got 'long'"),
         ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: choose from 13a, .*, not '13b'"),
     ],
@@ -194,6 +195,14 @@ def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(transl
         assert translator.predict(pieces[0]).notes == []
     finally:
         translator.task.settings["part"] = before
+
+
+def test_many_sentences_are_split_though_they_are_short(translator):
+    pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水看你。", "你吃鱼爱我。"]
+    few, many = translator.predict(["".join(pieces[:3]), "".join(pieces)])
+    assert few.notes == []
+    assert many.notes == ["translated in 4 parts"]
+    assert many.text == " ".join(answer.text for answer in translator.predict(pieces))
 
 
 def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):
@@ -283,6 +292,16 @@ def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
     assert len(task.target.encode(answer.text)) <= 2 * (len(task.source.encode("我爱书")) + 1) + 10
 
 
+def test_a_model_that_writes_nothing_says_so(translator):
+    task = translator.task
+    model = spoiled(task, translator.model, task.target.end)
+    (one, many, empty) = task.predict(model, ["我爱书", "我爱你看书。" * 5, ""], beams=1)
+    assert one.text == many.text == empty.text == ""
+    assert one.notes == ["the model wrote nothing"]
+    assert many.notes == ["translated in 5 parts", "the model wrote nothing for 5 of the parts"]
+    assert empty.notes == [], "nothing was asked"
+
+
 # folders
 
 
@@ -306,6 +325,23 @@ def test_sides_of_their_own_have_sizes_of_their_own():
     assert task.config.vocabulary == task.target.size
     assert task.config.source_vocabulary == task.source.size
     assert task.source.size != task.target.size
+
+
+def test_tokenizers_of_another_model_are_refused(tmp_path):
+    task = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
+    task.target.save(tmp_path, "target-tokenizer")
+    task.target.save(tmp_path, "source-tokenizer")
+    source, target = task.source.size, task.target.size
+    with pytest.raises(CheckpointError, match=f"know {target} and {target} tokens, the model {source} and {target}"):
+        Translation.load(tmp_path, task.config, task.settings)
+
+
+@pytest.mark.parametrize("wrong", [{"beam": "x"}, {"part": None}, {"bleu_tokenizer": "13b"}])
+def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
+    task = prepared(sentences(60))
+    task.save(tmp_path)
+    with pytest.raises(CheckpointError, match=f"make no sense: decode.{next(iter(wrong))}"):
+        Translation.load(tmp_path, task.config, {**task.settings, **wrong})
 
 
 # examples

@@ -68,6 +68,11 @@ def test_every_format_gives_the_same_rows(write, suffix, change):
     assert rows[2].where == f"{path}:{rows[2].line}"
 
 
+def test_endings_may_be_in_capitals(write):
+    path = write("PAIRS.TSV.GZ", packed(as_tsv(PAIRS)))
+    assert [row.values for row in read(path, NAMES)] == PAIRS
+
+
 @pytest.mark.parametrize("gz", ["", ".gz"])
 def test_parallel_files_are_read_side_by_side(write, gz):
     pack = packed if gz else bytes
@@ -138,7 +143,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ("a.csv", 'zh,en\n1,2\n3,"4"5\n', "a.csv:3: not CSV: ',' expected after '\"'"),
         ("a.csv", b"zh,en\n1,2\n3,\xff\n", "a.csv:3: not UTF-8: byte 0xFF at place 3"),
         ("a.csv", "zh,en\n", "a.csv has a header line and no rows"),
-        ("a.jsonl", '{"zh": "a", "en": "b"}\n{"zh": "a"\n', "a.jsonl:2: not JSON: Expecting ',' delimiter"),
+        ("a.jsonl", '{"zh": "a", "en": "b"}\n{"zh": "a"\n', "a.jsonl:2: not JSON: Expecting ',' delimiter at place 11"),
         ("a.jsonl", '{"zh": "a", "en": "b"}\n\n', "a.jsonl:2: not JSON: Expecting value"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON: "),
         ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is wanted, not a list: \'["a", "b"]\''),

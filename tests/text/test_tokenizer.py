@@ -155,6 +155,15 @@ def test_numbers_that_are_not_in_the_vocabulary_are_refused(pairs):
             pairs.pieces(numbers)
 
 
+@pytest.mark.unchecked
+@pytest.mark.parametrize("wrong", [None, 7, b"bytes"])
+def test_what_is_no_text_is_refused(tokenizer, wrong):
+    with pytest.raises(DataError, match=f"a text is wanted, got {wrong!r}"):
+        tokenizer.encode(wrong)
+    with pytest.raises(DataError, match="a text is wanted"):
+        tokenizer.encode_all(["a", wrong])
+
+
 def test_half_a_character_becomes_a_replacement_character(tokenizer):
     assert tokenizer.normal("a\udcff 中\ud800") == "a� 中�"
     assert tokenizer.decode(tokenizer.encode("a\udcff")) == "a�"

@@ -243,6 +243,16 @@ def test_a_run_is_thrown_away_only_for_one_that_can_begin(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"= = ="])
+def test_a_damaged_recipe_of_a_run_is_named(tmp_path, damage):
+    recipe = write_recipe(tmp_path, train="steps = 2")
+    out = train(recipe, tmp_path / "run")
+    with (out / "recipe.toml").open("ab") as file:
+        file.write(damage)
+    with pytest.raises(CheckpointError, match=r"run.recipe\.toml is damaged .*; start anew with --overwrite"):
+        train(recipe, out, resume=True)
+
+
 def test_other_folders_are_left_alone(tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 2")
     with pytest.raises(ConfigError, match=r"no run wrote \(dev\.tsv\)"):  # the user's own data and recipe

@@ -271,4 +271,14 @@ def test_a_broken_line_is_named_and_nothing_is_trained(tmp_path):
         file.write("no tab in this line\n")
     with pytest.raises(DataError, match=r"train\.tsv:62: "):
         train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run" / "model").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_was_there_stays_though_the_data_are_wrong(tmp_path):
+    recipe, out = quick(tmp_path), tmp_path / "run"
+    out.mkdir()
+    with pytest.raises(DataError, match="nofile"):
+        train(recipe, out, "data.train=nofile.tsv")
+    assert out.is_dir()
+    train(recipe, out)
+    assert (out / "model").is_dir(), "and needs no --overwrite"

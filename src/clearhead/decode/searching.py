@@ -54,6 +54,8 @@ def beam(
         forbidden=forbidden,
     )
     _check(beams, best, length_penalty, early_stopping)
+    if beams > writer.vocabulary:  # it would only fill the memory
+        raise DecodeError(f"{beams} beams are more than the model has tokens, {writer.vocabulary}; take fewer")
     kept = [Kept(beams) for _ in range(writer.inputs)]
     if kept:
         _search(writer, rules, start, kept, _Stopping(beams, length_penalty, early_stopping))

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from clearhead.attention import Mask
 from clearhead.decode import Hypothesis, Writer, beam, greedy
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
-from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts
+from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count
 from clearhead.tasks.task import Examples, Prediction, Task
 from clearhead.text.batches import Batch, Ragged
 
@@ -91,6 +91,7 @@ class Translation(Task):
         "beam": 5,
         "length_penalty": 1.0,
         "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined
+        "sentences": 3,  # and so is one of more sentences: pairs to learn from seldom have as many
         "bleu_tokenizer": None,  # sacrebleu's; None: zh for Chinese, else 13a
     }
 
@@ -154,7 +155,7 @@ class Translation(Task):
         batch: int | None = None,
         length_penalty: float | None = None,
     ) -> list[Prediction]:
-        """Translations of all inputs: empty in, empty out; a long input is split at its sentences."""
+        """Translations of all inputs: empty in, empty out; one that is long, or of many sentences, is split at them."""
         beams = self.settings["beam"] if beams is None else beams
         if not 1 <= best <= max(beams, 1):
             raise ConfigError(f"the best {best} of {beams} beams cannot be given; ask for at most as many as beams")
@@ -213,10 +214,10 @@ class Translation(Task):
         return (self.source if kind == "source" else self.target).pieces(numbers)
 
     def _parts(self, text: str) -> list[list[int]]:
-        """The input's tokens, as one part or split where it is too long; none if it is empty."""
+        """The input's tokens, as one part or split where they are too many; none if it is empty."""
         limit = self.settings["part"]
         tokens = self.source.encode(text)
-        if len(tokens) <= limit:
+        if len(tokens) <= limit and sentence_count(text) <= self.settings["sentences"]:
             return [tokens] if tokens else []
         return [part for part in parts(self.source.normal(text), self.source.encode, limit) if part]
 
@@ -267,7 +268,7 @@ class Translation(Task):
         if not found:
             return Prediction("", None, [], [])
         firsts = [one.hypotheses[0] for one in found]
-        text = joined([self._spelled(first) for first in firsts])
+        texts = [self._spelled(first) for first in firsts]
         length = sum(len(first.tokens) + 1 for first in firsts)
         score = sum(first.log_probability for first in firsts) / length
         notes = [] if len(found) == 1 else [f"translated in {len(found)} parts"]
@@ -277,9 +278,11 @@ class Translation(Task):
             notes.append("written anew without repetition: the first try ran in circles")
         if any(not first.finished for first in firsts):
             notes.append("the translation was cut off at its longest length")
+        if missing := sum(not text for text in texts):
+            notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
         others = [] if len(found) > 1 else found[0].hypotheses[1:best]
         ranked = [(self._spelled(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
-        return Prediction(text, score, ranked, notes)
+        return Prediction(joined(texts), score, ranked, notes)
 
     def _spelled(self, hypothesis: Hypothesis) -> str:
         text = self.target.decode(hypothesis.tokens)
@@ -296,17 +299,27 @@ class Translation(Task):
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Translation:
         from clearhead.text import Tokenizer
 
+        try:
+            _check({**cls.defaults, **settings})
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {folder} make no sense: {error}") from None
         if settings.get("shared", True):
             source = target = Tokenizer.load(folder)
         else:
             source = Tokenizer.load(folder, "source-tokenizer")
             target = Tokenizer.load(folder, "target-tokenizer")
+        sizes, wanted = (source.size, target.size), (config.source_vocabulary or config.vocabulary, config.vocabulary)
+        if sizes != wanted:
+            raise CheckpointError(
+                f"the tokenizers of {folder} are not its model's: they know {sizes[0]} and {sizes[1]} tokens, "
+                f"the model {wanted[0]} and {wanted[1]}"
+            )
         return cls(source, target, config, settings)
 
 
 def _check(settings: dict[str, Any]) -> None:
     """Refuses what a recipe's [decode] cannot mean, before hours are spent on training."""
-    for name in ("beam", "part"):
+    for name in ("beam", "part", "sentences"):
         value = settings[name]
         if type(value) is not int or value < 1:
             raise ConfigError(f"decode.{name} must be a whole number of at least 1, got {value!r}")

@@ -65,7 +65,7 @@ def read(source: str | Path | Mapping[str, str | Path], columns: Sequence[str]) 
 
 
 def _kind(path: Path) -> str:
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in READERS:
         raise DataError(
             f"{path}: cannot tell what is in a file whose name ends like this; known are {_list(READERS)}, each also "
@@ -93,7 +93,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Each line with its number, the ending kept: lines end at a line feed, not at what else Unicode breaks at."""
     line = 0
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+        opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115
         with cast(IO[bytes], opened) as file:
             for line, raw in enumerate(file, start=1):
                 yield line, _decoded(raw, path, line)
@@ -163,7 +163,9 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     wanted = [column for column in columns if column != SKIP]
     for line, text in _lines(path):
         try:
-            example = json.loads(text)
+            example = json.loads(_stripped(text))
+        except json.JSONDecodeError as error:  # its own count of lines would be of this line alone
+            _broken(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
         except (ValueError, RecursionError) as error:
             _broken(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):

@@ -173,6 +173,8 @@ class Tokenizer:
 
 def _whole(text: str) -> str:
     """Half characters, as a command line makes of bytes that are no UTF-8, become �."""
+    if not isinstance(text, str):
+        raise DataError(f"a text is wanted, got {text!r:.60}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from clearhead.errors import ClearheadError
 from clearhead.folder import MARK, fresh_folder, verify
 from clearhead.folder import write as write_folder
 from clearhead.model import ModelConfig
@@ -61,11 +62,15 @@ def run(
     where = Path("runs") / Path(recipe).stem if out is None else Path(out)
     where = where.resolve() if where.is_symlink() else where
     with joined(device) as processes, ExitStack() as held:
-        aside = None
+        aside, made = None, False
         if processes.first:
+            made = not where.exists()
             aside = open_run(where, wanted, held, resume=resume, overwrite=overwrite)
         processes.wait()
-        task, examples, dev = _begun(where, aside, wanted, base, processes)
+        with _undone(where, aside, made):
+            task, examples, dev = _data(where, wanted, base, processes)
+        if aside is not None:
+            shutil.rmtree(aside)
         checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
         torch.manual_seed(wanted.seed)
         trainer = Trainer(wanted.train, task, task.build(), examples, dev, checkpoints, processes, seed=wanted.seed)
@@ -84,18 +89,16 @@ def run(
     return where
 
 
-def _begun(
-    where: Path, aside: Path | None, recipe: Recipe, base: Path, processes: Processes
-) -> tuple[Task, Examples, tuple[Examples, Sequence[Row]] | None]:
-    """The data of a run; the old one that it replaces is thrown away only when they are sound."""
+@contextmanager
+def _undone(where: Path, aside: Path | None, made: bool) -> Iterator[None]:
+    """If the data are not sound, all is as before: the old run that was set aside is back, a new folder is gone."""
     try:
-        found = _data(where, recipe, base, processes)
-    except BaseException:
+        yield
+    except BaseException as error:
         put_back(where, aside)
+        if made and isinstance(error, (ClearheadError, OSError)):
+            shutil.rmtree(where)
         raise
-    if aside is not None:
-        shutil.rmtree(aside)
-    return found
 
 
 def _data(

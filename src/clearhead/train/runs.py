@@ -8,7 +8,7 @@ import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 
-from clearhead.errors import ConfigError
+from clearhead.errors import CheckpointError, ConfigError
 from clearhead.folder import MARK, locked
 from clearhead.train.recipe import Recipe, checked, to_toml
 
@@ -91,7 +91,10 @@ def _of_a_run(name: str) -> bool:
 
 
 def _same_recipe(saved: Path, recipe: Recipe) -> None:
-    before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
+    try:
+        before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{saved} is damaged ({error}); start anew with --overwrite") from None
     now = recipe.model_dump()
     changed = [key for key in before if key not in ("train", "about", "licence") and before[key] != now[key]]
     changed += [
