@@ -17,6 +17,7 @@ from clearhead.lens.kernels import placing
 from clearhead.lens.measures import defined
 from clearhead.lens.measuring import planned
 from tests.lens.judging import assert_exact, in_float64
+from tests.lens.test_kernel import shared
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytest.importorskip("triton")
@@ -40,7 +41,7 @@ CASES = {
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
 @pytest.mark.parametrize("top", [0, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", shared(list(CASES)))
 def test_every_measure_is_exact(case, top):
     job = job_of(**CASES[case], top=top)
     assert kernel.Work(job).swift is not None
