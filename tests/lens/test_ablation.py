@@ -226,3 +226,12 @@ def test_a_run_that_gives_several_numbers_is_refused():
     model = MultiHeadAttention(6, 2)
     with pytest.raises(LensError, match="one number"):
         effect(model, lambda: model(torch.ones(1, 3, 6)), {"attention": [0]})
+
+
+def test_a_copy_has_all_its_heads():
+    model = MultiHeadAttention(width=6, heads=2, bias=False)
+    with ablate(model, {"attention": [0, 1]}):
+        copied = copy.deepcopy(model)
+        assert not model(torch.ones(1, 3, 6)).any()
+        assert torch.equal(copied.to_out.weight, model.to_out.weight)
+    assert torch.equal(copied(torch.ones(1, 3, 6)), model(torch.ones(1, 3, 6)))

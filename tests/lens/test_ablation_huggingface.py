@@ -149,3 +149,15 @@ def test_a_compiled_model_notices_when_they_go_and_when_they_come_back():
     torch.testing.assert_close(other, run(without(model, two), "llama"))
     assert torch.equal(before, run(compiled, "llama"))
     assert not torch.equal(before, found)
+
+
+def test_a_copy_has_all_its_heads_whoever_else_is_watched():
+    model = made("llama")
+    whole = run(model, "llama")
+    with ablate(model, chosen(model)):
+        copied = copy.deepcopy(model)
+        found = run(model, "llama")
+        assert torch.equal(run(copied, "llama"), whole)
+    with ablate(copied, chosen(copied)):
+        assert torch.equal(run(copied, "llama"), found)
+    assert torch.equal(run(copied, "llama"), whole)

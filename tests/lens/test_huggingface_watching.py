@@ -1,6 +1,7 @@
 """watch() on Hugging Face models: what it leaves behind, who may watch together, and what is refused."""
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_a_copy_made_while_it_is_watched_is_not():
         assert torch.equal(other(**given).logits, wanted)
     assert len(record.calls) == 2
     assert torch.equal(other(**given).logits, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_made_while_it_is_watched_sees_once_when_it_is_watched_itself(copied):
+    model, given = FAMILIES["llama"].make(), inputs("llama")
+    with watch(model):
+        model(**given)
+        other = copied(model)
+    with watch(other) as record:
+        other(**given)
+    assert record.names == FAMILIES["llama"].names
+    assert state(other) == state(model), "something of the original's watch is still there"
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +99,10 @@ class MultiHeadAttention(nn.Module):
         self.observer: Callable[[Seen], None] | None = None
         self.muted: Tensor | None = None  # (heads, 1, 1): True for those that add nothing, as `ablate` wants it
         self.reset_parameters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: heads are switched off in the model that `ablate` was given, not in copies of it."""
+        return {**self.__dict__, "muted": None}
 
     def reset_parameters(self) -> None:
         """Xavier-uniform for each of q, k, v and out by its own sizes; biases zero; strengths one."""

@@ -27,7 +27,8 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     """Within it these heads add nothing: their part of what W_O is applied to is zero. Its bias stays.
 
     For our models and Hugging Face's, compiled or not, in training, with a cache, with beams. Several add up. It holds
-    for every thread that uses the model. A backward pass that recomputes layers (checkpointing) belongs inside, too.
+    for every thread that uses the model, and for no copy of it. A backward pass that recomputes layers (checkpointing)
+    belongs inside, too.
 
     >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
     >>> with ablate(attention, {"attention": [0, 1]}):

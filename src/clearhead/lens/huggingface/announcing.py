@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,9 +52,16 @@ class Announcer:
             for place, number, value in self._places(module):
                 place[number] = value
         else:
+            self._forget(module)
             begin = module.register_forward_pre_hook(self.begin, with_kwargs=True)
             end = module.register_forward_hook(self.end, with_kwargs=True, always_call=True)
             self.numbers[module] = (begin.id, end.id)
+
+    def _forget(self, module: nn.Module) -> None:
+        """A copy of a module has the hooks of its original."""
+        for hooks, own in ((module._forward_pre_hooks, self.begin), (module._forward_hooks, self.end)):
+            for number in [number for number, hook in hooks.items() if hook is own]:
+                del hooks[number]
 
     def _places(self, module: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
         """Where PyTorch keeps the two hooks and what they want."""
@@ -101,11 +107,20 @@ def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         _end(module, args, kwargs, output, whole=False)
 
 
-def _outside(hook: Callable[..., None]) -> Callable[..., None]:
-    reason = "clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
-    disabled: Callable[..., None] = torch.compiler.disable(functools.partial(hook, whole=True), reason=reason)
-    return disabled
+_outside = torch.compiler.disable(
+    reason="clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
+)
+
+
+@_outside  # type: ignore[untyped-decorator]
+def _begin_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _begin(module, args, kwargs, whole=True)
+
+
+@_outside  # type: ignore[untyped-decorator]
+def _end_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    _end(module, args, kwargs, output, whole=True)
 
 
 _within = Announcer(_begin_within, _end_within)
-_whole = Announcer(_outside(_begin), _outside(_end))
+_whole = Announcer(_begin_whole, _end_whole)

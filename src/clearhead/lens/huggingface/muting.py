@@ -12,7 +12,17 @@ from clearhead.errors import LensError
 from clearhead.lens.huggingface.wrapping import Attend, Result, add_wrap, remove_wrap, shadowed
 from clearhead.lens.muting import muting
 
-MUTED = "_clearhead_muted"  # on a module: (heads, 1), True for those that add nothing
+MUTED = "_clearhead_muted"  # on a module: which of its heads are quiet
+
+
+class Quiet:
+    """Which heads add nothing: (heads, 1), True for those. A copy of the module has None in its place: all speak."""
+
+    def __init__(self, heads: Tensor) -> None:
+        self.heads = heads
+
+    def __reduce__(self) -> Any:
+        return (type(None), ())
 
 
 @contextmanager
@@ -27,9 +37,9 @@ def _put(module: nn.Module, heads: Tensor | None) -> None:
         del vars(module)[MUTED]
         remove_wrap(module, mute)
         return
-    if MUTED not in vars(module):
+    if vars(module).get(MUTED) is None:
         add_wrap(module, mute)
-    vars(module)[MUTED] = heads[:, None]
+    vars(module)[MUTED] = Quiet(heads[:, None])
 
 
 def mute(
@@ -37,12 +47,12 @@ def mute(
 ) -> Result:
     """One and the same function for all heads, which the module knows: compiled once, it serves them all."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
-    quiet = getattr(module, MUTED, None)
-    if quiet is None:  # another thread has just left
+    quiet: Quiet | None = getattr(module, MUTED, None)
+    if quiet is None:  # another thread has just left, or this is a copy
         return out, weights
-    if out.ndim != 4 or out.shape[2] != len(quiet):
+    if out.ndim != 4 or out.shape[2] != len(quiet.heads):
         raise LensError(
             f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
-            f"{len(quiet)} heads, features) was expected; its heads cannot be switched off"
+            f"{len(quiet.heads)} heads, features) was expected; its heads cannot be switched off"
         )
-    return out.masked_fill(quiet, 0.0), weights
+    return out.masked_fill(quiet.heads, 0.0), weights

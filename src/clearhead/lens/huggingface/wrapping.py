@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ Wrap = Callable[..., Result]
 MARK = "_clearhead_wraps"
 _lock = threading.RLock()
 _shadows: dict[int, _Shadow] = {}  # by the id of the interface
+_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Attend:
@@ -124,7 +126,9 @@ class _Shadow:
 
 def add_wrap(module: nn.Module, wrap: Wrap) -> None:
     with _lock:
-        vars(module)[MARK] = (*vars(module).get(MARK, ()), wrap)
+        wraps = vars(module)[MARK] if module in _wrapped else ()  # a copy still has those of its original
+        vars(module)[MARK] = (*wraps, wrap)
+        _wrapped.add(module)
 
 
 def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
@@ -136,3 +140,4 @@ def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
             vars(module)[MARK] = tuple(wraps)
         else:
             del vars(module)[MARK]
+            _wrapped.discard(module)
