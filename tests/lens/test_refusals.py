@@ -1,10 +1,11 @@
-"""measure refuses what makes no sense, in words that name the values and the remedy."""
+"""The lens refuses what makes no sense, in words that name the values and the remedy."""
 
 import pytest
 import torch
 
-from clearhead.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
-from clearhead.lens import measure
+from clearhead import Decoder, ModelConfig
+from clearhead.errors import BackendError, DeviceError, DtypeError, LensError, MaskError, RecordError, ShapeError
+from clearhead.lens import Record, Sight, ablate, expected_bytes, head_roles, measure, watch
 from tests.attention.test_refusals import k, q, refused
 
 pytestmark = pytest.mark.unchecked
@@ -17,6 +18,9 @@ pytestmark = pytest.mark.unchecked
         ({"pixels": 2.5}, ["pixels", "whole number", "2.5"]),
         ({"top": -3}, ["top", "at least 0", "-3"]),
         ({"top": None}, ["top", "whole number", "None"]),
+        ({"top": True}, ["top", "whole number", "True"]),
+        ({"offset": 1.5}, ["offset", "whole number", "1.5"]),
+        ({"softcap": float("inf")}, ["softcap", "positive", "inf"]),
         ({"every": 0}, ["every", "at least 1", "0"]),
         ({"every": 1 / 16}, ["every", "whole number", "0.0625"]),
     ],
@@ -53,3 +57,110 @@ def test_what_attention_refuses_is_refused_here_too():
         measure(q(), k(), torch.ones(5, 11, dtype=torch.bool))
     with refused(DtypeError, "must have one dtype"):
         measure(q(), k().double())
+
+
+def test_heads_without_features():
+    with refused(ShapeError, "width 0", "(2, 6, 5, 0)"):
+        measure(q()[..., :0], k()[..., :0])
+
+
+def test_tensors_without_numbers():
+    with refused(DeviceError, "meta"):
+        measure(q().to("meta"), k().to("meta"))
+
+
+def small() -> Decoder:
+    return Decoder(ModelConfig.named("tiny", vocabulary=11, heads=4)).eval()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"layers": 1.5}, ["name, pattern or number", "1.5"]),
+        ({"layers": True}, ["name, pattern or number", "True"]),
+        ({"layers": [0, None]}, ["name, pattern or number", "None"]),
+        ({"layers": 7}, ["'7'", "decoder.0.self"]),
+        ({"heads": slice(0, 2)}, ["heads", "[0, 2]", "slice(0, 2, None)"]),
+        ({"heads": 1.0}, ["heads", "[0, 2]", "1.0"]),
+        ({"heads": [True]}, ["heads 0 to 3", "True"]),
+        ({"heads": torch.tensor([True, False])}, ["heads 0 to 3", "True"]),
+        ({"pixels": 2.5}, ["pixels", "whole number", "2.5"]),
+        ({"probes": {"before": 5}}, ["probes", "functions", "5"]),
+        ({"probes": [1]}, ["probes", "functions", "[1]"]),
+    ],
+)
+def test_a_watch_that_makes_no_sense(asked, words):
+    with refused(LensError, *words), watch(small(), **asked):
+        raise AssertionError("it was let in")
+
+
+@pytest.mark.parametrize("asked", [{"tokens": -1}, {"tokens": 1.5}, {"tokens": 5, "batch": -2}])
+def test_a_memory_of_no_size(asked):
+    with refused(LensError, "whole number of at least 0"):
+        expected_bytes(small(), **asked)
+
+
+def test_what_holds_a_model_is_not_the_model():
+    class Holder:
+        model = small()
+
+    with refused(LensError, "a Holder is no model itself", "its .model"), watch(Holder()):
+        raise AssertionError("it was let in")
+
+
+@pytest.fixture(scope="module")
+def seen() -> Sight:
+    model = small()
+    with watch(model, keep="qk") as record:
+        model(torch.tensor([[1, 2, 3]]))
+    return record["decoder.0.self"]
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        ({"queries": [0, 1]}, ["queries", "a slice of positions", "[0, 1]"]),
+        ({"keys": 1.0}, ["keys", "a slice of positions", "1.0"]),
+        ({"keys": "all"}, ["keys", "a slice of positions", "'all'"]),
+        ({"keys": 3}, ["keys at positions 0 to 2", "3"]),
+        ({"batch": True}, ["1 sample, numbered from 0", "True"]),
+        ({"batch": 0.0}, ["1 sample, numbered from 0", "0.0"]),
+    ],
+)
+def test_windows_that_make_no_sense(seen, window, words):
+    with refused(RecordError, *words):
+        seen.weights(**{"batch": 0, "head": 0, **window})
+
+
+def test_numbers_may_be_those_of_tensors(seen):
+    model, tokens = small(), torch.tensor([[1, 2, 3]])
+    assert torch.equal(seen.weights(0, 1, torch.tensor(2)), seen.weights(0, 1, 2))
+    with watch(model, heads=torch.tensor([3, 1]), layers=[torch.tensor(1)]) as record:
+        model(tokens)
+    assert record.names == ["decoder.1.self"]
+    assert record["decoder.1.self"].heads == (3, 1)
+    with ablate(model, {"decoder.1.self": torch.tensor([3, 1])}):
+        found = model(tokens)
+    with ablate(model, {"decoder.1.self": [1, 3]}):
+        assert torch.equal(found, model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("a text", ["token numbers", "'a text'"]),
+        ([1, 2, 3], ["token numbers", "[1, 2, 3]"]),
+        (torch.tensor([1, 2, 3]), ["(batch, tokens)", "(3,)"]),
+        (torch.ones(1, 3), ["(batch, tokens)", "torch.float32"]),
+        (torch.ones(1, 0, dtype=torch.long), ["nothing to look at", "(1, 0)"]),
+    ],
+)
+def test_roles_in_something_else_than_tokens(inputs, words):
+    with refused(LensError, *words):
+        head_roles(small(), inputs)
+
+
+@pytest.mark.parametrize("given", [[1], [Record(), None], ["run.record"]])
+def test_a_merger_of_something_else(given):
+    with refused(RecordError, "a list of records"):
+        Record.merge(given)

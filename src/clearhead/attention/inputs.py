@@ -58,7 +58,7 @@ def checked(
     heads, d = q.shape[1], q.shape[3]
     if bias is not None and not isinstance(bias, Bias):
         bias = Dense(bias)
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ShapeError(f"softcap must be a positive number, got {softcap}; None switches it off")
     if not 0 <= dropout < 1:
         raise ShapeError(f"dropout must be at least 0 and less than 1, got {dropout}")
@@ -94,6 +94,8 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
             f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "
             f"project both to the same width {shapes}"
         )
+    if q.shape[3] == 0:
+        raise ShapeError(f"queries and keys of width 0 have nothing to be compared by {shapes}")
     if k.shape[1:3] != v.shape[1:3]:
         raise ShapeError(
             f"every key needs its value: k has {k.shape[1]} heads × {k.shape[2]} tokens, "

@@ -19,7 +19,7 @@ from clearhead.lens.muting import muting
 from clearhead.lens.names import attentions, check_heads, check_name
 
 Number = float | Tensor
-Heads = Mapping[str, Collection[int]]
+Heads = Mapping[str, Collection[int] | Tensor]
 
 
 @contextmanager
@@ -41,9 +41,8 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     chosen = {}
     for name, numbers in heads.items():
         check_name(name, counts)
-        check_heads(name, numbers, counts[name])
         chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
-        chosen[name][list(numbers)] = True
+        chosen[name][check_heads(name, numbers, counts[name])] = True
     with muting({ours[name]: one for name, one in chosen.items()}, _put) if ours else _muted_theirs(model, chosen):
         yield
 

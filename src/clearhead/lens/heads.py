@@ -58,6 +58,8 @@ def head_roles(
     texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
     if not texts and run is None:
         raise LensError("head_roles needs inputs, the token numbers that the model reads, or run=, which calls it")
+    if run is None:
+        _check_texts(texts)
     called = partial(_usual_run, model) if run is None else run
     runs = [texts] if run is not None or pad is None else _without_pads(texts, pad)
     tally = _Tally(near, frozenset(delimiters), pad)
@@ -151,6 +153,18 @@ class _Tally:
                         if count[place] > 0
                     },
                 )
+
+
+def _check_texts(texts: tuple[Any, ...]) -> None:
+    for text in texts:
+        if not isinstance(text, Tensor) or text.dtype not in (torch.int32, torch.int64) or text.ndim != 2:
+            got = f"{text.dtype} of shape {tuple(text.shape)}" if isinstance(text, Tensor) else repr(text)[:60]
+            raise LensError(
+                "inputs must be token numbers, (batch, tokens), of an encoder-decoder a tuple of both texts; "
+                f"got {got}. A model that reads something else is called by run="
+            )
+        if not text.numel():
+            raise LensError(f"there is nothing to look at in inputs of shape {tuple(text.shape)}")
 
 
 def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:

@@ -16,6 +16,7 @@ from clearhead.attention.masks import Mask
 from clearhead.errors import RecordError
 from clearhead.lens.joining import Part, joined
 from clearhead.lens.moves import Moves, put_together
+from clearhead.lens.names import plain
 
 CELLS = 2**22  # scores held at once where a whole row is needed
 
@@ -168,10 +169,13 @@ def _positions(wanted: int | slice | None, first: int, count: int, what: str) ->
     """The positions from `first` on that a number or a slice asks for."""
     if wanted is None:
         return range(first, first + count)
+    wanted = plain(wanted)
     if isinstance(wanted, slice):
         stop = first + count
         start, end, step = wanted.indices(stop)
         return range(max(start, first) if step > 0 else start, end if step > 0 else max(end, first - 1), step)
+    if isinstance(wanted, bool) or not isinstance(wanted, int):
+        raise RecordError(f"{what} are chosen by a position, or a slice of positions, got {wanted!r}")
     if not first <= wanted < first + count:
         raise RecordError(f"there are {what} at positions {first} to {first + count - 1}, not at {wanted!r}")
     return range(wanted, wanted + 1)

@@ -15,6 +15,7 @@ from clearhead.attention import reference
 from clearhead.attention.inputs import Call
 from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
+from clearhead.errors import ClearheadError
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class Job(NamedTuple):
     top: int
     received: bool
     logsumexp: Tensor | None  # of these rows, if a kernel has left it
+
+
+def check_counts(error: type[ClearheadError], *, least: int = 0, **counts: int) -> None:
+    """Refuses what is no whole number, or less than the least that makes sense."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise error(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def blocks_of(queries: int, keys: int, pixels: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from clearhead.attention.inputs import Call, checked
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.lens import kernel, tiled
-from clearhead.lens.measures import Job, Measures, blocks_of, defined, first_position
+from clearhead.lens.measures import Job, Measures, blocks_of, check_counts, defined, first_position
 
 BACKENDS = ("auto", "defined", "tiled", "triton")
 
@@ -63,9 +63,10 @@ def planned(
     logsumexp: Tensor | None = None,
 ) -> Job:
     """What measure was asked for, as a job, or an error that names what makes no sense."""
-    for name, value, least in (("pixels", pixels, 0), ("top", top, 0), ("every", every, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ShapeError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    check_counts(ShapeError, pixels=pixels, top=top)
+    check_counts(ShapeError, least=1, every=every)
+    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+        raise ShapeError(f"offset must be a whole number, the position of the first query, got {offset!r}")
     queries, keys = call.q.shape[2], call.k.shape[2]
     start = first_position(call.mask, queries, keys) if offset is None else offset
     rows = range(-(start + 1) % every, queries, every)
@@ -80,6 +81,8 @@ def planned(
 
 def measured(job: Job, backend: str = "auto") -> Measures:
     """The job done, by the way that was named or the fastest there is."""
+    if job.call.q.is_meta:
+        raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
     ways: dict[str, Callable[[Job], Measures]] = {"defined": defined, "tiled": tiled.run, "triton": kernel.run}
     reason = kernel.refusal(job) if backend in ("auto", "triton") else None
     if backend == "auto":

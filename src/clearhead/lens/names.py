@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
@@ -55,13 +55,24 @@ def check_name(name: str, known: Iterable[str]) -> None:
         raise LensError(f"no attention of this model is called {name!r}; {hint}")
 
 
-def check_heads(name: str, heads: Collection[int], count: int) -> None:
-    """Refuses a number that no head of this attention has."""
+def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[int]:
+    """These heads as plain numbers; refuses one that this attention does not have.
+
+    >>> check_heads("encoder.0.self", (2, 0), count=3)
+    [2, 0]
+    """
     if isinstance(heads, (str, bytes, Mapping)) or not isinstance(heads, Collection):
         raise LensError(f"the heads of {name!r} must be a list of numbers such as [0, 2], got {heads!r}")
-    for head in heads:
+    numbers = [plain(head) for head in heads]
+    for head in numbers:
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < count:
             raise LensError(f"{name!r} has heads 0 to {count - 1}, not {head!r}")
+    return numbers
+
+
+def plain(number: Any) -> Any:
+    """A number of NumPy's or PyTorch's as one of Python's; anything else as it is."""
+    return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
 def _some(names: list[str]) -> str:

@@ -61,6 +61,8 @@ class Record:
     def merge(cls, records: Iterable[Record]) -> Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
         records = list(records)
+        if strange := [one for one in records if not isinstance(one, Record)]:
+            raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
         merged = cls(
             list(dict.fromkeys(name for record in records for name in record.known)),
             [call for record in records for call in record.calls],

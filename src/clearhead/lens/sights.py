@@ -176,8 +176,9 @@ class Sight(Measures):
         return self.kept
 
     def _check_sample(self, batch: int) -> None:
-        if not 0 <= batch < self.entropy.shape[0]:
-            raise RecordError(f"{self.name!r} has {self.entropy.shape[0]} samples, numbered from 0, not {batch!r}")
+        count = self.entropy.shape[0]
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
+            raise RecordError(f"{self.name!r} has {_counted(count, 'sample')}, numbered from 0, not {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail, Probe
+from clearhead.lens.measures import check_counts
 from clearhead.lens.memory import Sizes, bytes_of
-from clearhead.lens.names import attentions, check_heads, check_name
+from clearhead.lens.names import attentions, check_heads, check_name, plain
 from clearhead.lens.own import listening
 from clearhead.lens.record import Record
 
-Layers = str | int | Sequence[str | int] | None
-Heads = int | Sequence[int] | None
+Layers = str | int | Collection[str | int] | None
+Heads = int | Collection[int] | Tensor | None
 
 
 @contextmanager
@@ -91,6 +92,7 @@ def expected_bytes(
     """
     route = _route(model)
     settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))
+    check_counts(LensError, tokens=tokens, batch=batch)
     total = 0
     for name in settings.layers:
         shape = route.shapes[name]
@@ -128,6 +130,8 @@ def _route(model: nn.Module) -> Route:
     ):
         shapes = {name: _shape(model, heads) for name, heads in huggingface.head_counts(model).items()}
         return Route(shapes, lambda collector: huggingface.listening(model, collector))
+    if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
+        raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
     raise LensError(
         f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
         "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
@@ -158,33 +162,45 @@ def _told(config: object, name: str) -> int | None:
 
 def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
     chosen = _layers(layers, list(route.shapes))
-    numbers = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
-    if numbers is not None:
-        if not numbers or len(set(numbers)) < len(numbers):
-            raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
-        for name in chosen:
-            check_heads(name, numbers, route.shapes[name].heads)
-    for name, value in (("pixels", detail.pixels), ("top", detail.top)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise LensError(f"{name} must be a whole number of at least 0, got {value!r}")
+    numbers = None if heads is None else _heads(heads, {name: route.shapes[name].heads for name in chosen})
+    check_counts(LensError, pixels=detail.pixels, top=detail.top)
     if detail.keep not in ("none", "qk"):
         raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    probes = {} if detail.probes is None else detail.probes
+    if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
+        raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
     return Settings(tuple(chosen), numbers, detail)
+
+
+def _heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """Their numbers, which every one of these attentions must have."""
+    one = plain(heads)
+    wanted = [one] if isinstance(one, int) else one
+    numbers = [plain(head) for head in wanted] if isinstance(wanted, Collection) else []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
+    for name, count in counts.items():
+        check_heads(name, wanted, count)
+    return tuple(numbers)
 
 
 def _layers(layers: Layers, names: list[str]) -> list[str]:
     """The names that were asked for, by name, pattern or number of the layer."""
     if layers is None:
         return names
-    wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
-    if not wanted:
+    wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
+    if not len(wanted):
         raise LensError("layers must name at least one, or be None for all, got an empty list")
     chosen = set()
-    for one in wanted:
+    for one in map(plain, wanted):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise LensError(
+                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
+            )
         if isinstance(one, int):
             found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
         else:
-            found = {name for name in names if name == one or fnmatchcase(name, str(one))}
+            found = {name for name in names if name == one or fnmatchcase(name, one)}
         if not found:
             check_name(str(one), names)
         chosen |= found
