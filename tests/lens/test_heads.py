@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import EncoderDecoder, Mask, ModelConfig
+from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.heads import coverage, head_roles
@@ -253,3 +253,12 @@ def test_coverage_is_one_when_every_source_token_was_looked_at_once():
     with watch(model) as record:
         model(source, target[:, :2])
     torch.testing.assert_close(coverage(record["decoder.0.cross"]), torch.full((2, 2), 2 / 5))
+
+
+def test_a_model_whose_numbers_are_none_has_no_scores():
+    model = Decoder(ModelConfig.named("tiny", vocabulary=31)).eval()
+    torch.nn.init.constant_(model.vocabulary.words.weight, math.nan)
+    roles = head_roles(model, torch.arange(1, 30)[None])
+    for head in roles:
+        assert head.role == NONE
+        assert all(math.isnan(head.scores[role]) for role in ("induction", "duplicate", "previous", "first", "broad"))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from clearhead import Bias, Mask, MultiHeadAttention, Record, attention_weights, watch
+from clearhead import Bias, Encoder, Mask, ModelConfig, MultiHeadAttention, Record, attention_weights, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.inputs import checked
@@ -220,3 +220,13 @@ def test_a_record_can_be_read_while_it_grows():
             model(tokens(1, 1), cache=cache)
             assert record["decoder.0.self"].keys == step
             assert record["decoder.0.self"].weights(0, 0).shape == (step, step)
+
+
+def test_statistics_of_what_is_not_a_number_are_not_numbers():
+    model = Encoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    torch.nn.init.constant_(model.vocabulary.words.weight.data[3], math.nan)
+    with watch(model) as record:
+        model(torch.tensor([[1, 2], [3, 2]]))
+    found = record.statistics()["encoder.0.self"]
+    assert found.queries.tolist() == [4] * 4
+    assert found.entropy.mean.isnan().all()

@@ -109,7 +109,7 @@ class _Tally:
             of_queries, of_keys = (_tokens(sight, texts, side) for side in ("queries", "keys"))
             visible, keys, place = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
-            real = (sight.logsumexp > -torch.inf) & (visible >= LEAST)
+            real = (sight.logsumexp != -torch.inf) & (visible >= LEAST)  # also what is not a number: it must show
             if of_queries is not None and self.pad is not None:
                 real &= (of_queries[:, place] != self.pad)[:, None]
             self.add(sight, "first", sight.first, real)

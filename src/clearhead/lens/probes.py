@@ -44,7 +44,7 @@ def weights_at(
     with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
         scores, seen = _scored(call, rows, named.clamp(0, size - 1))
         there = ((named >= 0) & (named < size))[:, None]
-        return torch.where(there & seen & (logsumexp > -math.inf), (scores - logsumexp).exp(), 0.0)
+        return torch.where(there & seen & (logsumexp != -math.inf), (scores - logsumexp).exp(), 0.0)
 
 
 def _scored(call: Call, rows: range, j: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,4 +67,4 @@ def _scored(call: Call, rows: range, j: Tensor) -> tuple[Tensor, Tensor]:
         scores = scores + call.bias.at(b, h, i, j[:, None], queries, keys).to(dtype)
     if call.mask is not None:
         seen = call.mask.at(b, h, i, j[:, None], queries, keys)
-    return scores, seen & (scores > -math.inf)
+    return scores, seen & (scores != -math.inf)

@@ -41,7 +41,7 @@ def over_all(sights: Sequence[Sight]) -> Statistics:
     shifts = _first_values(sights, heads)
     for sight in sights:
         at = [heads.index(head) for head in sight.heads]
-        real = sight.logsumexp > -math.inf
+        real = sight.logsumexp != -math.inf  # also what is not a number: it must show in the mean
         counts[at] += real.sum((0, 2))
         for n, name in enumerate(MEASURES):
             # Around some value of the head itself: sums of squares of large numbers would lose the spread.
@@ -60,7 +60,7 @@ def _first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tensor:
     known = set()
     for sight in sights:
         for place, head in enumerate(sight.heads):
-            real = (sight.logsumexp[:, place] > -math.inf).nonzero()
+            real = (sight.logsumexp[:, place] != -math.inf).nonzero()
             if head not in known and len(real):
                 known.add(head)
                 batch, query = real[0].tolist()
