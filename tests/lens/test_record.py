@@ -13,6 +13,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail
 from clearhead.lens.measuring import planned
+from clearhead.lens.sights import Forward
 from tests.lens.judging import in_float64
 from tests.lens.spying import built, tokens
 
@@ -230,3 +231,9 @@ def test_statistics_of_what_is_not_a_number_are_not_numbers():
     found = record.statistics()["encoder.0.self"]
     assert found.queries.tolist() == [4] * 4
     assert found.entropy.mean.isnan().all()
+
+
+def test_a_layer_that_is_used_again_is_named_beside_itself():
+    names = ["encoder.0.self", "encoder.1.self", "encoder.0.self:2", "encoder.1.self:2", "strange"]
+    record = Record(names[:2], [Forward(dict.fromkeys(names))])
+    assert record.names == ["encoder.0.self", "encoder.0.self:2", "encoder.1.self", "encoder.1.self:2", "strange"]

@@ -37,7 +37,8 @@ class Record:
     def names(self) -> list[str]:
         """The attentions that were seen, in the order of the model."""
         seen = dict.fromkeys(name for call in self.calls for name in call.names)
-        return [name for name in self.known if name in seen] + [name for name in seen if name not in self.known]
+        order = {name: place for place, name in enumerate(self.known)}
+        return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
     def __getitem__(self, name: str) -> Sight:
         check_known(name, self.names)
