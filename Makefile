@@ -43,6 +43,8 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(RUN) benchmarks/attention_speed.py
+	$(RUN) benchmarks/lens_speed_cpu.py
+	$(RUN) benchmarks/lens_speed.py
 	$(RUN) benchmarks/model_speed.py
 	$(RUN) benchmarks/train_speed_cpu.py
 	$(RUN) benchmarks/decode_speed.py
