@@ -266,3 +266,18 @@ def test_caches_are_left_as_they_were():
         model.generate(tokens(), max_new_tokens=2, num_beams=2)
         assert [dict(vars(kind)) for kind in kinds] != before
     assert [dict(vars(kind)) for kind in kinds] == before
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_layer_by_itself_grows_as_it_does_in_its_model(family, cache):
+    model = made(family)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "cache_implementation": cache}
+    for watched in (model.model.layers[1], model.model.layers[1].self_attn):
+        with watch(model) as record, watch(watched) as part:
+            model.generate(tokens(), **options)
+        (name,), wanted = part.names, record["decoder.1.self"]
+        assert len(part.calls) == 1
+        assert torch.equal(part[name].queries, wanted.queries)
+        for measure in ("map", "received", "entropy", "peak_key"):
+            assert torch.equal(getattr(part[name], measure), getattr(wanted, measure)), measure

@@ -57,10 +57,6 @@ def rooms(cache: Any) -> dict[int, Room]:
     }
 
 
-def length(cache: Any) -> int:
-    return max((room.length for room in rooms(cache).values()), default=0)
-
-
 class Listener:
     """Hears when the samples of caches change places, as beams do, until it is told to stop.
 

@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -46,18 +46,20 @@ class Growth:
 class Frame:
     """A forward pass that is under way: of the whole model, or of a model in it."""
 
-    def __init__(self, module: nn.Module, cache: Any, around: Frame | None) -> None:
+    def __init__(
+        self, module: nn.Module, cache: Any = None, rooms: dict[int, Room] | None = None, around: Frame | None = None
+    ) -> None:
         self.module = module
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
-        self.rooms: dict[int, Room] = rooms(cache) if inherited is None else inherited.rooms
+        self.rooms: dict[int, Room] = rooms or {} if inherited is None else inherited.rooms
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
         self.growth: Growth | None = None if around is None else around.growth
 
     @property
     def length(self) -> int:
-        return max((room.length for room in self.rooms.values()), default=0)
+        return longest(self.rooms)
 
     def place(self, layer: int | None, queries: int, keys: int, known: Attention) -> tuple[int, int, int]:
         """The document positions of the first query and the first key, and how many keys are real.
@@ -96,6 +98,7 @@ class Follower:
             module: Attention(name, is_cross(paths[module], module), _grows(name, module, alone), outs.get(module))
             for name, module in named.items()
         }
+        self.layers = _layers(model, self.known)
         self.unseen = unseen(model)
         self.passes = self.looks = 0
         self.listener = caches.Listener(self._moved)
@@ -123,7 +126,7 @@ class Follower:
 
     def see(self, module: nn.Module, got: Given) -> None:
         """One attention, as its function was given it."""
-        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(module, None, None)
+        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(module)
         if recomputing():
             return
         self.looks += 1
@@ -165,7 +168,7 @@ class Follower:
                 del frames[n:]
                 break
         cache = caches.cache_in(named.values())
-        frame = Frame(module, cache, frames[-1] if frames else None)
+        frame = Frame(module, cache, self._rooms(cache), frames[-1] if frames else None)
         if not frames:
             self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
@@ -182,10 +185,14 @@ class Follower:
             return
         cache = caches.cache_in(_parts(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
-            frame.growth.cache, frame.growth.length = weakref.ref(cache), caches.length(cache)
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), longest(self._rooms(cache))
             self._here.growths[id(cache)] = frame.growth
             self.listener.listen(cache)
         self.collector.end()
+
+    def _rooms(self, cache: Any) -> dict[int, Room]:
+        """What the cache holds of the layers that are watched: others may have taken this step's tokens already."""
+        return {n: room for n, room in rooms(cache).items() if self.layers is None or n in self.layers}
 
     def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
@@ -235,6 +242,21 @@ def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
         )
     with follower.following():
         yield
+
+
+def _layers(model: nn.Module, attending: Iterable[nn.Module]) -> frozenset[int] | None:
+    """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
+    from transformers import PreTrainedModel
+
+    if any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        return None
+    numbers = {getattr(module, "layer_idx", None) for module in attending}
+    return frozenset(number for number in numbers if isinstance(number, int)) or None
+
+
+def longest(held: Mapping[int, Room]) -> int:
+    """How many tokens the layers of a cache have seen."""
+    return max((room.length for room in held.values()), default=0)
 
 
 def _grows(name: str, module: nn.Module, alone: bool) -> bool:
