@@ -344,3 +344,13 @@ def test_names_that_are_not_there_are_refused_with_the_nearest():
         watch(made("marian"), layers="decoder.2.crow").__enter__()
     with pytest.raises(LensError, match="has heads 0 to 2, not 3"):
         watch(made("bert"), heads=[3]).__enter__()
+
+
+def test_a_list_of_layers_is_refused_since_nobody_calls_it():
+    model = made("mistral")
+    with pytest.raises(LensError, match=r"a ModuleList is never called itself.*layers="), watch(model.model.layers):
+        raise AssertionError("it was let in")
+    both = nn.ModuleList([model, made("bert")])
+    with torch.no_grad(), watch(both) as record:
+        both[1](**inputs("bert"))
+    assert len(record.calls) == 1

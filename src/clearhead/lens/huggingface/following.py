@@ -192,7 +192,7 @@ class Follower:
 
     def _rooms(self, cache: Any) -> dict[int, Room]:
         """What the cache holds of the layers that are watched: others may have taken this step's tokens already."""
-        return {n: room for n, room in rooms(cache).items() if self.layers is None or n in self.layers}
+        return {n: room for n, room in rooms(cache).items() if not self.layers or n in self.layers}
 
     def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
@@ -234,6 +234,11 @@ class Follower:
 def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Within it the collector is told of every attention of the model; afterwards all is as before."""
     follower = Follower(model, collector)
+    if follower.layers is not None and type(model).forward is nn.Module.forward:
+        raise LensError(
+            f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
+            "watch the model that it belongs to, and choose some of its attentions with layers="
+        )
     if follower.unseen:
         warnings.warn(
             f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
@@ -251,7 +256,7 @@ def _layers(model: nn.Module, attending: Iterable[nn.Module]) -> frozenset[int] 
     if any(isinstance(module, PreTrainedModel) for module in model.modules()):
         return None
     numbers = {getattr(module, "layer_idx", None) for module in attending}
-    return frozenset(number for number in numbers if isinstance(number, int)) or None
+    return frozenset(number for number in numbers if isinstance(number, int))
 
 
 def longest(held: Mapping[int, Room]) -> int:
