@@ -44,6 +44,15 @@ def test_options_reach_the_task_and_unknown_ones_are_refused(echo: Predictor) ->
         echo.evaluate([Row(("a", "b"), "f", 1)], x=2)
 
 
+@pytest.mark.unchecked
+def test_one_text_is_looked_at(echo: Predictor) -> None:
+    with pytest.raises(DataError, match=r"one text is looked at, not a list: \['abc'\]"):
+        echo.look(["abc"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="look has no option 'x'; there are answer, keep, layers, heads") as refusal:
+        echo.look("abc", x=2)
+    assert str(refusal.value).count("keep") == 1
+
+
 def test_a_predictor_knows_what_it_is(echo: Predictor, saved: Path) -> None:
     assert isinstance(echo.task, Echo)
     assert echo.device == torch.device("cpu")

@@ -114,6 +114,10 @@ def look_through(
     **options: Any,
 ) -> Record:
     """What `Predictor.look` gives, of any model with something that knows how it reads a text."""
+    if not isinstance(text, str):
+        raise DataError(
+            f"one text is looked at, not a {type(text).__name__}: {text!r:.60}; call it for each of several"
+        )
     _check_options(options, Predictor.look, watch, task.readings)
     own = inspect.signature(task.readings).parameters
     asked = {option: options.pop(option) for option in list(options) if option in own}
@@ -179,7 +183,7 @@ def _unknown(name: str, known: Sequence[str], kind: str) -> str:
 def _check_options(options: Mapping[str, Any], *functions: Callable[..., Any]) -> None:
     """Refuses an option that none of the task's functions has."""
     parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known = list(dict.fromkeys(one.name for one in parameters if one.kind is one.KEYWORD_ONLY))
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, n=1)

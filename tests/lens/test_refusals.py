@@ -5,7 +5,7 @@ import torch
 
 from clearhead import Decoder, ModelConfig
 from clearhead.errors import BackendError, DeviceError, DtypeError, LensError, MaskError, RecordError, ShapeError
-from clearhead.lens import Record, Sight, ablate, expected_bytes, head_roles, measure, watch
+from clearhead.lens import Record, Sight, ablate, expected_bytes, head_roles, measure, rollout, watch
 from tests.attention.test_refusals import k, q, refused
 
 pytestmark = pytest.mark.unchecked
@@ -158,6 +158,11 @@ def test_numbers_may_be_those_of_tensors(seen):
 def test_roles_in_something_else_than_tokens(inputs, words):
     with refused(LensError, *words):
         head_roles(small(), inputs)
+
+
+def test_a_token_that_is_no_number(seen):
+    with refused(LensError, "tokens 0 to 2", "1.0"):
+        rollout(seen.forward, 1.0)
 
 
 @pytest.mark.parametrize("given", [[1], [Record(), None], ["run.record"]])

@@ -75,8 +75,8 @@ def _beginning(sights: list[Sight], token: int) -> Tensor:
     if not sights:
         raise LensError("nothing was watched that a token could be followed through")
     q = sights[-1].attention().q
-    if not -q.shape[2] <= token < q.shape[2]:
-        raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token}")
+    if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
+        raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token!r}")
     rows = torch.zeros(q.shape[0], q.shape[2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     rows[:, token] = 1.0
     return rows
