@@ -227,6 +227,20 @@ def test_on_a_gpu_nothing_waits_and_memory_grows_with_n_only():
     assert torch.cuda.max_memory_allocated() - before < 3 * q.numel() * 2
 
 
+@pytest.mark.skipif(not HERE, reason="the kernels need a GPU, or Triton's interpreter")
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+@pytest.mark.parametrize("given", [False, True])
+def test_what_is_no_number_shows(given):
+    q, k = (t.to(DEVICE, torch.float32) for t in alone(70))
+    q[:, :, 40] = torch.nan
+    call = checked(q, k, None, Mask.causal())
+    logsumexp = defined(planned(call)).logsumexp if given else None
+    job = planned(call, top=2, logsumexp=logsumexp)
+    found = kernel.run(job, tiles(job))
+    for name in ("logsumexp", "entropy", "peak", "distance"):
+        assert getattr(found, name).isnan().nonzero()[:, 2].unique().tolist() == [40], name
+
+
 @pytest.mark.skipif(not CUDA, reason="a large job takes a GPU")
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1000)], ids=["full", "causal", "window"])
 def test_a_large_job_in_bfloat16_is_as_exact(mask):

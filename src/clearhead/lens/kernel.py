@@ -19,7 +19,7 @@ from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
 from clearhead.lens.kernels.placing import Place, for_gluon, gluon_fails, has_warpgroups, interpreted, placed
 from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
-from clearhead.lens.measures import Job, Measures, pooled
+from clearhead.lens.measures import Job, Measures
 
 WIDEST = 256  # numbers a head
 MOST = 32  # keys asked for of each query
@@ -219,7 +219,7 @@ class Work:
             top_keys=self.top_keys[..., : job.top],
             top_weights=self.top_weights if job.top else peak.new_zeros(*peak.shape, 0),
             received=self.received,
-            map=self._map(),
+            map=self.cells,
         )
 
     def _constants(self, shape: Shape, q: Place, k: Place) -> dict[str, Any]:
@@ -242,18 +242,15 @@ class Work:
         return scales, 0.0 if cap is None else cap * LOG2E
 
     def _cells(self) -> Tensor:
-        """The map in chunks of rows: (batch, heads, chunks, parts, columns)."""
+        """The map, (batch, heads, rows of pixels, columns); it is summed up as tiles come."""
         (high, wide), (batch, heads, _, keys) = self.job.blocks, self.call.sizes
-        if not high:
-            return torch.zeros(batch, heads, 0, 1, 0, device=self.device)
-        chunk, parts = _chunks(high)
-        chunks = -(-len(self.job.rows) // chunk)
-        return torch.zeros(batch, heads, chunks, parts, -(-keys // wide), device=self.device)
+        shape = (-(-len(self.job.rows) // high), -(-keys // wide)) if high else (0, 0)
+        return torch.zeros(batch, heads, *shape, device=self.device)
 
     def _pixels(self) -> tuple[Tensor | int, ...]:
         high, wide = self.job.blocks
         cells = self.cells if high else self.floats
-        return (cells, self.cells[0, 0].numel(), high, wide, self.cells.shape[4])
+        return (cells, self.cells[0, 0].numel(), high, wide, self.cells.shape[3])
 
     def _map_constants(self, shape: Shape, now: bool) -> dict[str, Any]:
         """What `pool` is told, if the map is filled in this pass."""
@@ -264,19 +261,6 @@ class Work:
         touched = max(1, shape.keys // wide) if even else power((shape.keys - 2) // wide + 2)
         chunk, parts = _chunks(high)
         return {"MAP": True, "EVEN": even, "TOUCHED": touched, "CHUNK": chunk, "PARTS": parts}
-
-    def _map(self) -> Tensor:
-        high = self.job.blocks[0]
-        if not high:
-            return self.cells[:, :, :, 0]
-        chunk, parts = _chunks(high)
-        if parts == 1:
-            return pooled(self.cells[:, :, :, 0], high // chunk, 2)
-        rows = -(-len(self.job.rows) // high)
-        begins = torch.arange(self.cells.shape[2], device=self.device) * chunk // high
-        lines = (begins[:, None] + torch.arange(2, device=self.device)).clamp(max=rows - 1).flatten()
-        empty = self.cells.new_zeros(*self.cells.shape[:2], rows, self.cells.shape[4])
-        return empty.index_add_(2, lines, self.cells.flatten(2, 3))
 
 
 def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, Place] | None:
@@ -290,7 +274,7 @@ def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, P
 
 
 def _chunks(high: int) -> tuple[int, int]:
-    """How many rows the map keeps together at first, and into how many pixels such a chunk can reach."""
+    """How many rows are summed up for the map at once, and into how many pixels they can reach."""
     return (16, 2 if high % 16 else 1) if high >= 16 else (1, 1)
 
 

@@ -111,7 +111,7 @@ def look_along_rows(
     classed: gl.constexpr = gl.SliceLayout(1, gl.reshape(nothing, [BM, BN // CLASSES, CLASSES // 8, 8]).type.layout)
     row = tile * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, square))
     logsumexp = gl.load(given + (at + (row - tile * BM)), mask=row < rows, other=float("-inf")) * LOG2E
-    logsumexp = gl.where(logsumexp > NOTHING, logsumexp, -HIDDEN)
+    logsumexp = gl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)
     i = start + step * row
     begins = gl.full([BM], FAR, gl.int32, layout=gl.SliceLayout(1, square))
     begins = gl.where(beginning < end, begins * 0 + beginning * BN, begins)
@@ -154,12 +154,12 @@ def look_along_rows(
     logsumexp, begins = gl.convert_layout(logsumexp, line), gl.convert_layout(begins, line)
     inside = tile * BM + gl.arange(0, BM, layout=line) < rows
     at += gl.arange(0, BM, layout=line)
-    seen = peak > NOTHING
     entropy = gl.convert_layout(-LN2 * gl.sum(spread, 1), line)
+    seen = (peak > NOTHING) | (entropy != entropy)
     distance = gl.convert_layout(gl.sum(away, 1), line)
     gl.store(out[0] + at, gl.where(seen, logsumexp, -HIDDEN), mask=inside)
     gl.store(out[1] + at, gl.where(seen, entropy, 0.0), mask=inside)
-    gl.store(out[2] + at, gl.where(seen, gl.exp2(peak), 0.0), mask=inside)
+    gl.store(out[2] + at, gl.where(seen, gl.exp2(peak) + entropy * 0, 0.0), mask=inside)
     gl.store(out[3] + at, gl.where(seen, distance, 0.0), mask=inside)
     gl.store(out[4] + at, gl.where(seen, begins, -1), mask=inside)
     if TOP > 0:
@@ -346,12 +346,12 @@ def add(
     for part in gl.static_range(PARTS):
         some = pixels
         if PARTS > 1:
-            mine = row // high - (row - row % CHUNK) // high
-            some = gl.where((mine == part)[:, None], pixels, 0.0)
+            own = row // high - (row - row % CHUNK) // high
+            some = gl.where((own == part)[:, None], pixels, 0.0)
         if CHUNK > 1:
             some = gl.sum(gl.reshape(some, [BM // CHUNK, CHUNK, WIDE]), 1)
-        chunk = first_row // CHUNK + gl.arange(0, BM // CHUNK, layout=gl.SliceLayout(1, some.type.layout))
+        chunk = first_row + gl.arange(0, BM // CHUNK, layout=gl.SliceLayout(1, some.type.layout)) * CHUNK
+        line = chunk // high + part
         column = first + gl.arange(0, WIDE, layout=gl.SliceLayout(0, some.type.layout))
-        inside = (chunk * CHUNK < rows)[:, None] & (column < columns)[None, :]
-        cell = cells + (chunk[:, None].to(gl.int64) * PARTS + part) * columns + column[None, :]
-        gl.atomic_add(cell, some, mask=inside, sem="relaxed")
+        inside = (line * high < rows)[:, None] & (column < columns)[None, :]
+        gl.atomic_add(cells + line[:, None] * columns + column[None, :], some, mask=inside, sem="relaxed")

@@ -1,7 +1,6 @@
 """The map's share of a tile: its weights, summed by pixel columns and by short chunks of rows.
 
-A chunk is CHUNK rows that lie in one row of pixels, or in two, which are then kept apart (PARTS); what remains is to
-add up chunks. So no two tiles of rows write to one place, and no row of pixels has to begin where a tile does.
+A chunk is CHUNK rows that lie in one row of pixels, or in two (PARTS), so that none has to begin where a tile does.
 """
 
 from typing import no_type_check
@@ -69,8 +68,7 @@ def add(
 ):
     """Sums of each row, (BM, WIDE), to the cells of their chunks."""
     row = first_row + tl.arange(0, BM)
-    chunk = first_row // CHUNK + tl.arange(0, BM // CHUNK)
-    inside = (chunk * CHUNK < rows)[:, None] & (column < columns)[None, :]
+    chunk = first_row + tl.arange(0, BM // CHUNK) * CHUNK
     for part in tl.static_range(PARTS):
         some = parts
         if PARTS > 1:
@@ -78,5 +76,6 @@ def add(
             some = tl.where((own == part)[:, None], parts, 0.0)
         if CHUNK > 1:
             some = tl.sum(tl.reshape(some, [BM // CHUNK, CHUNK, WIDE]), 1)
-        cell = cells + (chunk[:, None].to(tl.int64) * PARTS + part) * columns + column[None, :]
-        tl.atomic_add(cell, some, mask=inside, sem="relaxed")
+        line = chunk // high + part
+        inside = (line * high < rows)[:, None] & (column < columns)[None, :]
+        tl.atomic_add(cells + line[:, None] * columns + column[None, :], some, mask=inside, sem="relaxed")

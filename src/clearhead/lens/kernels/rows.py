@@ -95,7 +95,7 @@ def look_along_rows(
     tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, TMA_Q)
     if GIVEN:
         logsumexp = tl.load(given + at, mask=inside, other=float("-inf")) * LOG2E
-        logsumexp = tl.where(logsumexp > NOTHING, logsumexp, -HIDDEN)
+        logsumexp = tl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)  # what is no number stays none
     else:
         logsumexp = tl.zeros([BM], tl.float32)
     cells += sample.to(tl.int64) * cells_sample
@@ -154,7 +154,9 @@ def look_along_rows(
             pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
 
     peak = tl.max(tl.max(best, 1), 1)
-    seen = peak > NOTHING
+    wrong = tl.sum(spread, 1) * 0  # no number, if one of the scores was none
+    seen = (peak > NOTHING) | (wrong != 0)
+    peak += wrong
     if GIVEN:
         entropy = -LN2 * tl.sum(spread, 1)
         distance = tl.sum(away, 1)
