@@ -89,7 +89,8 @@ def look_along_rows(
     beginning = gl.where(first == hole, hole_end, first)
     turns = end - first - (hole_end - hole)
     total = turns + gl.load(run + 4)
-    tour = (others, first, hole, hole_end, turns, total)
+    # Many tiles of one head run at a time: they begin at different places, so that not all add to the same keys.
+    tour = (others, first, hole, hole_end, turns, total, (tile * turns) // tiles if RECEIVED else 0)
 
     # Tiles of keys come by the copy engine into STAGES places in turn; a barrier each says when one has come.
     tile_q = gl.allocate_shared_memory(q.dtype, [BM, D], q.layout)
@@ -124,11 +125,10 @@ def look_along_rows(
     for turn in range(turns):
         product = products(tile_q, tiles_k, come, turn, nothing, STAGES)
         fetch(k, origin, turn + STAGES - 1, tour, tiles_k, come, BN, STAGES)
-        n = first + turn
-        behind = n >= hole
-        n = gl.where(behind, n + hole_end - hole, n)
+        n = number(turn, tour)
+        side = gl.where(n >= hole_end, -1.0, 1.0)
         spread, away, best, where = taken(
-            product * scale - logsumexp[:, None], n, gl.where(behind, -1.0, 1.0), spread, away, best, where, i + offset,
+            product * scale - logsumexp[:, None], n, side, spread, away, best, where, i + offset,
             received, cells, high, wide, columns, tile * BM, rows, keys,
             BM, BN, WARPS, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, True,
         )  # fmt: skip
@@ -178,8 +178,9 @@ def look_along_rows(
 @no_type_check
 def number(turn, tour):
     """Which tile of keys a turn is about: one of the run, with its hole left out, or one of the others."""
-    others, first, hole, hole_end, turns, total = tour
-    n = first + turn
+    others, first, hole, hole_end, turns, total, shift = tour
+    place = turn + shift
+    n = first + gl.where(place < turns, place, place - turns)
     n = gl.where(n >= hole, n + hole_end - hole, n)
     other = gl.load(others + (turn - turns), mask=(turn >= turns) & (turn < total), other=0)
     return gl.where(turn < turns, n, other)
@@ -247,7 +248,7 @@ def taken(
     most = gl.max(gl.reshape(x, [BM, BN // CLASSES, CLASSES // 8, 8]), 1)
     if TOP == 0:
         better = most > best
-        if not SURE:
+        if RECEIVED or not SURE:  # tiles come in another order than keys do
             better = better | ((most == best) & (n < where))
         where = gl.where(better, n, where)
     best = gl.maximum(best, most)
@@ -269,7 +270,7 @@ def taken(
         apart = (middle[:, None] - column)[:, None, :] - piece[None, :, None]
         away += gl.sum(weights * gl.abs(apart), 1)
     if MAP:
-        first = n * BN // wide
+        first = n * TOUCHED if EVEN and TOUCHED > 1 else n * BN // wide
         if EVEN and TOUCHED * 8 <= BN:
             add(gl.sum(pixels, 2), cells, first, high, columns, first_row, rows, BM, TOUCHED, CHUNK, PARTS)
         elif EVEN:
