@@ -1,11 +1,12 @@
-"""The phrases that are shipped and trained on: clean, different from each other, and none of them in dev."""
+"""What zh-en is trained on beside its corpora: clean, different from each other, and nothing of it in dev."""
 
 import gzip
 import hashlib
-import importlib.util
+import importlib
 import re
 import sys
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -21,24 +22,38 @@ MARKUP = re.compile(r"[<>{}\\\[\]|*_`]|&\w+;|https?:|  ")
 STOPS = tuple("。！？.!?")
 
 
-@pytest.fixture(scope="module")
-def phrases():
-    return [row.values for row in read(ROOT / "phrases.tsv", ["chinese", "english"])]
+FILES = ("phrases.tsv",)
+CORPUS = [
+    ("我饿了。", "I'm hungry."),
+    ("你呢？", "And you?"),
+    ("走吧！", "Let's go!"),
+    ("他来了。好！", "He came. Good!"),
+]
+
+
+@pytest.fixture(scope="module", params=FILES)
+def phrases(request):
+    return [row.values for row in read(ROOT / request.param, ["chinese", "english"])]
 
 
 @pytest.fixture(scope="module")
-def copied():
-    spec = importlib.util.spec_from_file_location("copied", ROOT / "copied.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["copied"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["copied"]
+def prepare():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        yield importlib.import_module("prepare")
+    for name in ("prepare", "copied"):
+        del sys.modules[name]
 
 
-def test_every_line_has_two_columns_and_nothing_is_empty():
-    lines = (ROOT / "phrases.tsv").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    assert len(lines) >= 2500
+@pytest.fixture(scope="module")
+def copied(prepare):
+    return sys.modules["copied"]
+
+
+@pytest.mark.parametrize(("name", "least"), [("phrases.tsv", 2500)])
+def test_every_line_has_two_columns_and_nothing_is_empty(name, least):
+    lines = (ROOT / name).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    assert len(lines) >= least
     for line in lines:
         columns = line.split("\t")
         assert len(columns) == 2, line
@@ -46,8 +61,9 @@ def test_every_line_has_two_columns_and_nothing_is_empty():
         assert columns == [column.strip() for column in columns], line
 
 
-def test_no_chinese_stands_twice(phrases):
-    assert len({chinese for chinese, _ in phrases}) == len(phrases)
+def test_no_chinese_stands_twice():
+    counts = Counter(row.values[0] for name in FILES for row in read(ROOT / name, ["chinese", "english"]))
+    assert not [chinese for chinese, count in counts.items() if count > 1]
 
 
 def test_there_is_no_markup_and_nothing_invisible(phrases):
@@ -90,9 +106,13 @@ def test_no_phrase_is_in_dev(phrases):
     assert not [chinese for chinese, _ in phrases if key(chinese) in dev]
 
 
-def test_terms_are_learned_in_many_sentences_and_the_demo_is_in_none(phrases):
+def test_terms_are_learned_in_many_sentences():
+    phrases = [row.values for row in read(ROOT / "phrases.tsv", ["chinese", "english"])]
     for term in ("人工智能", "机器学习", "深度学习", "神经网络", "注意力", "机器翻译", "语言模型", "数据集"):
         assert sum(term in chinese for chinese, _ in phrases) >= 5, term
+
+
+def test_the_demo_is_in_none(phrases):
     assert not [chinese for chinese, _ in phrases if chinese.rstrip("。！") == "人工智能改变世界"]
 
 
@@ -112,3 +132,43 @@ def test_filled_templates_have_no_blank_left_and_are_the_same_each_time(copied):
     assert once == again
     assert not [pair for pair in once if any(copied.BLANK.search(side) for side in pair)]
     assert copied.filled(("{date}", "{date}"), Random(3)) != copied.filled(("{date}", "{date}"), Random(4))
+
+
+def test_copies_are_the_same_on_both_sides_and_of_every_length(copied):
+    random = Random(7)
+    for kind in ("digits", "grouped", "figure", "stamp", "letters", "handle", "email", "url", "file", "version"):
+        pairs = [copied.FILLERS[kind](random) for _ in range(300)]
+        assert all(chinese == english for chinese, english in pairs), kind
+    assert {len(copied.digits(random)[0]) for _ in range(2000)} == set(range(1, 31))
+    assert {kind for kinds in copied.ALONE.values() for kind in kinds.split()} <= set(copied.FILLERS)
+
+
+def test_a_date_with_a_time_keeps_both(copied):
+    random, months = Random(7), {}
+    for _ in range(500):
+        chinese, english = copied.moment(random)
+        found = re.search(r"(\d+)月(\d+)[日号]", chinese)
+        month, day = re.search(r"([A-Z][a-z]+) (\d+),", english).groups()
+        assert months.setdefault(found[1], month) == month, (chinese, english)
+        assert day == found[2], (chinese, english)
+        assert re.search(r", \d+:\d\d(:00)?( [AP]M)?$", english), english
+    assert len(months) == 12
+
+
+def test_emoji_come_in_rows_and_a_rare_one_once(prepare):
+    rows = [chinese for chinese, _ in prepare.emojis(Random(5))]
+    equal = {emoji: [row for row in rows if row and not row.replace(emoji, "")] for emoji in ("😀", "❤️", "👨‍👩‍👧")}
+    for emoji, found in equal.items():
+        assert len(set(found)) == len(found) == 4, "alone, and in three rows"
+        assert emoji in found
+        assert len(max(found)) <= prepare.LONGEST_ROW * len(emoji)
+    endings = prepare.emoji_endings(400 * CORPUS, Random(5))
+    texts = "\n".join([*rows, *(chinese for chinese, _ in endings)])
+    rare = [emoji for emoji in prepare.WORDS["rare_emojis"] if len(emoji) == 1]
+    assert {texts.count(emoji) for emoji in rare} == {1}
+
+
+def test_what_is_said_in_dev_is_not_trained_on_in_any_script(prepare):
+    guard = prepare.Guard(["這很貴。"])
+    assert list(guard.allowed([("这很贵！", "This is expensive!"), ("贵", "expensive")])) == [("贵", "expensive")]
+    assert guard.refused == 1

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import re
 import tomllib
-from calendar import month_name
+from calendar import day_name, mdays, month_name
 from collections.abc import Callable
+from datetime import date as calendar_date
 from pathlib import Path
 from random import Random
 
 HERE = Path(__file__).parent
 Pair = tuple[str, str]  # Chinese, English
 WORDS = {
-    kind: words.split() for kind, words in tomllib.loads((HERE / "fillers.toml").read_text(encoding="utf-8")).items()
+    kind: words.split() if isinstance(words, str) else words
+    for kind, words in tomllib.loads((HERE / "fillers.toml").read_text(encoding="utf-8")).items()
 }
 NUMERALS = "〇一二三四五六七八九"
+WEEKDAYS = "一二三四五六日"
+DAYS = calendar_date(1950, 1, 1).toordinal(), calendar_date(2035, 12, 31).toordinal()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def same(text: str) -> Pair:
@@ -33,8 +38,37 @@ def small(random: Random) -> Pair:
     return same(str(random.randint(2, 99)))
 
 
+def digits(random: Random) -> Pair:
+    """Up to thirty of them, such as a number of an account; in half of these equal ones are made to stand together."""
+    places = random.choice([random.randint(1, 12), random.randint(1, 12), random.randint(1, 30)])
+    kinds = random.sample("0123456789", random.choice([1, 2, 3, 10, 10, 10, 10, 10]))
+    runs = (random.choice(kinds) * random.choice([1, 1, 1, 2, 2, 3, 4]) for _ in range(places))
+    return same("".join(runs)[:places] if random.random() < 0.3 else "".join(random.choices(kinds, k=places)))
+
+
+def grouped(random: Random) -> Pair:
+    """Thousands set apart, as in 1,000,000; in half of them noughts at the end."""
+    places = random.randint(4, 13)
+    value = random.randrange(10 ** (places - 1), 10**places)
+    rounded = value // 10 ** (places - random.randint(1, 3))
+    return same(f"{random.choice([value, rounded * 10 ** (places - len(str(rounded)))]):,}")
+
+
 def decimal(random: Random) -> Pair:
     return same(f"{random.randrange(1000)}.{random.randrange(1, 10 ** random.randint(1, 3))}")
+
+
+def figure(random: Random) -> Pair:
+    """What else is written with digits: signs, fractions, scores, sums, cards."""
+    one, other = random.randint(1, 999), random.randint(1, 99)
+    forms = [
+        *(f"-{one}", f"+{other}", f"-{other}.{one}", f"0.{one:05}", f"{other}.{one}%", f"-{other}%", f"{one}.00"),
+        *(f"{other}/{one}", f"{other}:{one % 10}", f"{other}-{other + one}", f"{other}×{one}", f"{one}°C", f"#{one}"),
+        *(f"{other}+{one}={other + one}", f"{one}*{other}", f"${one}.{other:02}", f"€{one}", f"¥{one},000.{other:02}"),
+        " ".join(f"{random.randrange(10**4):04}" for _ in range(4)),
+        ".".join(str(random.randrange(256)) for _ in range(4)),
+    ]
+    return same(random.choice(forms))
 
 
 def big(random: Random) -> Pair:
@@ -55,7 +89,8 @@ def year(random: Random) -> Pair:
 
 
 def day(random: Random) -> Pair:
-    month, date = random.randint(1, 12), random.randint(1, 28)
+    month = random.randint(1, 12)
+    date = random.randint(1, mdays[month])
     return f"{month}月{date}{random.choice('日号')}", f"{month_name[month]} {date}"
 
 
@@ -63,6 +98,26 @@ def date(random: Random) -> Pair:
     chinese, english = day(random)
     value = random.randint(1850, 2035)
     return f"{value}年{chinese}", f"{english}, {value}"
+
+
+def month(random: Random) -> Pair:
+    value, of = random.randint(1, 12), random.randint(1850, 2035)
+    return f"{of}年{value}月", f"{month_name[value]} {of}"
+
+
+def weekday(random: Random) -> Pair:
+    """A date with its day of the week."""
+    when = calendar_date.fromordinal(random.randint(*DAYS))
+    named = random.choice(["星期", "周"]) + WEEKDAYS[when.weekday()]
+    english = f"{day_name[when.weekday()]}, {month_name[when.month]} {when.day}"
+    if random.random() < 0.5:
+        return f"{when.month}月{when.day}日{named}", english
+    return f"{when.year}年{when.month}月{when.day}日{named}", f"{english}, {when.year}"
+
+
+def clock(random: Random) -> Pair:
+    hour, minute = random.randrange(24), random.randrange(60)
+    return same(random.choice([f"{hour}:{minute:02}", f"{hour:02}:{minute:02}"]) + random.choice(["", "", "", ":00"]))
 
 
 def time(random: Random) -> Pair:
@@ -78,6 +133,24 @@ def time(random: Random) -> Pair:
     part, hours, half = random.choice(parts)
     hour, minutes = random.choice(hours), {0: "", 30: "半"}.get(minute, f"{minute}分")
     return f"{part}{hour}点{minutes}", f"{hour}:{minute:02} {half}"
+
+
+def moment(random: Random) -> Pair:
+    """A date with a time: 2021年3月5日9:07, March 5, 2021, 9:07."""
+    chinese, english = random.choice([date, date, date, day, weekday])(random)
+    hour, minute = random.randrange(24), random.randrange(60)
+    spelled = f"{hour}{random.choice('时点')}{minute}分", f"{hour}:{minute:02}"
+    at, read = random.choice([clock(random), clock(random), time(random), spelled])
+    return chinese + random.choice(["", "", " "]) + at, f"{english}, {read}"
+
+
+def stamp(random: Random) -> Pair:
+    """Dates as machines write them: 2021-03-05 09:07:00."""
+    when = calendar_date.fromordinal(random.randint(*DAYS))
+    at = f"{random.randrange(24):02}:{random.randrange(60):02}"
+    forms = [f"{when}", f"{when}", f"{when:%Y.%m.%d}", f"{when.year}/{when.month}/{when.day}", f"{when:%m/%d/%Y}"]
+    ends = ["", "", f" {at}", f" {at}:{random.randrange(60):02}"]
+    return same(random.choice([*(form + random.choice(ends) for form in forms), f"{when}T{at}:00Z"]))
 
 
 def price(random: Random) -> Pair:
@@ -135,19 +208,43 @@ def word(random: Random) -> Pair:
 
 
 def version(random: Random) -> Pair:
-    return same(".".join(str(random.randint(0, 20)) for _ in range(random.randint(1, 3))))
+    numbers = ".".join(str(random.randint(0, 20)) for _ in range(random.randint(1, 3)))
+    return same(random.choice(["", "", "v"]) + numbers + random.choice(["", "", "", "rc1", "-beta", "b2"]))
+
+
+def letters(random: Random) -> Pair:
+    """A word that nobody knows; half of them can be spoken."""
+    if random.random() < 0.5:
+        return same("".join(random.choices(LETTERS, k=random.randint(2, 9))))
+    syllables = (random.choice("bcdfghjklmnprstvwxyz") + random.choice("aeiou") for _ in range(random.randint(1, 4)))
+    return same("".join(syllables) + random.choice(["", "n", "r", "s"]))
+
+
+def user(random: Random) -> str:
+    first, family = random.choice(WORDS["names"]).lower(), random.choice(WORDS["families"]).lower()
+    unknown = letters(random)[0]
+    forms = [f"{first}.{family}", f"{first}{random.randint(1, 999)}", f"{first[0]}_{family}", family]
+    forms += [unknown, unknown, f"{unknown}{random.randint(1, 9999)}", f"{first}-{unknown}", digits(random)[0][:11]]
+    return random.choice(forms)
+
+
+def host(random: Random) -> str:
+    place = random.choice([random.choice(WORDS["places"]), letters(random)[0]])
+    return f"{place}.{random.choice(WORDS['endings'])}"
+
+
+def handle(random: Random) -> Pair:
+    return same("@" + user(random).replace(".", "_"))
 
 
 def email(random: Random) -> Pair:
-    first, family = random.choice(WORDS["names"]).lower(), random.choice(WORDS["families"]).lower()
-    user = random.choice([f"{first}.{family}", f"{first}{random.randint(1, 999)}", f"{first[0]}_{family}", family])
-    return same(f"{user}@{random.choice(WORDS['places'])}.{random.choice(WORDS['endings'])}")
+    return same(f"{user(random)}@{random.choice([random.choice(WORDS['providers']), host(random)])}")
 
 
 def url(random: Random) -> Pair:
-    host = random.choice(["https://www.", "https://", "http://", "www."]) + random.choice(WORDS["places"])
-    path = random.choice(["", "", "/" + random.choice(WORDS["paths"])])
-    return same(f"{host}.{random.choice(WORDS['endings'])}{path}")
+    begin = random.choice(["https://www.", "https://", "https://", "http://", "www.", ""])
+    path = random.choice(["", "/", f"/{random.choice(WORDS['paths'])}", f"/{random.choice(WORDS['paths'])}"])
+    return same(f"{begin}{host(random)}{path}{letters(random)[0] if path.endswith(('=', '/')) else ''}")
 
 
 def code(random: Random) -> Pair:
@@ -159,13 +256,30 @@ def code(random: Random) -> Pair:
 
 
 def file(random: Random) -> Pair:
-    parts = random.sample(WORDS["parts"], 2)
-    return same(random.choice(["_", "-", "/"]).join(parts) + "." + random.choice(WORDS["suffixes"]))
+    parts = [*random.sample(WORDS["parts"], 2), letters(random)[0], str(random.randint(1, 2030))]
+    named = random.choice(["_", "-", "/"]).join(random.sample(parts, random.randint(1, 2)))
+    before = random.choice(["", "", "", "./", "~/", "/home/", "src/"])
+    return same(f"{before}{named}.{random.choice(WORDS['suffixes'])}")
 
 
 def phone(random: Random) -> Pair:
-    digits = str(random.randrange(10**7, 10**8))
-    return same(random.choice([f"13{random.randint(0, 9)}{digits}", f"010-{digits}", f"{digits[:3]}-{digits[3:7]}"]))
+    eight = str(random.randrange(10**7, 10**8))
+    forms = [
+        f"13{random.randint(0, 9)}{eight}",
+        f"010-{eight}",
+        f"{eight[:3]}-{eight[3:7]}",
+        f"400-{eight[:3]}-{eight[4:]}",
+    ]
+    return same(random.choice([*forms, f"+86 15{random.randint(0, 9)} {eight[:4]} {eight[4:]}"]))
+
+
+def emoji(random: Random) -> Pair:
+    return same(random.choice(WORDS["emojis"]))
+
+
+def laugh(random: Random) -> Pair:
+    times = random.randint(2, 12)
+    return times * "哈", (times * "ha").capitalize()
 
 
 def flight(random: Random) -> Pair:
@@ -175,9 +289,18 @@ def flight(random: Random) -> Pair:
 FILLERS: dict[str, Callable[[Random], Pair]] = {
     filler.__name__: filler
     for filler in (
-        *(number, small, decimal, big, year, day, date, time, price, percent, length),
-        *(name, chinese, software, company, site, word, version, email, url, code, file, phone, flight),
+        *(number, small, digits, grouped, decimal, figure, big, price, percent, length),
+        *(year, month, day, weekday, date, clock, time, moment, stamp),
+        *(name, chinese, software, company, site, word, version, letters, handle, email, url, code, file, phone),
+        *(flight, emoji, laugh),
     )
+}
+ALONE = {  # as many of these once more, with nothing around them: what is copied is learned best by itself
+    900: "digits",
+    370: "letters email url",
+    250: "grouped figure moment",
+    150: "stamp file",
+    60: "decimal percent phone weekday clock version handle code",
 }
 BLANK = re.compile(r"\{(\w+)\}")
 

@@ -14,23 +14,29 @@ import argparse
 import gzip
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
-from copied import WORDS, Pair, filled
+from copied import ALONE, FILLERS, WORDS, Pair, filled
 
 from clearhead.text import read
 from clearhead.text.scripts import converter
 
 HERE = Path(__file__).parent
 COLUMNS = ("chinese", "english")
-BARE_SHARE = 0.35  # of the short Tatoeba sentences come without their full stop, too
+BARE_SHARE = 0.22  # of the short Tatoeba sentences come without their full stop, too
 SHORT = 20  # characters
-TEMPLATED, ENGLISH, EMOJI_ROWS, EMOJI_ENDINGS = 5200, 1500, 300, 800  # pairs, of each kind of copying
+TEMPLATED, SPACED = 4800, 0.25  # pairs; and how many of them have spaces around what is not Chinese
+ENGLISH, ENGLISH_WORDS, ENGLISH_PIECES = 600, 900, 800  # pairs, of each kind
+EMOJI_ROWS, EMOJI_ENDINGS, LONGEST_ROW = 800, 1000, 8
+ROWS = 3  # for each phrase of another script so many lines in which it may stand among others, beside two for itself
+HANGUL, HANGUL_WORDS = range(0xAC00, 0xD7A4), 90
 
 STOPS = "。！？.!?"
 ONE_STOP = re.compile(rf"[^{STOPS}]+[{STOPS}]")  # one sentence, and nothing like "3 p.m."
+BETWEEN = re.compile(r"(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])")
 
 
 class Guard:
@@ -71,37 +77,71 @@ def bare(pairs: Iterable[Pair], random: Random) -> Iterator[Pair]:
 
 
 def templated(random: Random) -> Iterator[Pair]:
-    """Every template equally often, more or less, and filled in a different way each time."""
+    """Every template equally often, more or less, and filled in a different way each time; some with spaces: 用 Git."""
     templates = pairs_of(HERE / "templates.tsv")
     made = dict.fromkeys(filled(templates[place % len(templates)], random) for place in range(TEMPLATED))
-    yield from made
+    for chinese, english in made:
+        yield BETWEEN.sub(" ", chinese) if random.random() < SPACED else chinese, english
+
+
+def alone(random: Random) -> Iterator[Pair]:
+    """Numbers, times, addresses, with nothing around them."""
+    kinds = [kind for count, some in ALONE.items() for kind in count * some.split()]
+    yield from dict.fromkeys(FILLERS[kind](random) for kind in kinds)
 
 
 def english(pairs: list[Pair], random: Random) -> Iterator[Pair]:
-    """English that stays as it is; every third sentence as people type it: how are you."""
+    """English that stays as it is: sentences, every third as people type it (how are you), pieces of some, words."""
     sentences = list(dict.fromkeys(text for _, text in pairs))
+    texts = [*WORDS["english"], *WORDS["english"]]
     for place, text in enumerate(random.sample(sentences, ENGLISH)):
-        text = text.rstrip(STOPS).lower() if place % 3 == 0 else text
+        texts.append(text.rstrip(STOPS).lower() if place % 3 == 0 else text)
+    for text in random.sample(sentences, ENGLISH_PIECES):
+        words = re.findall(r"[\w'-]+", text)
+        begin = random.randrange(len(words))
+        texts.append(" ".join(words[begin : begin + random.randint(2, 4)]))
+    counts = Counter(word for text in sentences for word in re.findall(r"[A-Za-z]+", text) if len(word) > 1)
+    texts += [word for word, _ in counts.most_common(ENGLISH_WORDS)]
+    yield from ((text, text) for text in texts)
+
+
+def abroad(random: Random) -> Iterator[Pair]:
+    """Other scripts, which stay as they are.
+
+    Most of their letters come often enough to be pieces of both vocabularies. Korean has too many syllables for that:
+    those that come once, which both languages spell in bytes, show how to copy any.
+    """
+    for kind in ("russian", "greek", "japanese", "korean", "arabic", "hebrew", "thai", "hindi"):
+        words = WORDS[kind]
+        rows = [" ".join(random.sample(words, random.randint(2, 4))) for _ in range(ROWS * len(words))]
+        yield from ((text, text) for text in [*words, *words, *rows])
+    syllables = iter(random.sample(HANGUL, 4 * HANGUL_WORDS))
+    for _ in range(HANGUL_WORDS):
+        text = "".join(chr(next(syllables)) for _ in range(random.randint(1, 4)))
         yield text, text
 
 
 def emojis(random: Random) -> Iterator[Pair]:
-    """Emoji alone, and some in rows."""
+    """Emoji alone, and in rows of equal and of different ones."""
     common, rare = WORDS["emojis"], WORDS["rare_emojis"][::2]
-    rows = [random.choices(common, k=random.randint(2, 4)) for _ in range(EMOJI_ROWS)]
-    rows += [[emoji] * random.randint(2, 3) for emoji in common]
-    for text in [*common, *rare, *map("".join, rows)]:
+    rows = [random.choices(common, k=random.randint(2, LONGEST_ROW)) for _ in range(EMOJI_ROWS)]
+    rows += [[emoji] * length for emoji in common for length in random.sample(range(2, LONGEST_ROW + 1), 3)]
+    rows += [rare[begin : begin + 3] for begin in range(0, len(rare) // 2, 3)]
+    for text in [*common, *rare[len(rare) // 2 :], *map("".join, rows)]:
         yield text, text
 
 
 def emoji_endings(pairs: list[Pair], random: Random) -> Iterator[Pair]:
-    """Short sentences with an emoji after them, on both sides; half of them without their full stop."""
-    rare = WORDS["rare_emojis"][1::2]
-    endings = [*rare, *random.choices(WORDS["emojis"], k=EMOJI_ENDINGS - len(rare))]
+    """Short sentences and phrases with one to three emoji after them, on both sides; half without their full stop."""
+    common, rare = WORDS["emojis"], WORDS["rare_emojis"][1::2]
+    endings = [*rare]
+    while len(endings) < EMOJI_ENDINGS:
+        emoji = random.choice(common)
+        endings.append(random.choice([emoji, emoji, emoji, 2 * emoji, 3 * emoji, emoji + random.choice(common)]))
     short = [pair for pair in pairs if len(pair[0]) <= SHORT]
-    for place, (emoji, pair) in enumerate(zip(endings, random.sample(short, EMOJI_ENDINGS), strict=True)):
+    for place, (ending, pair) in enumerate(zip(endings, random.sample(short, EMOJI_ENDINGS), strict=True)):
         chinese, english = (side.rstrip(STOPS) for side in pair) if place % 2 else pair
-        yield f"{chinese}{emoji}", f"{english} {emoji}"
+        yield f"{chinese}{ending}", f"{english} {ending}"
 
 
 def write(path: Path, pairs: Iterable[Pair]) -> int:
@@ -119,18 +159,22 @@ def prepare(data: Path, out: Path) -> None:
     }
     guard = Guard(chinese for pairs in dev.values() for chinese, _ in pairs)
     tatoeba_kept = list(guard.allowed(tatoeba))
+    phrases = pairs_of(HERE / "phrases.tsv")
+    said = [pair for pair in phrases if len(pair[0]) > 2 and pair[1][0].isupper()]
     copied = [
         *templated(Random("templates")),
+        *alone(Random("alone")),
         *english(tatoeba_kept, Random("english")),
+        *abroad(Random("abroad")),
         *emojis(Random("emojis")),
-        *emoji_endings(tatoeba_kept, Random("endings")),
+        *emoji_endings([*tatoeba_kept, *12 * said], Random("endings")),
     ]
     train = {
         "tatoeba": tatoeba,
         "python-docs": pairs_of(data / "python-docs.tsv"),
         "captions": pairs_of({"chinese": data / "3am.train.zh", "english": data / "3am.train.en"}),
         "bare": list(bare(tatoeba_kept, Random("bare"))),
-        "phrases": pairs_of(HERE / "phrases.tsv"),
+        "phrases": phrases,
         "copied": copied,
     }
     out.mkdir(parents=True, exist_ok=True)
