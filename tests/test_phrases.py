@@ -155,6 +155,17 @@ def test_a_date_with_a_time_keeps_both(copied):
     assert len(months) == 12
 
 
+def test_joined_lines_are_whole_sentences_of_the_corpus(prepare):
+    once, again = (list(prepare.joined(CORPUS, Random(5))) for _ in range(2))
+    assert once == again
+    assert len(once) == prepare.JOINED
+    single = dict(CORPUS[:3])  # the fourth is more than one sentence
+    for chinese, english in once[:200]:
+        sentences = re.findall(r".*?[。！？]", chinese)
+        assert len(set(sentences)) == len(sentences) in (2, 3)
+        assert english == " ".join(single[sentence] for sentence in sentences)
+
+
 def test_emoji_come_in_rows_and_a_rare_one_once(prepare):
     rows = [chinese for chinese, _ in prepare.emojis(Random(5))]
     equal = {emoji: [row for row in rows if row and not row.replace(emoji, "")] for emoji in ("😀", "❤️", "👨‍👩‍👧")}

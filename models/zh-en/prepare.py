@@ -3,9 +3,10 @@
     python models/zh-en/prepare.py DATA models/zh-en/data
 
 DATA holds tatoeba.{train,dev}.tsv, python-docs.tsv and 3am.{train,val}.{zh,en}. What is written: these corpora, and
-three small files for what they lack: sentences without their full stop (bare), words, names and phrases (phrases), and
-things that are to be carried over as they are (copied). The same DATA give the same files. No line that is trained on
-has the Chinese of a dev line, whatever its script and punctuation; those that had are left out and counted.
+four small files for what they lack: sentences without their full stop (bare), several sentences in one line (joined),
+words, names and phrases (phrases), and things that are to be carried over as they are (copied).
+The same DATA give the same files. No line that is trained on has the Chinese of a dev line, and no sentence that was
+joined has, whatever its script and punctuation; the lines that had are left out and counted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ HERE = Path(__file__).parent
 COLUMNS = ("chinese", "english")
 BARE_SHARE = 0.22  # of the short Tatoeba sentences come without their full stop, too
 SHORT = 20  # characters
+JOINED, PART = 9000, 16  # lines of two or three sentences, of so many characters at most
 TEMPLATED, SPACED = 4800, 0.25  # pairs; and how many of them have spaces around what is not Chinese
 ENGLISH, ENGLISH_WORDS, ENGLISH_PIECES = 600, 900, 800  # pairs, of each kind
 EMOJI_ROWS, EMOJI_ENDINGS, LONGEST_ROW = 800, 1000, 8
@@ -82,6 +84,14 @@ def templated(random: Random) -> Iterator[Pair]:
     made = dict.fromkeys(filled(templates[place % len(templates)], random) for place in range(TEMPLATED))
     for chinese, english in made:
         yield BETWEEN.sub(" ", chinese) if random.random() < SPACED else chinese, english
+
+
+def joined(pairs: Iterable[Pair], random: Random) -> Iterator[Pair]:
+    """Two or three sentences that have nothing to do with each other in one line: each is to be translated."""
+    short = [pair for pair in pairs if len(pair[0]) <= PART and all(map(ONE_STOP.fullmatch, pair))]
+    for _ in range(JOINED):
+        some = random.sample(short, random.choice([2, 2, 3]))
+        yield "".join(chinese for chinese, _ in some), " ".join(english for _, english in some)
 
 
 def alone(random: Random) -> Iterator[Pair]:
@@ -174,6 +184,7 @@ def prepare(data: Path, out: Path) -> None:
         "python-docs": pairs_of(data / "python-docs.tsv"),
         "captions": pairs_of({"chinese": data / "3am.train.zh", "english": data / "3am.train.en"}),
         "bare": list(bare(tatoeba_kept, Random("bare"))),
+        "joined": list(joined(tatoeba_kept, Random("joined"))),
         "phrases": phrases,
         "copied": copied,
     }
