@@ -22,7 +22,7 @@ MARKUP = re.compile(r"[<>{}\\\[\]|*_`]|&\w+;|https?:|  ")
 STOPS = tuple("。！？.!?")
 
 
-FILES = ("phrases.tsv",)
+FILES = ("phrases.tsv", "headlines.tsv")
 CORPUS = [
     ("我饿了。", "I'm hungry."),
     ("你呢？", "And you?"),
@@ -50,7 +50,7 @@ def copied(prepare):
     return sys.modules["copied"]
 
 
-@pytest.mark.parametrize(("name", "least"), [("phrases.tsv", 2500)])
+@pytest.mark.parametrize(("name", "least"), [("phrases.tsv", 2500), ("headlines.tsv", 300)])
 def test_every_line_has_two_columns_and_nothing_is_empty(name, least):
     lines = (ROOT / name).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     assert len(lines) >= least

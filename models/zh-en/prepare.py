@@ -3,8 +3,8 @@
     python models/zh-en/prepare.py DATA models/zh-en/data
 
 DATA holds tatoeba.{train,dev}.tsv, python-docs.tsv and 3am.{train,val}.{zh,en}. What is written: these corpora, and
-four small files for what they lack: sentences without their full stop (bare), several sentences in one line (joined),
-words, names and phrases (phrases), and things that are to be carried over as they are (copied).
+five small files for what they lack: sentences without their full stop (bare), several sentences in one line (joined),
+words, names and phrases (phrases), headlines (headlines), and things that are to be carried over as they are (copied).
 The same DATA give the same files. No line that is trained on has the Chinese of a dev line, and no sentence that was
 joined has, whatever its script and punctuation; the lines that had are left out and counted.
 """
@@ -169,7 +169,7 @@ def prepare(data: Path, out: Path) -> None:
     }
     guard = Guard(chinese for pairs in dev.values() for chinese, _ in pairs)
     tatoeba_kept = list(guard.allowed(tatoeba))
-    phrases = pairs_of(HERE / "phrases.tsv")
+    phrases, headlines = pairs_of(HERE / "phrases.tsv"), pairs_of(HERE / "headlines.tsv")
     said = [pair for pair in phrases if len(pair[0]) > 2 and pair[1][0].isupper()]
     copied = [
         *templated(Random("templates")),
@@ -186,6 +186,7 @@ def prepare(data: Path, out: Path) -> None:
         "bare": list(bare(tatoeba_kept, Random("bare"))),
         "joined": list(joined(tatoeba_kept, Random("joined"))),
         "phrases": phrases,
+        "headlines": headlines,
         "copied": copied,
     }
     out.mkdir(parents=True, exist_ok=True)
