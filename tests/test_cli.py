@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clearhead import cli, shipped
+from clearhead.cli.reading import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.tasks import TASKS
 from tests.echoing import Echo, echo, write_echo
@@ -87,7 +88,7 @@ class Endless:
 def test_an_endless_input_is_answered_as_it_comes(model: Path) -> None:
     done = run("predict", model, "-", "--batch", "3", stdin=Endless())
     assert (done.code, done.err) == (130, "clearhead: interrupted\n")
-    answered = 1000 - 1000 % (3 * cli.READ_AHEAD)  # what was read but not yet answered is lost
+    answered = 1000 - 1000 % (3 * READ_AHEAD)  # what was read but not yet answered is lost
     assert done.out == "x!\n" * answered
 
 

@@ -1,0 +1,200 @@
+"""The command line: parse, call, print.
+
+`look` and `figures` are in exploring.py, `models` is in listing.py, the others are here. What costs time to import
+(PyTorch above all) is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from clearhead.errors import ConfigError
+
+try:
+    import typer
+except ModuleNotFoundError:
+    print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
+    sys.exit(2)
+
+from clearhead.cli import exploring, listing
+from clearhead.cli.options import Batch, Beam, Device, Json, Model, given
+from clearhead.cli.reading import groups, inputs
+from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
+
+if TYPE_CHECKING:
+    from clearhead.tasks import Prediction
+
+BATCH = 64
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Build, train and ship Transformers, and see what every head looks at.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong.",
+)
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        put(f"clearhead {sys.modules['clearhead'].__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's file, or a shipped recipe's name.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: train.steps=200.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/RECIPE")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the recipe's.")] = None,
+    device: Device = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run was stopped, exactly.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away the run that is there.")] = False,
+) -> None:
+    """Train a model by a recipe."""
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run, --overwrite throws it away; choose one")
+    from clearhead.train import run
+
+    run(recipe, overrides=changes or [], out=out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+
+
+@app.command()
+def predict(
+    model: Model,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="What to answer; - stands for the lines of the input.")
+    ] = None,
+    as_json: Json = False,
+    device: Device = "auto",
+    batch: Batch = None,
+    beam: Beam = None,
+    best: Annotated[int | None, typer.Option(min=1, help="How many answers to give for each input.")] = None,
+) -> None:
+    """Answer each TEXT, or each line of the standard input, with one line.
+
+    A TEXT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
+    --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, TEXT with tabs between.
+    """
+    waiting, name, at_once = inputs(texts, batch or BATCH)
+    from clearhead.predictor import load
+
+    predictor = load(model, device=device)
+    options = given(batch=batch, beams=beam, best=best)
+    number = 0
+    for some in groups(waiting, at_once):
+        for text, answer in zip(some, predictor.predict(some, **options), strict=True):
+            number += 1
+            for note in answer.notes:
+                say(f"{name} {number}: {note}")
+            put(_as_json(text, answer) if as_json else _as_line(answer, number if best and best > 1 else None))
+        flush()
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
+    ],
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The file's columns in their order.", show_default="the task's")
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    batch: Batch = None,
+    beam: Beam = None,
+) -> None:
+    """Score a model's answers on data whose answers are known."""
+    from clearhead.predictor import load
+
+    predictor = load(model, device=device)
+    names = columns.split(",") if columns else list(predictor.task.columns)
+    if len(data) > 1 and len(data) != len(names):
+        raise ConfigError(
+            f"{len(data)} files for the {len(names)} columns {', '.join(names)}; give one for each, or one for all"
+        )
+    source: Any = data[0] if len(data) == 1 else dict(zip(names, data, strict=True))
+    options = given(batch=batch, beams=beam, lowercase=lowercase or None)
+    scores = predictor.evaluate(source, columns=names, **options)
+    if as_json:
+        put(json.dumps(scores, ensure_ascii=False))
+    else:
+        width = max(map(len, scores), default=0)
+        for score, value in scores.items():
+            put(f"{score:<{width}}  {value}")
+    flush()
+
+
+app.command()(exploring.look)
+app.command()(exploring.figures)
+app.command()(listing.models)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code; whatever goes wrong is said in words, on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("clearhead", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            command.invoke(context)
+        return 0
+    except typer.Exit as done:
+        return done.exit_code
+    except StdoutClosed:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        say("interrupted")
+        return 130
+    except Exception as error:
+        if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
+            raise
+        code, message = explained(error)
+        say(message)
+        return code
+
+
+def _as_line(answer: Prediction, number: int | None) -> str:
+    if number is None:
+        return _one_line(answer.text)
+    answers = [(answer.text, answer.score), *answer.alternatives]
+    return "\n".join(
+        f"{number}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}" for text, score in answers
+    )
+
+
+def _one_line(text: str) -> str:
+    return text.translate({ord(mark): " " for mark in "\r\n\t"})
+
+
+def _as_json(text: str, answer: Prediction) -> str:
+    others = [{"output": other, "score": _finite(score)} for other, score in answer.alternatives]
+    shown = {"input": text, "output": answer.text, "score": _finite(answer.score)}
+    return json.dumps({**shown, "alternatives": others, "notes": answer.notes}, ensure_ascii=False)
+
+
+def _finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None

@@ -1,0 +1,120 @@
+"""The commands that show what every head looks at: look, figures."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.options import Beam, Device, given
+from clearhead.cli.reading import one_text
+from clearhead.cli.speaking import flush, put, say
+from clearhead.errors import ConfigError
+
+
+def look(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
+        ),
+    ],
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file, which needs nothing else.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:0,3", help="Of a long text, put every weight of these heads into the file."),
+    ] = None,
+    part: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a text in parts, or a record of several, write this one.", show_default="all that fit"
+        ),
+    ] = None,
+    without: Annotated[
+        bool, typer.Option("--without", help="Put into the file what the model does without each head; takes a while.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
+    device: Device = "auto",
+    beam: Beam = None,
+) -> None:
+    """See what every head looks at: a page from a server on this machine, or with --out as one file.
+
+    The page holds the text. The server answers on this machine alone, under an address that nobody can guess.
+    """
+    if out is None and (heads or part is not None or without):
+        raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
+    from clearhead.explore import looking
+
+    text = one_text(text)
+    seen = looking.looked(subject, text, answer=answer, device=device, **given(beams=beam))
+    if out is not None:
+        written = looking.write(seen, out, part=part, heads=heads or [], without=without)
+        say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
+        if show:
+            _show(written.resolve().as_uri())
+        return
+    with looking.serve(seen, port=port, browser=show) as server:
+        put(server.url)
+        flush()
+        say("open this address in a browser on this machine; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            server.wait()
+
+
+def figures(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
+    kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="What they are saved as.")] = "png",
+    heads: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:0,3", help="Draw these heads large, not the telling ones.")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="written|read", help="Call a decoder's rows by what it writes there, or has read."),
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
+    lesson: Annotated[
+        bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
+    ] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
+    device: Device = "auto",
+    beam: Beam = None,
+) -> None:
+    """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
+    if lesson == (subject is not None):
+        raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
+    from clearhead.explore.figures import naming, sets
+
+    sets.check_place(out, kind)
+    naming.check_when(rows)
+    if lesson:
+        drawings = sets.of_lesson()
+    else:
+        from clearhead.explore import looking
+
+        options = given(beams=beam)
+        seen = looking.looked(str(subject), one_text(text), answer=answer, device=device, keep="none", **options)
+        for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
+            say(note)
+        drawings = sets.of_record(seen.record, heads or [], name=seen.title, when=rows)
+    for path, shows in sets.write(drawings, out, kind, dark=dark):
+        put(f"{path}\t{shows}")
+        flush()
+
+
+def _show(address: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(address):
+        say(f"no browser was found; open {address}")

@@ -1,0 +1,68 @@
+"""What goes to the user: output, messages apart from it, and errors in words."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+from clearhead.errors import ClearheadError, DiskFullError, TrainingError
+
+EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
+
+
+class StdoutClosed(Exception):
+    """Nobody reads on, as after `| head`."""
+
+
+def put(text: str) -> None:
+    try:
+        print(text)
+    except BrokenPipeError:
+        raise StdoutClosed from None
+
+
+def flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise StdoutClosed from None
+
+
+def say(message: str) -> None:
+    """To the user, apart from the output; control characters, which may come from a file, cannot play tricks."""
+    plain = "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in message)
+    print(f"clearhead: {plain}", file=sys.stderr, flush=True)
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """The exit code for an error, and what to say about it."""
+    said = getattr(error, "format_message", None)
+    if said is not None:  # the command line itself is wrong
+        context: Any = getattr(error, "ctx", None)
+        return 2, f"{said() or 'say what to do'} ({context.command_path if context else 'clearhead'} --help says more)"
+    if isinstance(error, ClearheadError):
+        return 1 if isinstance(error, (TrainingError, DiskFullError)) else 2, str(error)
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):
+        extra = EXTRAS.get(str(error.name).split(".")[0], "train")
+        return 2, f'the package {error.name} is missing; pip install "clearhead[{extra}]"'
+    if isinstance(error, MemoryError) or _is_memory(error):
+        return 1, (
+            "out of memory; take a smaller --batch or --beam, or, in training, a smaller train.batch_tokens or "
+            "train.checkpointing=true"
+        )
+    if isinstance(error, OSError):
+        wrong = isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError))
+        place = "" if error.filename is None else f"{error.filename}: "
+        full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return 2 if wrong else 1, f"{place}{error.strerror or error}{full}"
+    return 1, (
+        f"{type(error).__name__}: {error}; this should not happen: CLEARHEAD_TRACEBACK=1 shows where, and a report "
+        "of it is welcome"
+    )
+
+
+def _is_memory(error: Exception) -> bool:
+    """PyTorch has a class of its own for GPUs only."""
+    words = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(some in str(error) for some in words)
