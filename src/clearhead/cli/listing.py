@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,18 @@ def _model_row(name: str, folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     scores = [f"{key} {value:g}" for key, value in metrics.get("dev", {}).items() if isinstance(value, float)]
-    return [name, config["task"], _size(folder), ", ".join(scores), _recipe(folder / "recipe.toml").get("licence", "")]
+    return [name, config["task"], _size(folder), ", ".join(scores), _licence(folder)]
+
+
+def _licence(folder: Path) -> str:
+    """In the recipe's words, or in those of the card where the recipe only points to it."""
+    said = str(_recipe(folder / "recipe.toml").get("licence", ""))
+    card = folder / "README.md"
+    if card.name not in said or not card.is_file():
+        return said
+    text = card.read_text(encoding="utf-8")
+    found = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
+    return f"{found[1]} ({said})" if found else said
 
 
 def _recipe(path: Path) -> dict[str, Any]:
