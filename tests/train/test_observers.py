@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -222,6 +223,19 @@ def test_in_a_terminal_progress_is_a_bar(monkeypatch, capsys):
     assert "━" in lines
 
 
+def test_the_bar_that_stays_has_the_last_best_score(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = printed(
+        capsys,
+        ("evaluated", moment(50, best=17.5, loss=4.0, bleu=17.5)),
+        ("logged", moment(100, loss=3.0)),
+        ("evaluated", moment(100, best=100.0, loss=0.1, bleu=100.0)),
+    )
+    bars = [line for line in lines if "step 100 of 100" in line]
+    assert "loss 3.000 · 2,000 tokens/s · best bleu 100" in bars[-1]
+
+
 def test_a_run_prints_where_it_is_how_it_goes_and_what_it_made(watched):
     _, _, said = watched
     assert "from the beginning" in said
@@ -230,6 +244,11 @@ def test_a_run_prints_where_it_is_how_it_goes_and_what_it_made(watched):
     assert " s left" in said
     assert "  dev at step 8: loss " in said
     assert "try it: clearhead predict " in said
+    end = said.index("; on dev, beam 2: bleu ")
+    scores, bleu, chrf, *_ = said[end:].splitlines()
+    assert re.fullmatch(r"; on dev, beam 2: bleu [\d.]+, chrf [\d.]+", scores)
+    assert bleu.startswith("  bleu_signature nrefs:1|")
+    assert chrf.startswith("  chrf_signature nrefs:1|")
     assert "\x1b" not in said, "no colours where there is no terminal"
 
 

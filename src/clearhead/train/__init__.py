@@ -218,11 +218,13 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
     if target.exists():  # of a run that went on
         shutil.rmtree(target)
     fresh.rename(target)
-    shown = ", ".join(f"{name} {value}" for name, value in metrics.get("dev", {}).items())
-    _say(
-        processes,
-        f"{target}: done" + (f"; on dev, beam {trainer.task.settings.get('beam', 1)}: {shown}" if shown else ""),
-    )
+    dev_scores = metrics.get("dev", {})
+    shown = ", ".join(f"{name} {value}" for name, value in dev_scores.items() if not isinstance(value, str))
+    beam = trainer.task.settings.get("beam", 1)
+    _say(processes, f"{target}: done" + (f"; on dev, beam {beam}: {shown}" if shown else ""))
+    for name, value in dev_scores.items():
+        if isinstance(value, str):
+            _say(processes, f"  {name} {value}")
     _say(processes, f'try it: clearhead predict {where} "…"')
 
 

@@ -143,7 +143,7 @@ class Progress(Observer):
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
-        self.metric, self.best = metric, ""
+        self.metric, self.best, self.pace, self.left = metric, "", "", ""
         self.seen: list[tuple[float, float, int]] = []  # of each line: how much was done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
@@ -162,14 +162,14 @@ class Progress(Observer):
         done, seconds, tokens = (new - old for new, old in zip(self.seen[-1], self.seen[0], strict=True))
         if len(self.seen) == 1:
             done, seconds, tokens = self.seen[0]
-        left = f" · {clock(seconds / done * (1 - moment.done))} left" if done > 0 and moment.done < 1 else ""
+        self.left = f" · {clock(seconds / done * (1 - moment.done))} left" if done > 0 and moment.done < 1 else ""
         where = f"step {moment.step:,} of {moment.steps:,}"
         rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        said = f"loss {moment.metrics['loss']:.3f} · {rate}{self.best}{left}"
+        self.pace = f"loss {moment.metrics['loss']:.3f} · {rate}"
         if self.console.is_terminal:
-            self.bar.update(self.task, completed=moment.done, where=where, said=said)
+            self.bar.update(self.task, completed=moment.done, where=where, said=self._said())
         else:
-            self._print(f"{where} · {said}")
+            self._print(f"{where} · {self._said()}")
 
     def evaluated(self, moment: Moment) -> None:
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
@@ -177,6 +177,11 @@ class Progress(Observer):
         self._print(f"  dev at step {moment.step:,}: {line}")
         if moment.best is not None:
             self.best = f" · best {self.metric} {abs(moment.best):.4g}"
+        if self.console.is_terminal and self.pace:  # else the last bar would stay with the best score before
+            self.bar.update(self.task, said=self._said())
+
+    def _said(self) -> str:
+        return f"{self.pace}{self.best}{self.left}"
 
     def close(self) -> None:
         if self.console.is_terminal:
