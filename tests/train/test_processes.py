@@ -14,11 +14,15 @@ from tests.train.corpus import write_recipe
 
 
 def torchrun(recipe: Path, out: Path, *more: str, processes: int = 2) -> None:
+    done = started(recipe, out, *more, processes=processes)
+    assert done.returncode == 0, done.stderr
+
+
+def started(recipe: Path, out: Path, *more: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     command = ["-m", "clearhead", "train", str(recipe), "--out", str(out), "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, *command, *more], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    return subprocess.run([*launcher, *command, *more], env=environment, capture_output=True, text=True, timeout=300)
 
 
 def final(out: Path) -> dict:
@@ -69,3 +73,18 @@ def test_another_number_of_processes_is_refused(exact):
     recipe, one = exact
     with pytest.raises(AssertionError, match="begun with 1 processes, which share every batch; 2 would train on other"):
         torchrun(recipe, one, "--set", "train.batch_tokens=256", "--set", "train.steps=7", "--resume")
+
+
+@pytest.mark.parametrize("wrong", ["a recipe that is not there", "a folder that only the first process opens"])
+def test_a_mistake_is_said_once_and_is_the_cause_that_torchrun_gives(tmp_path, wrong):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a letter").touch()
+    recipe = tmp_path / "nowhere.toml" if "recipe" in wrong else write_recipe(tmp_path)
+    words = "no file " if "recipe" in wrong else "holds something that no run wrote (a letter)"
+    done = started(recipe, tmp_path / "letters")
+    assert done.returncode == 1, "torchrun knows no other"
+    ours = [line for line in done.stderr.splitlines() if line.startswith("clearhead: ")]
+    assert len(ours) == 1, done.stderr
+    assert words in ours[0]
+    assert words in done.stderr.split("Root Cause")[1]
+    assert done.stderr.count("Traceback") == 1, "torchrun's own, which comes whenever a process fails"

@@ -23,7 +23,7 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import exploring, listing
+from clearhead.cli import exploring, listing, together
 from clearhead.cli.options import Batch, Beam, Device, Json, Model, given
 from clearhead.cli.reading import groups, inputs
 from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
@@ -167,13 +167,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        say("interrupted")
+        if together.rank() == 0:
+            say("interrupted")
         return 130
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
             raise
         code, message = explained(error)
-        say(message)
+        together.say_once(message)
         return code
 
 
