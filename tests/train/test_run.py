@@ -14,10 +14,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import clearhead
 from clearhead import cli
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ConfigError, DataError, TrainingError
 from clearhead.folder import ModelFolder, verify
-from clearhead.train import run
+from clearhead.tasks import Translation
+from clearhead.train import read_recipe, room, run
 from clearhead.train.observers import Curve
+from clearhead.train.processes import Processes
+from clearhead.train.room import check_room, layer_weights
 from tests.train.corpus import sentences, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
@@ -163,6 +166,52 @@ def test_bfloat16_runs_on_a_cpu_and_learns_the_same(tmp_path):
 def test_float16_on_a_cpu_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.precision: float16 is for GPUs; choose float32 or bfloat16"):
         train(write_recipe(tmp_path), tmp_path / "run", "train.precision=float16")
+    assert not (tmp_path / "run").exists(), "it is refused before anything is written"
+
+
+# room
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_anything_is_written(tmp_path):
+    wanted = (
+        r"a model of [\d,]+ weights and more needs at least [\d,]+ GB to be trained, and cpu has [\d,]+; make model"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        train(write_recipe(tmp_path), tmp_path / "run", "model.width=100000")
+    assert not (tmp_path / "run").exists()
+
+
+def test_how_much_a_model_needs_is_counted_by_hand(tmp_path, monkeypatch):
+    # Width 16, feedforward 32, one layer a side: 3 attentions, 2 feedforwards, 7 norms, and a single word.
+    weights = 3 * 4 * (16 * 16 + 16) + 2 * (2 * 16 * 32 + 32 + 16) + 7 * 2 * 16 + 16
+    recipe, _ = read_recipe(str(write_recipe(tmp_path)))
+    assert layer_weights(recipe) == weights
+    alone = Processes(0, 1, torch.device("cpu"))
+    needed = 5 * 4 * weights  # itself, its gradient, two means of Adam and a moving average, 4 bytes each
+    monkeypatch.setattr(room, "memory_of", lambda _: needed)
+    check_room(recipe, alone)
+    monkeypatch.setattr(room, "memory_of", lambda _: needed - 1)
+    with pytest.raises(ConfigError, match=f"a model of {weights:,} weights and more needs"):
+        check_room(recipe, alone)
+    sharded, _ = read_recipe(str(tmp_path / "toy.toml"), ["train.shard=true"])
+    check_room(sharded, Processes(0, 2, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_model_that_does_not_fit_leaves_everything_as_it_was(tmp_path, monkeypatch, overwrite):
+    recipe, out = quick(tmp_path), tmp_path / "run"
+    if overwrite:
+        train(recipe, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def build(self):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes")
+
+    monkeypatch.setattr(Translation, "build", build)
+    with pytest.raises(TrainingError, match=r"the model does not fit into the memory of cpu; make model\.width"):
+        train(recipe, out, overwrite=overwrite)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert out.exists() == overwrite
 
 
 @pytest.mark.unchecked

@@ -6,7 +6,7 @@ import errno
 import sys
 from typing import Any
 
-from clearhead.errors import ClearheadError, DiskFullError, TrainingError
+from clearhead.errors import ClearheadError, DiskFullError, TrainingError, out_of_memory
 
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 
@@ -46,10 +46,10 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):
         extra = EXTRAS.get(str(error.name).split(".")[0], "train")
         return 2, f'the package {error.name} is missing; pip install "clearhead[{extra}]"'
-    if isinstance(error, MemoryError) or _is_memory(error):
+    if out_of_memory(error):
         return 1, (
-            "out of memory; take a smaller --batch or --beam, or, in training, a smaller train.batch_tokens or "
-            "train.checkpointing=true"
+            "out of memory; take a smaller --batch or --beam, or, in training, a smaller train.batch_tokens, "
+            "train.checkpointing=true or a smaller model"
         )
     if isinstance(error, OSError):
         wrong = isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError))
@@ -60,9 +60,3 @@ def explained(error: Exception) -> tuple[int, str]:
         f"{type(error).__name__}: {error}; this should not happen: CLEARHEAD_TRACEBACK=1 shows where, and a report "
         "of it is welcome"
     )
-
-
-def _is_memory(error: Exception) -> bool:
-    """PyTorch has a class of its own for GPUs only."""
-    words = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(some in str(error) for some in words)

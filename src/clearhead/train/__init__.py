@@ -40,8 +40,9 @@ from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
 from clearhead.train.processes import Processes, joined
 from clearhead.train.recipe import Recipe, read_recipe, sources, to_toml
+from clearhead.train.room import check_room, fitting
 from clearhead.train.runs import open_run, put_back
-from clearhead.train.spreading import short_kernels
+from clearhead.train.spreading import precision_of, short_kernels
 
 __all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
 
@@ -62,6 +63,8 @@ def run(
     where = Path("runs") / Path(recipe).stem if out is None else Path(out)
     where = where.resolve() if where.is_symlink() else where
     with joined(device) as processes, ExitStack() as held:
+        precision_of(wanted.train.precision, processes.device)
+        check_room(wanted, processes)
         aside, made = None, False
         if processes.first:
             made = not where.exists()
@@ -69,11 +72,13 @@ def run(
         processes.wait()
         with _undone(where, aside, made):
             task, examples, dev = _data(where, wanted, base, processes)
+            checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
+            torch.manual_seed(wanted.seed)
+            with fitting(processes.device):
+                model = task.build()
+                trainer = Trainer(wanted.train, task, model, examples, dev, checkpoints, processes, seed=wanted.seed)
         if aside is not None:
             shutil.rmtree(aside)
-        checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
-        torch.manual_seed(wanted.seed)
-        trainer = Trainer(wanted.train, task, task.build(), examples, dev, checkpoints, processes, seed=wanted.seed)
         steps = checkpoints.steps()
         if resume and steps:
             trainer.resume(steps[-1])
@@ -91,7 +96,10 @@ def run(
 
 @contextmanager
 def _undone(where: Path, aside: Path | None, made: bool) -> Iterator[None]:
-    """If the data are not sound, all is as before: the old run that was set aside is back, a new folder is gone."""
+    """If the data are not sound or the model does not fit, all is as before.
+
+    The old run that was set aside is back, a new folder is gone.
+    """
     try:
         yield
     except BaseException as error:
