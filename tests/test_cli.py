@@ -164,6 +164,17 @@ def test_scores_are_printed_with_their_signature(model: Path, tmp_path: Path) ->
     assert three.err == "clearhead: 3 files for the 2 columns source, target; give one for each, or one for all\n"
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_what_was_left_out_of_a_score_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("abc\tcba!\n")
+    monkeypatch.setattr(Echo, "evaluate", lambda *_, **__: {"same": 50.0, "note": "kept 1 of 2"})
+    done = run("evaluate", model, tmp_path / "pairs.tsv", *more)
+    assert done.err == "clearhead: kept 1 of 2\n"
+    assert done.out == ('{"same": 50.0, "note": "kept 1 of 2"}\n' if more else "same  50.0\n")
+
+
 def test_wrong_data_is_refused_with_its_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("abc\tcba!\nde\n")
     done = run("evaluate", model, tmp_path / "pairs.tsv")

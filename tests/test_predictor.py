@@ -98,6 +98,20 @@ def test_evaluation_reads_rows_files_and_shipped_corpora(
         echo.evaluate(tmp_path / "nowhere.tsv")
 
 
+def test_evaluation_takes_pairs_of_texts(echo: Predictor) -> None:
+    assert echo.evaluate([("abc", "cba!"), ("de", "wrong")])["same"] == 50.0
+    assert echo.evaluate([["abc", "cba!"]])["same"] == 100.0
+    with pytest.raises(ConfigError, match="columns are those of a file; give each example as source, target"):
+        echo.evaluate([("abc", "cba!")], columns=["target", "source"])
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("wrong", ["ab", ("a",), ("a", "b", "c"), ("a", 1), {"source": "a", "target": "b"}, None])
+def test_what_is_no_pair_of_texts_is_refused(echo: Predictor, wrong: object) -> None:
+    with pytest.raises(DataError, match="example 2 must be 2 texts, source, target; got "):
+        echo.evaluate([("a", "b"), wrong])  # type: ignore[list-item]
+
+
 def test_a_shipped_model_is_found_by_its_name_and_a_path_wins(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -68,7 +68,7 @@ class Predictor:
     def predict(self, inputs: str | Sequence[str], **options: Any) -> Prediction | list[Prediction]:
         """An answer for one text, or a list of them for several. What `options` there are, the task says."""
         _check_options(options, self.task.predict)
-        many = [inputs] if isinstance(inputs, str) else list(inputs)
+        many = [inputs] if isinstance(inputs, str) else _texts(inputs)
         with torch.inference_mode():
             answers = self.task.predict(self.model, many, **options)
         return answers[0] if isinstance(inputs, str) else answers
@@ -84,16 +84,19 @@ class Predictor:
 
     def evaluate(
         self,
-        data: str | Path | Mapping[str, str | Path] | Sequence[Row],
+        data: str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]],
         *,
         columns: Sequence[str] | None = None,
         **options: Any,
     ) -> dict[str, float | str]:
-        """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on rows.
+        """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
 
         `columns` names the fields of a file in their order, where they are not the task's own.
         """
-        rows = list(self.task.read(_located(data), columns)) if isinstance(data, DATA) else data
+        if isinstance(data, DATA):
+            rows = list(self.task.read(_located(data), columns))
+        else:
+            rows = _rows(data, columns, self.task)
         _check_options(options, self.task.evaluate, self.task.predict)
         with torch.inference_mode():
             return self.task.evaluate(self.model, rows, **options)
@@ -161,6 +164,31 @@ def told(task: Reads, reading: Reading, scores: Tensor | None) -> dict[str, Any]
     lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]
     about["loss"] = float(lost.mean()) if len(lost) else None
     return about
+
+
+def _texts(inputs: Any) -> list[str]:
+    if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
+        raise DataError(f"a text is wanted, or a list of texts; got {inputs!r:.60}")
+    many = list(inputs)
+    for number, text in enumerate(many, 1):
+        if not isinstance(text, str):
+            raise DataError(f"input {number} must be a text, got {text!r:.60}")
+    return many
+
+
+def _rows(examples: Iterable[Any], columns: Sequence[str] | None, task: Task) -> list[Row]:
+    """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
+    if columns is not None:
+        raise ConfigError(f"columns are those of a file; give each example as {', '.join(task.columns)}, in this order")
+    rows = list[Row]()
+    for number, one in enumerate(examples, 1):
+        values = one.values if isinstance(one, Row) else one
+        fits = isinstance(values, (tuple, list)) and len(values) == len(task.columns)
+        if not fits or not all(isinstance(value, str) for value in values):
+            wanted = f"{len(task.columns)} texts, {', '.join(task.columns)}"
+            raise DataError(f"example {number} must be {wanted}; got {values!r:.60}")
+        rows.append(one if isinstance(one, Row) else Row(tuple(values), "example", number))
+    return rows
 
 
 def _located(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:

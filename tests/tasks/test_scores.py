@@ -45,6 +45,19 @@ def test_evaluate_scores_the_answers_of_predict(tmp_path):
     assert translator.evaluate(rows_of(shouted), beams=2, lowercase=True)["bleu"] == scores["bleu"]
 
 
+def test_pairs_without_a_side_are_left_out_and_named():
+    task, model = learned()
+    pairs = sentences(7, seed=21)
+    scores = task.evaluate(model, rows_of(pairs, "dev.tsv"))
+    holes = [*pairs[:3], ("", "I"), *pairs[3:], ("我", " \u200b"), ("", "")]
+    assert task.evaluate(model, rows_of(holes, "dev.tsv")) == {
+        **scores,
+        "note": "kept 7 of 10; dropped 3 with an empty side (dev.tsv:4, :9, :10)",
+    }
+    with pytest.raises(DataError, match="no pair is left to score: kept 0 of 1; dropped 1 with an empty side"):
+        task.evaluate(model, rows_of([("", "I")]))
+
+
 def test_chinese_is_scored_by_characters():
     turned = [(english, chinese) for chinese, english in sentences(40)]
     task = prepared(turned)

@@ -127,6 +127,40 @@ def test_options_that_make_no_sense_are_refused(translator, options, said):
         translator.predict("我", **options)
 
 
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beams": 2.5}, r"beams must be a whole number of at least 1, got 2\.5"),
+        ({"beams": "3"}, "beams must be a whole number of at least 1, got '3'"),
+        ({"best": True}, "best must be a whole number of at least 1, got True"),
+        ({"batch": "many"}, "batch must be a whole number of at least 1, got 'many'"),
+        ({"length_penalty": "x"}, "length_penalty must be a number, got 'x'"),
+        ({"length_penalty": [1]}, r"length_penalty must be a number, got \[1\]"),
+    ],
+)
+def test_options_of_another_kind_are_refused(translator, options, said):
+    with pytest.raises(ConfigError, match=said):
+        translator.predict("我", **options)
+    with pytest.raises(ConfigError, match=said):
+        translator.evaluate([("我", "I")], **options)
+    if "beams" in options:
+        with pytest.raises(ConfigError, match=said):
+            translator.look("我", **options)
+    assert translator.predict("我", beams=np.int64(2), length_penalty=np.float32(1)).text == "I"
+
+
+@pytest.mark.unchecked
+def test_what_is_no_text_is_refused(translator):
+    for wrong in (None, 5, b"I", {"text": "我"}):
+        with pytest.raises(DataError, match="a text is wanted, or a list of texts; got"):
+            translator.predict(wrong)
+    with pytest.raises(DataError, match="input 2 must be a text, got 7"):
+        translator.predict(["我", 7])
+    with pytest.raises(ConfigError, match="lowercase must be True or False, got 'no'"):
+        translator.evaluate([("我", "I")], lowercase="no")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

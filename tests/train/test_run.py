@@ -314,6 +314,16 @@ def test_dropped_lines_are_in_the_report(tmp_path):
     )
 
 
+def test_dev_is_scored_without_its_dropped_lines(tmp_path):
+    recipe = quick(tmp_path)
+    whole = (tmp_path / "dev.tsv").read_text()
+    (tmp_path / "dev.tsv").write_text("\tI\n" + whole)
+    out = train(recipe, tmp_path / "run", "train.evaluate_lines=1")  # the first line that can be used
+    assert "dev: kept 7 of 8; dropped 1 with an empty side (dev.tsv:1)" in (out / "report.txt").read_text()
+    (tmp_path / "dev.tsv").write_text(whole)
+    assert clearhead.load(out, device="cpu").evaluate(tmp_path / "dev.tsv") == ModelFolder.open(out).metrics["dev"]
+
+
 def test_a_broken_line_is_named_and_nothing_is_trained(tmp_path):
     recipe = write_recipe(tmp_path)
     with (tmp_path / "train.tsv").open("a") as file:

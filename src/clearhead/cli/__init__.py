@@ -136,9 +136,12 @@ def evaluate(
     source: Any = data[0] if len(data) == 1 else dict(zip(names, data, strict=True))
     options = given(batch=batch, beams=beam, lowercase=lowercase or None)
     scores = predictor.evaluate(source, columns=names, **options)
+    if "note" in scores:
+        say(str(scores["note"]))
     if as_json:
         put(json.dumps(scores, ensure_ascii=False))
     else:
+        scores.pop("note", None)
         width = max(map(len, scores), default=0)
         for score, value in scores.items():
             put(f"{score:<{width}}  {value}")

@@ -41,6 +41,7 @@ class Examples(ABC):
 
     lengths: NDArray[np.int64]
     counts: NDArray[np.int64]
+    rows: Sequence[Row]  # that the examples were made of
 
     def __len__(self) -> int:
         return len(self.lengths)

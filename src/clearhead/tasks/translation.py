@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 
+EMPTY = "with an empty side"
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 
@@ -157,11 +159,12 @@ class Translation(Task):
     ) -> list[Prediction]:
         """Translations of all inputs: empty in, empty out; one that is long, or of many sentences, is split at them."""
         beams = self.settings["beam"] if beams is None else beams
+        penalty = self.settings["length_penalty"] if length_penalty is None else length_penalty
+        _check_search(beams=beams, best=best, batch=64 if batch is None else batch, length_penalty=penalty)
         if not 1 <= best <= max(beams, 1):
             raise ConfigError(f"the best {best} of {beams} beams cannot be given; ask for at most as many as beams")
         if batch is not None and batch < 1:
             raise ConfigError(f"batch must be at least 1, got {batch}")
-        penalty = self.settings["length_penalty"] if length_penalty is None else length_penalty
         how = _Search(beams, best, batch or 64, penalty)
         split = [self._parts(text) for text in inputs]
         found = iter(self._written(model, list(chain.from_iterable(split)), how))
@@ -175,13 +178,34 @@ class Translation(Task):
         lowercase: bool = False,
         **options: Any,
     ) -> dict[str, float | str]:
-        outputs = self.predict(model, [row.values[0] for row in rows], **options)
-        return translation_scores(
+        """BLEU and chrF of the pairs that have two sides; a `note` says which were left out, if any were."""
+        if not isinstance(lowercase, bool):
+            raise ConfigError(f"lowercase must be True or False, got {lowercase!r}")
+        whole, report = self._whole(rows)
+        outputs = self.predict(model, [row.values[0] for row in whole], **options)
+        scores = translation_scores(
             [output.text for output in outputs],
-            [row.values[1] for row in rows],
+            [row.values[1] for row in whole],
             tokenize=self.settings["bleu_tokenizer"],
             lowercase=lowercase,
         )
+        return {**scores, "note": str(report)} if report.dropped else scores
+
+    def _whole(self, rows: Sequence[Row]) -> tuple[list[Row], Report]:
+        """The rows with two sides; nothing can be learned or scored without one of them."""
+        from clearhead.text import Report
+
+        whole: list[Row] = []
+        report = Report()
+        for row in rows:
+            if self.source.normal(row.values[0]).strip() and self.target.normal(row.values[1]).strip():
+                whole.append(row)
+                report.keep()
+            else:
+                report.drop(row, EMPTY)
+        if rows and not whole:
+            raise DataError(f"no pair is left to score: {report}")
+        return whole, report
 
     def readings(  # type: ignore[override]
         self, model: EncoderDecoder, text: str, *, answer: str | None = None, beams: int | None = None
@@ -192,6 +216,7 @@ class Translation(Task):
             return [self._reading(source, target, answer, given=True)] if source else []
         pieces = self._parts(text)
         how = _Search(self.settings["beam"] if beams is None else beams, 1, 64, self.settings["length_penalty"])
+        _check_search(beams=how.beams)
         found = self._written(model, pieces, how)
         notes = self._prediction(found, 1).notes
         firsts = [one.hypotheses[0] for one in found]
@@ -331,10 +356,19 @@ def _check(settings: dict[str, Any]) -> None:
         raise ConfigError(f"decode.bleu_tokenizer: choose from {', '.join(BLEU_TOKENIZERS)}, not {tokenizer!r}")
 
 
+def _check_search(*, length_penalty: Any = 1.0, **counts: Any) -> None:
+    """Refuses options of a search that are of the wrong kind."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if isinstance(length_penalty, bool) or not isinstance(length_penalty, Real):
+        raise ConfigError(f"length_penalty must be a number, got {length_penalty!r}")
+
+
 def _unfit(source: list[int], target: list[int], limits: Any) -> str | None:
     """Why a pair cannot be trained on, or None."""
     if not source or not target:
-        return "with an empty side"
+        return EMPTY
     if limits is None:
         return None
     if max(len(source), len(target)) > limits.longest:

@@ -133,7 +133,8 @@ def _data(
     if recipe.data.dev is not None:
         report = Report()
         dev_rows = [row for source in sources(recipe.data.dev, base) for row in kind.read(source, columns)]
-        dev = (task.examples(dev_rows, report), dev_rows)
+        usable = task.examples(dev_rows, report)
+        dev = (usable, usable.rows)
         said += f"\ndev: {report}"
     if processes.first:
         (where / "report.txt").write_text(said + "\n", encoding="utf-8")
