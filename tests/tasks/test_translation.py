@@ -150,6 +150,17 @@ def test_options_of_another_kind_are_refused(translator, options, said):
     assert translator.predict("我", beams=np.int64(2), length_penalty=np.float32(1)).text == "I"
 
 
+def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
+    monkeypatch.setattr(Translation, "_spelled", lambda *_: "I see 1,00,000 books")
+    text = "我在23:59看1,000,000书"
+    note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
+    assert translator.predict(text).notes[-1] == note
+    assert translator.look(text).calls[0].about["notes"][-1] == note
+    assert not any("numbers" in one for one in translator.predict("我看100000书").notes)
+    many = translator.predict("我看" + "书".join(map(str, range(20, 27)))).notes
+    assert many[-1].endswith("missing in the translation: 20, 21, 22, 23, 24 and 2 more")
+
+
 @pytest.mark.unchecked
 def test_what_is_no_text_is_refused(translator):
     for wrong in (None, 5, b"I", {"text": "我"}):

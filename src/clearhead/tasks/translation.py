@@ -19,6 +19,7 @@ from clearhead.decode import Hypothesis, Writer, beam, greedy
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
+from clearhead.tasks.quantities import lost_numbers
 from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
 from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 
+NUMBERS = 5  # missing ones are named
 EMPTY = "with an empty side"
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
@@ -168,7 +170,10 @@ class Translation(Task):
         how = _Search(beams, best, batch or 64, penalty)
         split = [self._parts(text) for text in inputs]
         found = iter(self._written(model, list(chain.from_iterable(split)), how))
-        return [self._prediction([next(found) for _ in pieces], best) for pieces in split]
+        return [
+            self._prediction(text, [next(found) for _ in pieces], best)
+            for text, pieces in zip(inputs, split, strict=True)
+        ]
 
     def evaluate(  # type: ignore[override]
         self,
@@ -218,7 +223,7 @@ class Translation(Task):
         how = _Search(self.settings["beam"] if beams is None else beams, 1, 64, self.settings["length_penalty"])
         _check_search(beams=how.beams)
         found = self._written(model, pieces, how)
-        notes = self._prediction(found, 1).notes
+        notes = self._prediction(text, found, 1).notes
         firsts = [one.hypotheses[0] for one in found]
         return [
             self._reading(piece, first.tokens, self._spelled(first), notes=notes)
@@ -288,7 +293,7 @@ class Translation(Task):
                 found[row] = hypotheses
         return found
 
-    def _prediction(self, found: list[_Written], best: int) -> Prediction:
+    def _prediction(self, text: str, found: list[_Written], best: int) -> Prediction:
         """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
         if not found:
             return Prediction("", None, [], [])
@@ -305,6 +310,9 @@ class Translation(Task):
             notes.append("the translation was cut off at its longest length")
         if missing := sum(not text for text in texts):
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
+        elif lost := lost_numbers(text, joined(texts)):
+            shown = ", ".join(lost[:NUMBERS]) + (f" and {len(lost) - NUMBERS} more" if len(lost) > NUMBERS else "")
+            notes.append(f"numbers of the text are missing in the translation: {shown}")
         others = [] if len(found) > 1 else found[0].hypotheses[1:best]
         ranked = [(self._spelled(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
         return Prediction(joined(texts), score, ranked, notes)
