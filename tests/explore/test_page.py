@@ -511,8 +511,8 @@ def test_a_text_that_runs_from_right_to_left_does(watched, folder):
 def test_an_address_full_of_nonsense_changes_nothing(watched, short):
     nonsense = "at=no.such/99&beside=x&pins=target:99,evil:1,target:-1,:,&view=1,0,NaN,9&step=-3&theme=<b>&sort=length"
     watched.open(short, nonsense)
-    assert watched.fragment == f"#{START}"
-    watched.until("figcaption", "decoder 0 · cross · head 0")
+    assert watched.fragment == "#at=decoder.1.cross/0"
+    watched.until("figcaption", "decoder 1 · cross · head 0")
     assert watched.page.locator(".map-canvas").count() == 1
 
 

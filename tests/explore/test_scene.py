@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
+import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene
 from clearhead.explore.axes import picture_url
-from clearhead.explore.heads import summaries
+from clearhead.explore.heads import in_step, summaries
 from clearhead.lens.roles import HeadRoles
-from clearhead.lens.sights import Forward
+from clearhead.lens.sights import Forward, Sight
 from tests.explore.records import drawn, translator, weights_of, writer
 from tests.explore.test_windows import sight_of
 
@@ -43,6 +44,66 @@ def test_a_translator_has_three_axes_and_its_attentions_say_which():
     assert scene["start"]["name"].endswith("cross")
     assert scene["exact"]
     assert scene["norms"]
+
+
+def peaking(keys: list[list[int]], width: int = 11) -> Sight:
+    """A cross-attention of which only is known at which of `width` keys its heads look most."""
+    places = torch.tensor([keys])
+    nothing, top = torch.zeros(places.shape), torch.zeros(*places.shape, 1)
+    names = ("logsumexp", "entropy", "distance", "first")
+    return Sight(
+        **dict.fromkeys(names, nothing),
+        peak=nothing + 0.7,
+        peak_key=places,
+        top_keys=top.long(),
+        top_weights=top,
+        received=torch.zeros(1, len(keys), width),
+        map=torch.zeros(1, len(keys), 0, 0),
+        cross=True,
+        heads=tuple(range(len(keys))),
+        queries=torch.arange(places.shape[2]),
+    )
+
+
+def test_heads_in_step_look_at_the_same_key_at_the_same_time():
+    """Two heads walk together. One is a step behind, and meets them where they stay; one looks where nobody does."""
+    sight = peaking([[0, 1, 2, 2], [0, 1, 2, 2], [0, 0, 1, 2], [9, 9, 9, 9]])
+    # Of three looks of others at key 0 two are in the first row; of two at key 1 one in the second; and so on.
+    first = (2 / 3 + 1 / 2 + 1 / 3 + 2 / 3) / 4
+    behind = (2 / 2 + 0 / 2 + 0 / 2 + 2 / 4) / 4
+    assert in_step([sight], [0])[0] == pytest.approx([first, first, behind, 0])
+    parted = [
+        peaking([[0, 1, 2, 2], [0, 0, 1, 2]]),
+        peaking([[0, 1, 2, 2], [9] * 4]),
+    ]
+    assert in_step(parted, [0, 0]) == [pytest.approx([first, behind]), pytest.approx([first, 0])]
+
+
+def test_a_head_is_in_step_with_itself_and_queries_that_see_nothing_do_not_count():
+    assert in_step([peaking([[0, 1, 2]])], [0]) == [[1.0]]
+    blind = peaking([[0, -1, 2], [0, -1, 2]])
+    assert in_step([blind], [0]) == [pytest.approx([1.0, 1.0])]
+    assert in_step([peaking([[-1, -1]] * 2)], [0]) == [[0.0, 0.0]]
+    assert in_step([], []) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "人工智能正在改变我们的世界。",
+        "他昨天没有去学校，因为他病了。",
+        "如果明天下雨，我们就待在家里看电影。",
+        "这本书是我的老师去年送给我的。",
+        "你能告诉我火车站在哪里吗？",
+    ],
+)
+def test_a_translation_opens_on_a_head_that_follows_the_word_written(text):
+    record = clearhead.load("zh-en").look(text)
+    scene = Scene(record).to_dict()
+    name, head = scene["start"]["name"], scene["start"]["head"]
+    source, written = (scene["axes"][axis]["shown"] for axis in ("source", "written"))
+    looks = [source[key] for key in record[name].peak_key[0, head].tolist()]
+    assert looks[-2:] == [source[-2], "⟨/s⟩"], f"{name} head {head} looks at {looks} while {written} is written"
 
 
 def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():

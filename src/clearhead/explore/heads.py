@@ -98,6 +98,27 @@ def _aligned(sight: Sight, sample: int, place: int, role: str, score: float) -> 
     return ("alignment", value) if value >= ALIGNMENT and not special else (role, score)
 
 
+def in_step(sights: Sequence[Sight], samples: Sequence[int]) -> list[list[float]]:
+    """How much each head of these attentions looks where the others look at the same time: one number a head, 0 to 1.
+
+    Of all sharp looks of other heads at a key, the share that falls on the queries for which this head looks there too.
+    A head that follows the word read is one step behind those that follow the word written. 1 for a head alone.
+    """
+    if len({(len(sight.queries), sight.keys) for sight in sights}) != 1 or sum(len(one.heads) for one in sights) < 2:
+        return [[1.0] * len(sight.heads) for sight in sights]
+    pairs = list(zip(sights, samples, strict=True))
+    keys = torch.cat([sight.peak_key[sample] for sight, sample in pairs]).long()
+    seeing = keys >= 0
+    keys, peaks = keys.clamp(min=0), torch.cat([sight.peak[sample] for sight, sample in pairs]).double() * seeing
+    _, cells = (torch.arange(keys.shape[1]) * sights[0].keys + keys).unique(return_inverse=True)
+    here = torch.zeros(int(cells.max()) + 1 if cells.numel() else 0, dtype=torch.double)
+    here = here.index_add(0, cells.flatten(), peaks.flatten())[cells] - peaks
+    ever = torch.zeros(len(keys), sights[0].keys, dtype=torch.double).scatter_add(1, keys, peaks)
+    others = (ever.sum(0) - ever).gather(1, keys)
+    shares = _mean(here / others.clamp(min=1e-9), seeing).clamp(min=0).tolist()
+    return [[shares.pop(0) for _ in sight.heads] for sight in sights]
+
+
 def _visible(sight: Sight, sample: int) -> Tensor:
     """How many keys each query sees, (heads or 1, queries)."""
     visible = getattr(sight, "visible", None)
@@ -115,4 +136,4 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return mean.masked_fill(number == 0, -math.inf)
 
 
-__all__ = ["DELIMITERS", "NONE", "rounded", "summaries"]
+__all__ = ["DELIMITERS", "NONE", "in_step", "rounded", "summaries"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from clearhead.errors import RecordError
 from clearhead.explore.axes import Axis
-from clearhead.explore.heads import NONE, summaries
+from clearhead.explore.heads import NONE, in_step, summaries
 from clearhead.explore.panorama import OVERVIEW, Panorama
 from clearhead.explore.words import words
 from clearhead.lens.record import Record
@@ -174,16 +174,21 @@ class Scene:
         }
 
     def _start(self, attentions: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is shown first: the head that aligns best, or else the last cross-attention, or the first attention."""
+        """What is shown first: the head that aligns best, or else the last cross-attention, or the first attention.
+
+        It looks sharply, at ever other tokens, and in step with the other heads; of equals the one in a later layer.
+        """
         crossing = [one for one in attentions if one["kind"] == "cross"]
+        seen = [self.panoramas[one["name"]] for one in crossing]
+        steps = in_step([one.sight for one in seen], [one.sample for one in seen])
         scored = [
-            (head["score"] or 0.0, one, head)
-            for one in crossing
-            for head in one["heads"]
+            (round((head["score"] or 0.0) * step, 2), one["layer"], one, head)
+            for one, own in zip(crossing, steps, strict=True)
+            for head, step in zip(one["heads"], own, strict=True)
             if head["role"] == "alignment"
         ]
         if scored:
-            _, one, head = max(scored, key=lambda some: some[0])
+            *_, one, head = max(scored, key=lambda some: some[:2])
             return {"name": one["name"], "head": head["number"]}
         one = (crossing or attentions)[-1 if crossing else 0]
         named = [head for head in one["heads"] if head["role"] != NONE] or one["heads"]
