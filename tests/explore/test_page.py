@@ -310,13 +310,47 @@ def test_two_heads_share_one_scale_and_one_table(watched, folder):
     forward = Forward({"encoder.0.self": alone}, {"tokens": torch.arange(7)[None]})
     url = write(folder, "scales", Scene(Record(["encoder.0.self"], [forward])))
     watched.open(url, "at=encoder.0.self/0&pins=tokens:6")
-    assert watched.text("#legend").endswith("0.20")
+    assert watched.text("#legend").endswith("0.57")  # 4/7
     watched.page.keyboard.press("c")
     watched.until("#legend", "1")
     watched.settle()
     assert watched.text("#legend").endswith("1")
     table = [row.split("\t")[:3] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
     assert table[0] == ["0", "0.000", "1.000"]
+
+
+def even_and_sharp(tokens: int) -> Record:
+    """A head that looks everywhere alike, and one that looks at itself alone."""
+    record = records.drawn(tokens, heads=2)
+    sight = record["encoder.0.self"]
+    sight.map[0, 0], sight.map[0, 1] = torch.full((tokens, tokens), 1 / tokens), torch.eye(tokens)
+    sight.peak[0] = torch.tensor([[1 / tokens], [1.0]]).expand(2, tokens)
+    alone = dataclasses.replace(sight, kept=None)
+    forward = Forward({"encoder.0.self": alone}, {"tokens": torch.arange(tokens)[None]})
+    return Record(["encoder.0.self"], [forward])
+
+
+COMMONEST = """() => { const canvas = document.querySelector(".map-canvas"), seen = new Map();
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) {
+      const colour = data.slice(i, i + 3).join(); seen.set(colour, (seen.get(colour) ?? 0) + 1) }
+    return [...seen].sort((one, other) => other[1] - one[1])[0][0].split(",").map(Number) }"""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "what", "end", "colour"),
+    [(7, "weight", "0.57", (240, 210, 195)), (101, "weight, √", "0.040", (220, 156, 129))],
+)
+def test_a_head_that_looks_everywhere_stays_pale_and_the_legend_says_the_scale(
+    watched, folder, tokens, what, end, colour
+):
+    """Even weights are at a quarter of the scale, or at the root of that: its colour there."""
+    url = write(folder, f"even{tokens}", Scene(even_and_sharp(tokens)))
+    watched.open(url, "at=encoder.0.self/0")
+    assert watched.text("#legend").split("\n") == [what, "0", end]
+    assert watched.page.evaluate(COMMONEST) == pytest.approx(colour, abs=3)
+    watched.open(url, "at=encoder.0.self/1")
+    assert watched.text("#legend").split("\n") == [what, "0", "1"]
 
 
 def test_labels_of_keys_are_not_cut_where_cells_are_a_little_too_narrow(watched, folder):

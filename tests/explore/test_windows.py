@@ -202,6 +202,11 @@ def test_thumbnails_show_where_a_head_looks():
     assert thumbs[0, 3, 12] < 60
 
 
+def test_a_thumbnail_of_even_weights_is_pale():
+    even = sight_of(torch.zeros(1, 1, 48, 5), torch.zeros(1, 1, 48, 5), None)
+    assert set(Panorama(even, 0).thumbs().flatten().tolist()) <= {127, 128}  # a quarter of the scale, and its root
+
+
 def test_only_exact_and_large_windows_are_worth_several_threads(monkeypatch):
     monkeypatch.setattr(panoramas, "NEAR", 50)
     monkeypatch.setattr(panoramas, "MUCH", 200)

@@ -135,13 +135,17 @@ class Panorama:
         return self.sight.received[self.sample, self.sight.place_of(head)].float() * self.step
 
     def thumbs(self) -> NDArray[np.uint8]:
-        """Of every head a small picture: the square root of the weights, 255 for the largest."""
+        """Of every head a small picture: the square root of the weights, 255 for the largest.
+
+        Where weights are nearly even it stays pale: 255 is at least four times what each would get from an even head.
+        """
         heads = []
         for head in self.sight.heads:
             sums = self._base(head) if self.sight.blocks[0] else self.map(head).sums
             rows, columns = (torch.linspace(0, n, THUMB + 1, dtype=torch.double) for n in sums.shape)
             small = _spread(sums, rows, columns).sqrt() if sums.numel() else torch.zeros(THUMB, THUMB)
-            heads.append((small * (255 / max(float(small.max()), 1e-12))).round().byte())
+            full = max(float(small.max()), 2 * float(sums.sum()) ** 0.5 / THUMB, 1e-12)
+            heads.append((small * (255 / full)).round().byte())
         return torch.stack(heads).numpy() if heads else np.zeros((0, THUMB, THUMB), np.uint8)
 
     def _whole(self) -> tuple[range, range]:

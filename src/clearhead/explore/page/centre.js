@@ -7,8 +7,9 @@ import { weightAt } from "./lines.js";
 import { MapView } from "./mapview.js";
 import { PictureFlow, isPictured } from "./picture.js";
 import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
-import { written } from "./tokens.js";
 import { Viewport } from "./viewport.js";
+
+const BAR = 88; // pixels of the scale
 
 export class Centre {
   constructor(explorer, shownOn) {
@@ -259,19 +260,19 @@ export class Centre {
       return refill(legend);
     }
     const curve = explorer.curveOf(view.attention);
-    const full = view.tiles.full(curve, view.plot.resolution?.blocks ?? [1, 1]);
     const { blocks, exact, tops } = view.plot.resolution;
+    const ends = view.tiles.ends(curve, blocks);
     const single = (exact || tops) && blocks[0] * blocks[1] === 1;
-    const key = `${explorer.scale.key}/${curve}/${full}/${single}/${document.documentElement.lang}`;
+    const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
     const canvas = make("canvas", { "aria-hidden": "true" });
-    const context = sharpen(canvas, 104, 9);
-    for (let x = 0; x < 104; x++) {
-      context.fillStyle = explorer.scale.css(x / 103);
+    const context = sharpen(canvas, BAR, 9);
+    for (let x = 0; x < BAR; x++) {
+      context.fillStyle = explorer.scale.css(x / (BAR - 1));
       context.fillRect(x, 0, 1.5, 9);
     }
-    const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : written(full, full < 0.1 ? 3 : 2)];
-    refill(legend, make("span", { text: say(single ? "weight" : "shareOf") }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+    const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(", ");
+    refill(legend, make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
   }
 }

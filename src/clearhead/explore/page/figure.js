@@ -93,12 +93,11 @@ function frames(view, look) {
 /** The scale of colours with its ends. */
 function legend(view, look, right, y) {
   const { scale, curve, resolution, tiles } = view.plot;
-  const full = tiles.full(curve, resolution?.blocks ?? [1, 1]);
   const stops = Array.from({ length: 9 }, (_, i) => makeSvg("stop", { offset: i / 8, "stop-color": scale.hex(i / 8) }));
-  const ends = curve === "log" ? ["0.0001", "1"] : ["0", full === 1 ? "1" : full.toFixed(full < 0.1 ? 3 : 2)];
+  const ends = tiles.ends(curve, resolution?.blocks ?? [1, 1]);
   const text = (x, anchor, words) => makeSvg("text", { x, y, "text-anchor": anchor, "font-size": 11, fill: look.soft, text: words });
   return [
-    makeSvg("defs", {}, makeSvg("linearGradient", { id: "scale" }, ...stops)), text(right - 150, "end", ends[0]),
+    makeSvg("defs", {}, makeSvg("linearGradient", { id: "scale" }, ...stops)), text(right - 150, "end", curve === "linear" ? ends[0] : `${say(curve)}  ${ends[0]}`),
     makeSvg("rect", { x: right - 144, y: y - 8, width: 104, height: 9, fill: "url(#scale)", rx: 2 }), text(right - 34, "start", ends[1]),
   ];
 }

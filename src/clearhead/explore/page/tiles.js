@@ -5,6 +5,7 @@ import { pooledWeights } from "./pooling.js";
 
 const TILE = 256; // pixels
 const TILES_KEPT = 160;
+const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
 
 /** All that is known of one head, and the pictures of it. */
@@ -181,13 +182,22 @@ export class HeadTiles {
 
   fullAlone(curve, blocks) {
     if (curve === "log") return 1;
-    if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, 1e-3);
+    const even = Math.min(1, (EVEN * blocks[1]) / this.attention.counts[1]);
+    if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, even);
     if (curve === "linear") return 1;
     const coarse = Math.max(this.typical ?? 1, 1e-4);
     const fine = Math.max(this.whole ? coarse : Math.min(this.info.peak ?? coarse, coarse), 1e-4);
     const span = Math.log2(Math.max(2, this.attention.blocks[1]));
     const part = this.whole ? 1 : Math.min(1, Math.log2(Math.max(1, blocks[1])) / span);
-    return Math.min(1, fine ** (1 - part) * coarse ** part);
+    return Math.min(1, Math.max(even, fine ** (1 - part) * coarse ** part));
+  }
+
+  /** The ends of the scale in words; "≥" where some weights are larger than what gets the full colour. */
+  ends(curve, blocks) {
+    if (curve === "log") return ["≤0.0001", "1"];
+    const full = this.full(curve, blocks);
+    const more = [this, ...this.beside].some((one) => (one.whole ? one.largest : 1) > full * 1.005);
+    return ["0", full === 1 ? "1" : `${more ? "≥" : ""}${full.toFixed(full < 0.01 ? 4 : full < 0.1 ? 3 : 2)}`];
   }
 }
 
