@@ -679,6 +679,30 @@ def test_the_server_switches_heads_off_and_reads_new_text(watched, server, trans
     page.keyboard.press("Enter")
 
 
+@pytest.mark.parametrize("watched", [{"locale": "zh-CN"}], indirect=True)
+def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server):
+    watched.open(server, START)
+    watched.allowed = ["Failed to load resource"]
+    page = watched.page
+    page.locator("#another-text").fill("长" * 100_001)  # longer than the page takes: refused, and not cut
+    page.keyboard.press("Enter")
+    watched.until("#another-problem", "文本有 100,001 个字符；本页最多接受 100,000 个。")
+    page.locator("#another-text").fill("长" * 400_000)
+    page.keyboard.press("Enter")
+    watched.until("#another-problem", "最多只能发送 1,048,576 字节。")
+    said = page.evaluate(
+        """async (base) => { const { sayProblem } = await import(base + "languages.js");
+        return ["this text is no longer remembered; look at it again", "there is nothing to look at: '(' has no tokens",
+          "RuntimeError: out of memory"].map(sayProblem) }""",
+        server,
+    )
+    assert said == [
+        "服务器已不再保存这段文本，请重新查看。",
+        "没有可看的内容：'(' 不含任何词元。",
+        "出错了：RuntimeError: out of memory",
+    ]
+
+
 def test_the_server_gives_the_same_weights_as_the_file(watched, long_record):
     weights = records.weights_of(long_record["encoder.0.self"])[1]
     with open_record(long_record, browser=False) as opened:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from clearhead import Mask, Record
-from clearhead.errors import RecordError
+from clearhead.errors import ClearheadError, RecordError
 from clearhead.explore import open_record
-from clearhead.explore.live import Live
+from clearhead.explore.answers import Answers
+from clearhead.explore.live import LONGEST, Live
 from clearhead.explore.server import LARGEST, Server
+from clearhead.explore.single import PAGE
 from clearhead.predictor import Predictor
 from tests.explore.records import drawn, translator, weights_of
 from tests.tasks.translators import learned
@@ -346,3 +349,25 @@ def test_translators_are_shown_with_norms():
     with open_record(translator(), browser=False) as server:
         header, _ = numbers(server, "row", name="decoder.0.cross", head=1, query=2)
         assert header["top"][0][2] > 0
+
+
+def test_the_page_knows_in_chinese_what_the_server_refuses(record: Record, live: Server):
+    """What is said here must be found there word for word, but for what stands in braces."""
+    chinese = (PAGE / "chinese.js").read_text(encoding="utf-8").partition("problems: {")[2].partition("\n  },")[0]
+    known = re.findall(r'^    "(.+?)": "', chinese, re.M)
+    patterns = [re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(phrase))) for phrase in known]
+    alone, model = Answers(record), live.answers.live
+    asked = Answers(record, live=model)
+    told = [
+        lambda: alone.get("scene.json", {"scene": "7"}),
+        lambda: alone.post("look", {"text": "a"}),
+        lambda: asked.post("look", {"text": " "}),
+        lambda: asked.post("look", {"text": "a" * (LONGEST + 1)}),
+        lambda: asked.post("ablate", {"off": []}),
+    ]
+    for one in told:
+        with pytest.raises(ClearheadError) as refused:
+            one()
+        assert sum(bool(pattern.fullmatch(str(refused.value))) for pattern in patterns) == 1, refused.value
+    alone.close()
+    asked.close()

@@ -158,10 +158,23 @@ export const CHINESE = {
   mapLabel: "{head} 的注意力图：{queries} 个查询，{keys} 个键。方向键逐格移动。",
   atlasLabel: "按层排列的注意力头；方向键移动，回车选择，Shift+回车比较",
   pictureHint: "“{token}”在图片上看向之处。",
+  problem: "出错了：{reason}",
   notes: {
     "translated in {number} parts": "分 {number} 部分翻译",
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",
     "the translation was cut off at its longest length": "译文达到最大长度，已被截断",
+  },
+  problems: {
+    "this text is no longer remembered; look at it again": "服务器已不再保存这段文本，请重新查看。",
+    "no model is loaded here: start clearhead look with a model and a text": "这里没有加载模型：请用模型和文本启动 clearhead look。",
+    "write something to look at": "请输入要查看的文本。",
+    "there is nothing to look at: {text} has no tokens": "没有可看的内容：{text} 不含任何词元。",
+    "the text has {count} characters; the page takes {most} at most": "文本有 {count} 个字符；本页最多接受 {most} 个。",
+    "at most {bytes} bytes can be sent": "最多只能发送 {bytes} 字节。",
+    "the tokenizer cannot read this text: {reason}": "分词器无法读取这段文本：{reason}",
+    "the record does not say what the model was asked; look at a text with the model itself": "记录中没有模型的输入；请用模型本身查看一段文本。",
+    "there is nothing here": "这里什么也没有：clearhead look 重新启动后，地址会改变。",
+    "the server answered {status}": "服务器的应答是 {status}",
   },
   roles: {
     alignment: "对齐", previous: "前一词元", itself: "自身", next: "后一词元", first: "首词元", sink: "汇聚",

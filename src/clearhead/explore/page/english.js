@@ -158,7 +158,9 @@ export const ENGLISH = {
   mapLabel: "Attention map of {head}: {queries} queries by {keys} keys. Arrow keys walk from cell to cell.",
   atlasLabel: "Heads by layer; arrow keys move, Enter selects, Shift+Enter compares",
   pictureHint: "What {token} looks at, over the picture.",
+  problem: "{reason}",
   notes: {},
+  problems: {},
   roles: {
     alignment: "alignment", previous: "previous token", itself: "itself", next: "next token", first: "first token",
     sink: "sink", delimiter: "delimiter", induction: "induction", duplicate: "same token", broad: "broad",

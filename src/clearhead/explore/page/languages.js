@@ -32,6 +32,15 @@ export function sayNote(note) {
   return known in spoken.notes ? spoken.notes[known].replace("{number}", note.match(/\d+/)?.[0]) : note;
 }
 
+/** What the server says went wrong: its own words, or those that stand for them where its reader has another language. */
+export function sayProblem(problem) {
+  for (const [known, words] of Object.entries(spoken.problems)) {
+    const blanks = problem.match(new RegExp(`^${known.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)")}$`, "s"))?.groups;
+    if (blanks || problem === known) return words.replace(/\{(\w+)\}/g, (_, blank) => blanks[blank]);
+  }
+  return say("problem", { reason: problem });
+}
+
 /** A role in words. */
 export function sayRole(role) {
   return spoken.roles[role ?? "none of these"] ?? role;

@@ -1,6 +1,6 @@
 // ServerSource: asks the local server that this page came from, and no other.
 
-import { say } from "./languages.js";
+import { say, sayProblem } from "./languages.js";
 
 export class ServerSource {
   constructor(base) {
@@ -95,7 +95,7 @@ export class ServerSource {
       if (problem.name === "AbortError") throw problem;
       throw new Error(say("noServer"));
     }
-    if (!reply.ok) throw new Error(await reasonOf(reply));
+    if (!reply.ok) throw new Error(sayProblem(await reasonOf(reply)));
     return reply;
   }
 }
