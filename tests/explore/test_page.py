@@ -424,7 +424,10 @@ def test_the_selection_is_saved_as_json_and_csv(watched, short, translated):
     got = {entry["position"]: entry["weight"] for entry in one["weights"]}
     assert [got.get(key, 0.0) for key in range(10)] == pytest.approx(weights[5].tolist(), abs=0.00051)
     assert torch.tensor(selection["window"]["weights"]).sub(weights).abs().max() < 0.00051
-    rows = list(csv.DictReader(io.StringIO(saved(watched, "#save-csv").decode())))
+    table = saved(watched, "#save-csv")
+    assert table.startswith(b'\xef\xbb\xbf"attention",')
+    rows = list(csv.DictReader(io.StringIO(table.decode("utf-8-sig"))))
+    assert {row["attention"] for row in rows} == {"decoder.0.cross"}
     assert {row["token"] for row in rows} == {"▁world"}
     assert max(rows, key=lambda row: float(row["weight"]))["other_token"] == "我们的"
 

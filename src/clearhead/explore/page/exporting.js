@@ -106,7 +106,8 @@ export async function saveCsv(explorer, centre) {
   for (const one of tokens) {
     for (const other of one.weights) lines.push([one.attention, one.head, one.position, one.token, direction, other.position, other.token, other.weight]);
   }
-  save(explorer, "csv", lines.map((line) => line.map(cellText).join(",")).join("\r\n") + "\r\n", "text/csv");
+  const mark = "\ufeff"; // or table programs read Chinese as something else
+  save(explorer, "csv", mark + lines.map((line) => line.map(cellText).join(",")).join("\r\n") + "\r\n", "text/csv");
 }
 
 /** A cell of CSV; a table program must not take a token for a formula. */
