@@ -1,5 +1,7 @@
 """Looking: at a text through a model, ours or Hugging Face's, from Python and from the command line."""
 
+import copy
+import io
 import json
 import os
 import re
@@ -19,6 +21,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene, looking
 from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
 from clearhead.explore.live import Live
+from clearhead.explore.waiting import Waiting
 from clearhead.predictor import Predictor, _pixels
 from tests.explore.records import drawn, weights_of
 from tests.explore.test_single import read
@@ -245,10 +248,14 @@ def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
         looking.write(looking.looked(str(tmp_path / "some.record"), None), tmp_path / "page.html", without=True)
 
 
-def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path):
+def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path, capsys):
     live = Live.of(predictor)
     record = live.look(text)
     written = looking.write(looking.Seen(record, live, None), tmp_path / "page.html", without=True)
+    total = 4 * len(record.names)
+    before, first, *_ = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"clearhead: 0 of {total} heads switched off, about \d+ s left", before)
+    assert re.fullmatch(rf"clearhead: 1 of {total} heads switched off, about \d+ s left", first)
     scene, _ = read(written.read_text(encoding="utf-8"))
     assert {name: len(heads) for name, heads in scene["without"].items()} == dict.fromkeys(record.names, 4)
     one, asked = scene["without"]["decoder.0.cross"]["2"], live.without(record, 0, {"decoder.0.cross": [2]})
@@ -256,6 +263,52 @@ def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, 
     assert one["next"][0][0] == [asked["next"][0][0][0], pytest.approx(asked["next"][0][0][1], abs=0.00006)]
     effect = scene["attentions"][record.names.index("decoder.0.cross")]["heads"][2]["effect"]
     assert one["loss"][1] - one["loss"][0] == pytest.approx(effect, abs=1e-4)
+
+
+def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeypatch):
+    live = Live.of(predictor)
+    record = live.look(text)
+    record.calls.append(record.calls[0])  # as if it had been read in two parts
+    answers, asked = predictor.task.readings, []
+
+    def twice(model, given, **options):
+        asked.append(given)
+        return answers(model, given, **options) * 2
+
+    monkeypatch.setattr(live, "task", copy.copy(live.task))
+    monkeypatch.setattr(live.task, "readings", twice)
+    done: list[int] = []
+    one, other = live.without_each(record, [0, 1], done.append)
+    heads = sum(map(len, one.values()))
+    assert asked == [text] * heads
+    assert done == list(range(1, heads + 1))
+    assert one == other
+    assert one["decoder.0.cross"]["2"] == live.without(record, 0, {"decoder.0.cross": [2]})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
+    """Each takes 10 seconds, though 7 were expected."""
+    for stream in (io.StringIO(), Terminal()):
+        times = iter(float(second) for second in range(0, 100, 10))
+        monkeypatch.setattr(sys, "stderr", stream)
+        waiting = Waiting("heads", 4, each=7.0, clock=lambda times=times: next(times))
+        for done in (1, 2, 3, 4):
+            waiting(done)
+        said = [
+            f"clearhead: {done} of 4 heads, about {left} s left" for done, left in ((0, 28), (1, 30), (2, 20), (3, 10))
+        ]
+        if stream.isatty():
+            assert stream.getvalue() == "".join(f"\r\x1b[K{line}" for line in [*said, ""])
+        else:
+            assert stream.getvalue().splitlines() == [said[0], said[1], said[3]]  # not so often
+    monkeypatch.setattr(sys, "stderr", nothing := io.StringIO())
+    Waiting("heads", 0)
+    assert nothing.getvalue() == ""
 
 
 @pytest.mark.parametrize(

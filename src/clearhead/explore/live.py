@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Live:
 
     def __init__(self, model: nn.Module, task: Reads, name: str, **options: Any) -> None:
         self.model, self.task, self.name, self.options = model, task, name, options
+        self.took: float | None = None  # seconds, for the last text
         self.lock = threading.RLock()
 
     @classmethod
@@ -39,33 +40,45 @@ class Live:
         if len(text) > LONGEST:
             raise DataError(f"the text has {len(text):,} characters; the page takes {LONGEST:,} at most")
         with self.lock:
-            return look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+            begin = time.perf_counter()
+            record = look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+            self.took = time.perf_counter() - begin
+            return record
 
     def without(self, record: Record, number: int, heads: Mapping[str, Collection[int]]) -> dict[str, Any]:
         """What the model answers without these heads, and how much it loses on the answer that it gave with them."""
-        call = record.calls[number]
-        with self.lock, torch.inference_mode(), ablate(self.model, heads):
-            again = told(self.task, _reading(call), self.task.read_through(self.model, _reading(call)))
-            text = None
-            if call.about.get("text") and not call.about.get("given"):
-                asked = {name: value for name, value in self.options.items() if name == "beams"}
-                text = self.task.readings(self.model, call.about["input"], **asked)[number].text
-        before = call.about.get("text")
-        return {
-            "text": text,
-            "before_text": before,
-            "changed": text is not None and text != before,
-            "loss": [call.about.get("loss"), again.get("loss")],
-            "next": probable(again.get("next", [])),
-        }
+        return self._without(record, [number], heads)[0]
 
-    def without_each(self, record: Record, number: int) -> dict[str, dict[str, Any]]:
-        """The same for every head alone, by attention and number; the model writes its answer anew for each."""
-        call = record.calls[number]
-        return {
-            name: {str(head): self.without(record, number, {name: [head]}) for head in call[name].heads}
-            for name in call.names
-        }
+    def without_each(
+        self, record: Record, numbers: Sequence[int], progress: Callable[[int], None] | None = None
+    ) -> list[dict[str, dict[str, Any]]]:
+        """The same for every head alone, by attention and number, for each of these parts of one text.
+
+        The model answers anew for each head. `progress` is told how many heads are done.
+        """
+        call = record.calls[numbers[0]]
+        found: list[dict[str, dict[str, Any]]] = [{name: {} for name in call.names} for _ in numbers]
+        heads = [(name, head) for name in call.names for head in call[name].heads]
+        for done, (name, head) in enumerate(heads, start=1):
+            for one, changes in zip(found, self._without(record, numbers, {name: [head]}), strict=True):
+                one[name][str(head)] = changes
+            if progress is not None:
+                progress(done)
+        return found
+
+    def _without(
+        self, record: Record, numbers: Sequence[int], heads: Mapping[str, Collection[int]]
+    ) -> list[dict[str, Any]]:
+        """Of a text in parts the answer to all of it is asked for once."""
+        calls = [record.calls[number] for number in numbers]
+        with self.lock, torch.inference_mode(), ablate(self.model, heads):
+            again = [told(self.task, _reading(one), self.task.read_through(self.model, _reading(one))) for one in calls]
+            texts: dict[int, str] = {}
+            if any(one.about.get("text") and not one.about.get("given") for one in calls):
+                asked = {name: value for name, value in self.options.items() if name == "beams"}
+                answers = self.task.readings(self.model, calls[0].about["input"], **asked)
+                texts = {number: answers[number].text for number in numbers}
+        return [_changes(*one) for one in zip(calls, again, [texts.get(number) for number in numbers], strict=True)]
 
     def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:
         """By how much the loss grows without each head, one after the other; None if that would take too long."""
@@ -86,6 +99,19 @@ class Live:
                 return None
             found = head_effects(self.model, loss, call.names)
         return {name: effect.tolist() for name, effect in found.items()}
+
+
+def _changes(call: Forward, again: Mapping[str, Any], text: str | None) -> dict[str, Any]:
+    """What a call was like, beside what it is like now."""
+    before = call.about.get("text")
+    text = text if before and not call.about.get("given") else None
+    return {
+        "text": text,
+        "before_text": before,
+        "changed": text is not None and text != before,
+        "loss": [call.about.get("loss"), again.get("loss")],
+        "next": probable(again.get("next", [])),
+    }
 
 
 def _reading(call: Forward) -> Reading:

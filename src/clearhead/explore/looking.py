@@ -14,6 +14,7 @@ from clearhead.explore.live import PATIENCE, Live
 from clearhead.explore.scene import views
 from clearhead.explore.server import Server
 from clearhead.explore.single import together
+from clearhead.explore.waiting import Waiting
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
 from clearhead.predictor import load
@@ -57,19 +58,20 @@ def write(seen: Seen, out: Path, *, part: int | None = None, heads: Sequence[str
     scene = Scene(seen.record, view or 0)
     chosen = chosen_heads(heads, scene.forward)
     if seen.live is not None:
-        scenes = [scene, *(together(scene) if view is None else [])]
-        for one in scenes:
-            _ask(seen.live, one, without, PATIENCE / max(1, len(scenes) - 1))
+        _ask(seen.live, [scene, *(together(scene) if view is None else [])], without)
     return write_page(seen.record, out, view=view, title=seen.title, heads=chosen)
 
 
-def _ask(live: Live, scene: Scene, without: bool, patience: float) -> None:
-    """Notes down what the model does without its heads."""
-    number, _ = scene.places[scene.view]
-    about = scene.forward.about
+def _ask(live: Live, scenes: Sequence[Scene], without: bool) -> None:
+    """Notes down what the model does without its heads; that takes as long as so many answers."""
+    record, numbers = scenes[0].record, [scene.places[scene.view][0] for scene in scenes]
     if without:
-        about["without"] = live.without_each(scene.record, number)
-    about["effects"] = live.effects(scene.record, number, patience)
+        call = scenes[0].forward
+        waiting = Waiting("heads switched off", sum(len(call[name].heads) for name in call.names), each=live.took)
+        for scene, told in zip(scenes, live.without_each(record, numbers, waiting), strict=True):
+            scene.forward.about["without"] = told
+    for scene, number in zip(scenes, numbers, strict=True):
+        scene.forward.about["effects"] = live.effects(record, number, PATIENCE / max(1, len(scenes) - 1))
 
 
 def serve(seen: Seen, *, port: int = 0, browser: bool = False) -> Server:
