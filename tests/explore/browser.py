@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import pytest
 
+from clearhead import shipped
+
+SHIPPED = Path(shipped.__file__).parent / "fonts"
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 30_000  # milliseconds: the machine may be busy
 MISSING = (
@@ -74,13 +78,21 @@ class Watched:
         self.page.locator(selector, has_text=text).first.wait_for()
 
 
+FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+<include ignore_missing="yes">/etc/fonts/fonts.conf</include><dir>{folder}</dir><cachedir>{cache}</cachedir>
+</fontconfig>"""
+
+
 @contextmanager
 def started() -> Iterator:
-    """The browser, for a whole session."""
+    """The browser, for a whole session. Where the machine has no Chinese font it takes the one of the figures."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+    with sync_playwright() as playwright, TemporaryDirectory() as folder:
+        fonts = Path(folder) / "fonts.conf"
+        fonts.write_text(FONTS.format(folder=SHIPPED, cache=Path(folder) / "cache"), encoding="utf-8")
+        environment = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"], env=environment)
         yield browser
         browser.close()
 
