@@ -131,8 +131,10 @@ def test_a_text_that_grew_step_by_step_is_one_window():
     torch.testing.assert_close(Weights(seen, 0, 1).sums(range(17), range(17)), weights_of(seen)[1], **CLOSE)
 
 
-def test_rows_and_columns_are_lines_of_the_weights():
-    seen = drawn(29, mask=Mask.causal())["encoder.0.self"]
+@pytest.mark.parametrize("near", [7, 8192])
+def test_rows_and_columns_are_lines_of_the_weights_however_long_the_text(near, monkeypatch):
+    monkeypatch.setattr(panoramas, "NEAR", near)
+    seen = drawn(29, mask=Mask.causal(), pixels=5)["encoder.0.self"]
     whole, view = weights_of(seen), Panorama(seen, 0)
     row, column = view.row(1, 20), view.column(1, 3)
     assert row.weights is not None

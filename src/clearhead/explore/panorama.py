@@ -107,9 +107,11 @@ class Panorama:
 
     def row(self, head: int, query: int) -> Line:
         """What the query at this position looks at."""
-        weights = None
+        if self.sight.kept is not None:  # of any length
+            weights = self.weights(head).sums(range(query, query + 1), range(self.counts[1]))[0]
+            return Line(weights, _largest(weights, 0))
         if self.exact:
-            weights = self.window(head, range(query, query + 1), range(self.counts[1]), 1, self.counts[1]).sums[0]
+            weights = self._base(head)[query - self.first[0]]
             return Line(weights, _largest(weights, 0))
         place, found = self.sight.place_of(head), (self.sight.queries == query).nonzero()
         if not len(found):
