@@ -339,7 +339,7 @@ COMMONEST = """() => { const canvas = document.querySelector(".map-canvas"), see
 
 @pytest.mark.parametrize(
     ("tokens", "what", "end", "colour"),
-    [(7, "weight", "0.57", (240, 210, 195)), (101, "weight, √", "0.040", (220, 156, 129))],
+    [(7, "weight", "0.57", (240, 210, 195)), (101, "weight · √", "0.040", (220, 156, 129))],
 )
 def test_a_head_that_looks_everywhere_stays_pale_and_the_legend_says_the_scale(
     watched, folder, tokens, what, end, colour
@@ -353,9 +353,11 @@ def test_a_head_that_looks_everywhere_stays_pale_and_the_legend_says_the_scale(
     assert watched.text("#legend").split("\n") == [what, "0", "1"]
 
 
-def test_labels_of_keys_are_not_cut_where_cells_are_a_little_too_narrow(watched, folder):
+@pytest.mark.parametrize("repeated", [1, 2, 3, 4])
+def test_labels_of_keys_are_not_cut_where_cells_are_a_little_too_narrow(watched, folder, repeated):
     texts = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", ".", "你", "好"]
-    watched.open(write(folder, "labels", Scene(records.drawn(12, texts=texts))))
+    texts = [f"{text}{turn or ''}" for turn in range(repeated) for text in texts]
+    watched.open(write(folder, f"labels{repeated}", Scene(records.drawn(12 * repeated, texts=texts))))
     drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
     shown = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert all(shown.count(text) == 2 for text in texts)
@@ -619,6 +621,30 @@ def test_a_sound_is_shaded_frame_by_frame(watched, folder):
     assert watched.text("#subject") == "1.00 s"
     picture = saved(watched, "#save-png")
     assert picture.startswith(b"\x89PNG")
+
+
+OVERLAPS = """() => {
+  const seen = [...document.querySelectorAll("button, select, input, h1, h3, figcaption, td, th, #legend span")]
+    .filter((one) => one.offsetParent && !one.closest("dialog, footer, kbd"));
+  const boxes = seen.map((one) => one.getBoundingClientRect());
+  const shared = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]);
+  const over = (a, b) => Math.min(shared(a, b, "left", "right"), shared(a, b, "top", "bottom"));
+  const wide = document.documentElement.clientWidth + 1;
+  const found = seen.filter((one, i) => boxes[i].right > wide).map((one) => one.outerHTML);
+  seen.forEach((one, i) => seen.forEach((other, k) => {
+    if (i < k && !one.contains(other) && over(boxes[i], boxes[k]) > 2) found.push([one.outerHTML, other.outerHTML]);
+  }));
+  return found }"""
+
+
+@pytest.mark.parametrize("width", [390, 700, 900, 1100, 1280])
+@pytest.mark.parametrize("watched", [{"color_scheme": "dark", "locale": "zh-CN"}], indirect=True)
+def test_nothing_lies_on_anything_else(watched, server, width):
+    watched.page.set_viewport_size({"width": width, "height": 844})
+    watched.open(server, "at=decoder.1.cross/0&pins=target:3,target:5")
+    watched.until("#keys", "世界")
+    watched.settle()
+    assert watched.page.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.parametrize("watched", [{"viewport": {"width": 390, "height": 800}, "has_touch": True}], indirect=True)

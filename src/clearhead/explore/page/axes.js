@@ -64,14 +64,15 @@ export function labelFont(look, cell, strong) {
   return `${strong ? "600 " : ""}${labelSize(cell)}px ${look.family}`;
 }
 
-/** Labels of keys lean where they cannot stand upright, the more the closer they are. */
+/** Labels of keys lean where they cannot stand upright, the steeper the closer they are: or they would touch. */
 export function leaning(cell) {
-  return cell < 11.5 ? -Math.PI / 2 : -Math.PI / 4;
+  return -Math.PI / (cell < 11.5 ? 2 : cell < 19 ? 3 : 4);
 }
 
 /** How long a leaning label may be at this place, above the map and to the right of it. */
 export function leaningRoom({ top, right, viewport }, cell, x) {
-  return cell < 11.5 ? top - 14 : Math.min(top / Math.SQRT1_2 - 26, (viewport.width + right - x) / Math.SQRT1_2 - 8);
+  const angle = -leaning(cell);
+  return cell < 11.5 ? top - 14 : Math.min((top - 18) / Math.sin(angle), (viewport.width + right - x) / Math.cos(angle) - 8);
 }
 
 /** Labels of the keys above the map. */

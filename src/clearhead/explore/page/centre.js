@@ -70,6 +70,7 @@ export class Centre {
       button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
     }
     byId("map-foot").classList.toggle("pictured", this.pictured);
+    byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
     const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
     for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
@@ -272,7 +273,7 @@ export class Centre {
       context.fillStyle = explorer.scale.css(x / (BAR - 1));
       context.fillRect(x, 0, 1.5, 9);
     }
-    const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(", ");
+    const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
     refill(legend, make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
   }
 }
