@@ -297,6 +297,9 @@ def test_two_heads_stand_side_by_side(watched, short, translated):
     assert page.locator(".map-canvas").count() == 2
     page.get_by_role("button", name="one head only").click()
     page.locator("#maps figure.second").wait_for(state="detached")
+    page.locator('.head[data-name="decoder.2.cross"][data-head="0"]').click(modifiers=["Shift"])
+    watched.until("#keys", "head 2·0")  # and not two columns called head 0
+    assert "head 0·0" in watched.text("#keys thead")
 
 
 def test_two_heads_share_one_scale_and_one_table(watched, folder):

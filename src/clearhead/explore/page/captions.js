@@ -14,6 +14,13 @@ export function headTitle(explorer, { name, head }) {
   return [`${part} ${layerName(attention)}`, kind, `${say("head")} ${head}`].filter(Boolean).join(" · ");
 }
 
+/** "head 5", or "head 3·5" where it is compared with one of another layer. */
+export function headName(explorer, { name, head }) {
+  const { other } = explorer.state;
+  const apart = other && other.name !== explorer.state.name;
+  return `${say("head")} ${apart ? `${layerName(explorer.attentionOf(name))}·` : ""}${head}`;
+}
+
 /** Role, entropy, alignment error and effect, as far as they are known. */
 export function headFacts(explorer, chosen) {
   const head = explorer.headOf(chosen);

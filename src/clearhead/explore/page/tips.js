@@ -1,5 +1,6 @@
 // What the pointer is on, in words: query, key and weight.
 
+import { headName } from "./captions.js";
 import { byId, make, refill } from "./elements.js";
 import { say } from "./languages.js";
 import { counted, written } from "./tokens.js";
@@ -9,7 +10,7 @@ export function cellNote(explorer, view, { q, k }) {
   const { attention, tiles, queries, keys } = view;
   const known = tiles.at(q, k);
   const first = attention.first;
-  const head = `${say("head")} ${view.chosen.head}`;
+  const head = headName(explorer, view.chosen);
   if (!known) return { query: "", key: "", value: say("loading"), head, spoken: say("loading") };
   const single = known.rows === 1 && known.columns === 1;
   const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);

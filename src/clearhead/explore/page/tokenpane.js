@@ -1,5 +1,6 @@
 // The token: what the pinned tokens look at or who looks at them, what the head does, what could have come next.
 
+import { headName } from "./captions.js";
 import { byId, make, refill } from "./elements.js";
 import { TokenFlow } from "./flow.js";
 import { say, sayAround } from "./languages.js";
@@ -83,8 +84,8 @@ export class TokenPane {
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
     const most = Math.max(answer.most, second?.most ?? 0) || 1;
     const head = make("tr", {},
-      make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? `${say("head")} ${state.head}` : say("weight") }),
-      second ? make("th", { scope: "col", class: "number second", text: `${say("head")} ${state.other.head}` }) : null,
+      make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? headName(explorer, state) : say("weight") }),
+      second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
       normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
     const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005);
