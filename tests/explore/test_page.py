@@ -213,6 +213,17 @@ def test_zooming_in_reaches_exact_cells_and_the_link_brings_them_back(watched, l
     assert watched.fragment == fragment
 
 
+@pytest.mark.parametrize("watched", [{"viewport": {"width": 1360, "height": 820}}], indirect=True)
+def test_a_map_keeps_its_place_while_its_legend_changes(watched, folder):
+    url = write(folder, "longer", Scene(records.drawn(1511, heads=1, d=3)))
+    feet = []
+    for view, says in (("0,1511,0,1511", "tokens"), ("100,120,90,110", "exact")):
+        watched.open(url, f"at=encoder.0.self/0&view={view}")
+        watched.until("#resolution", says)
+        feet.append(watched.page.locator("#map-foot").bounding_box())
+    assert feet[0] == feet[1]
+
+
 def test_dragging_moves_the_map_and_a_double_click_centres(watched, long):
     watched.open(long, "at=encoder.0.self/0&view=100,120,90,110")
     page = watched.page
