@@ -777,11 +777,15 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
     record = records.writer(13, batch=2, keep="qk").label(lambda number: f"▁w{number}")
     weights = records.weights_of(record["decoder.1.self"], 1)[2]
     for call in record.calls:
-        call.about["notes"] = ["translated in 2 parts"]
+        call.about["notes"] = [
+            "translated in 2 parts",
+            "numbers of the text are missing in the translation: 7, 1,000",
+        ]
     url = write_page(record, folder / "several.html").as_uri()
     watched.open(url, "at=decoder.1.self/2&language=zh")
     page = watched.page
-    assert watched.text("#notes") == "分 2 部分翻译"
+    assert "分 2 部分翻译" in watched.text("#notes")
+    assert "译文中缺少原文的数字：7, 1,000" in watched.text("#notes")
     page.locator("#views").select_option(index=1)
     page.locator("#source-text .token", has_text="w25").wait_for()
     assert watched.fragment == "#at=decoder.1.self/2&part=2&language=zh"

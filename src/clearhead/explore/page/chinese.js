@@ -162,6 +162,7 @@ export const CHINESE = {
   notes: {
     "translated in {number} parts": "分 {number} 部分翻译",
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",
+    "numbers of the text are missing in the translation: {numbers}": "译文中缺少原文的数字：{numbers}",
     "the translation was cut off at its longest length": "译文达到最大长度，已被截断",
   },
   problems: {

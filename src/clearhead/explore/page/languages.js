@@ -25,20 +25,24 @@ export function sayAround(key, blanks) {
   return (spoken[key] ?? ENGLISH[key]).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
 }
 
+/** What a table of phrases has for a text of the server's, blanks and all; null if it is not in there. */
+function reworded(phrases, text) {
+  for (const [known, words] of Object.entries(phrases)) {
+    const pattern = known.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)");
+    const found = text.match(new RegExp(`^${pattern}$`, "s"));
+    if (found) return words.replace(/\{(\w+)\}/g, (_, blank) => found.groups[blank]);
+  }
+  return null;
+}
+
 /** A note: one of the page's own, or a model's, which knows English only. */
 export function sayNote(note) {
-  if (typeof note !== "string") return say(note.say, note);
-  const known = note.replace(/\d+/, "{number}");
-  return known in spoken.notes ? spoken.notes[known].replace("{number}", note.match(/\d+/)?.[0]) : note;
+  return typeof note === "string" ? (reworded(spoken.notes, note) ?? note) : say(note.say, note);
 }
 
 /** What the server says went wrong: its own words, or those that stand for them where its reader has another language. */
 export function sayProblem(problem) {
-  for (const [known, words] of Object.entries(spoken.problems)) {
-    const blanks = problem.match(new RegExp(`^${known.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)")}$`, "s"))?.groups;
-    if (blanks || problem === known) return words.replace(/\{(\w+)\}/g, (_, blank) => blanks[blank]);
-  }
-  return say("problem", { reason: problem });
+  return reworded(spoken.problems, problem) ?? say("problem", { reason: problem });
 }
 
 /** A role in words. */
