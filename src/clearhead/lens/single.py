@@ -25,7 +25,8 @@ def run(job: Job) -> Measures:
     weights, logsumexp = _softmax(scores, call.sinks, best[..., :1])
     weights, logsumexp = weights.masked_fill_(blind, 0.0), logsumexp.masked_fill_(blind, -math.inf)
     largest = weights.gather(-1, order)
-    order = (order + columns.start).masked_fill_((best == -math.inf) | largest.isnan(), -1)
+    lost = (best == -math.inf) | largest.isnan()
+    order = (order + columns.start).masked_fill_(lost, -1)
     first = weights[..., :1]
     if mask is not None or call.bias is not None:
         first = weights.gather(-1, (scores > -math.inf).byte().argmax(-1, keepdim=True))
@@ -40,7 +41,7 @@ def run(job: Job) -> Measures:
         distance=(weights * apart).sum(-1, keepdim=True),
         first=first,
         top_keys=_filled(order, job.top, -1)[:, :, None],
-        top_weights=_filled(largest, job.top, 0)[:, :, None],
+        top_weights=_filled(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
         map=_pixels(received, *job.blocks)[:, :, None],
     )
