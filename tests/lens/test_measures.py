@@ -176,7 +176,8 @@ def test_where_weights_are_no_number_there_is_no_key(way, queries, top):
     assert seen.top_keys[0, 1, -1].tolist() == [-1] * top
     assert seen.peak[0, 1, -1].isnan()
     assert seen.top_weights[0, 1, -1].tolist() == [0.0] * top
-    assert (seen.peak_key[0, 0] == 0).all() and not seen.peak[0, 0].isnan().any()
+    assert (seen.peak_key[0, 0] == 0).all()
+    assert not seen.peak[0, 0].isnan().any()
 
 
 def test_a_key_that_is_no_number_spoils_those_who_see_it(way):
