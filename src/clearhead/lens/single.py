@@ -21,12 +21,13 @@ def run(job: Job) -> Measures:
     columns, mask = _seen(call, row)
     scores = _scores(call, row, columns, mask)
     best, order = ranking.few(scores, max(job.top, 1))
-    blind = best[..., :1] == -math.inf
+    hidden = best == -math.inf
     weights, logsumexp = _softmax(scores, call.sinks, best[..., :1])
-    weights, logsumexp = weights.masked_fill_(blind, 0.0), logsumexp.masked_fill_(blind, -math.inf)
+    if mask is not None or call.bias is not None:
+        weights, logsumexp = (x.masked_fill(hidden[..., :1], y) for x, y in ((weights, 0.0), (logsumexp, -math.inf)))
     largest = weights.gather(-1, order)
-    lost = (best == -math.inf) | largest.isnan()
-    order = (order + columns.start).masked_fill_(lost, -1)
+    lost = hidden | largest.isnan()
+    order = (order + columns.start if columns.start else order).masked_fill(lost, -1)
     first = weights[..., :1]
     if mask is not None or call.bias is not None:
         first = weights.gather(-1, (scores > -math.inf).byte().argmax(-1, keepdim=True))
