@@ -53,6 +53,7 @@ bench: $(STAMP)
 	$(RUN) benchmarks/lens_speed.py
 	$(RUN) benchmarks/model_speed.py
 	$(RUN) benchmarks/train_speed_cpu.py
+	$(RUN) benchmarks/heads_cost.py
 	$(RUN) benchmarks/decode_speed.py
 
 # Its output is kept: what was tried, and that nothing was found.

@@ -4,15 +4,14 @@ On a CPU it is the resident set, and all run forward and backward with 12,288 to
 out with 151 MB: 65,536² scores would take minutes. The two quickest run with 65,536. On a GPU all do.
 """
 
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from clearhead import Bias, Mask, attend
 from clearhead.attention.backends import tiled
+from tests.metering import report
 
 LONG, SHORT, D = 65_536, 12_288, 8
 
@@ -51,24 +50,6 @@ def slow_cases(tokens: int) -> dict[str, Callable[[], None]]:
     }
 
 
-def growth(run: Callable[[], None]) -> int:
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now
-    before = peak()
-    run()
-    return peak() - before
-
-
-def peak() -> int:
-    """Not getrusage: its peak begins with that of the process that started this one."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
 def main() -> None:
     if device == "cuda":
         runs = {(name, LONG): run for name, run in (cases(LONG, True) | slow_cases(LONG)).items()}
@@ -79,7 +60,7 @@ def main() -> None:
         runs |= {("window", LONG): cases(LONG, True)["window"]}
     case(64)()  # what PyTorch itself takes at the first call
     runs[("the reference", SHORT // 2)] = case(SHORT // 2, backend="reference")
-    print(json.dumps([(name, tokens, growth(run)) for (name, tokens), run in runs.items()]))
+    report(runs, device)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def test_beams_keep_their_own_past(family):
     record, _ = generated(made(family), given, num_beams=5)
     assert len(record.calls[0].ids["tokens"]) == 3 * 5
     assert_grown(record, family, padding("left").repeat_interleave(5, 0))
+    assert [number // 5 for number in record[record.names[0]].inputs] == [0] * 5 + [1] * 5 + [2] * 5, "the texts"
 
 
 def test_beams_of_an_encoder_decoder_keep_their_own_past_and_share_the_encoder():

@@ -239,6 +239,8 @@ def test_what_is_no_number_shows(given):
     found = kernel.run(job, tiles(job))
     for name in ("logsumexp", "entropy", "peak", "distance"):
         assert getattr(found, name).isnan().nonzero()[:, 2].unique().tolist() == [40], name
+    assert (found.peak_key == -1).nonzero()[:, 2].unique().tolist() == [40]
+    assert (found.top_keys[:, :, 40] == -1).all()
 
 
 @pytest.mark.skipif(not CUDA, reason="a large job takes a GPU")

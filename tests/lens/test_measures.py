@@ -164,3 +164,25 @@ def test_blocks_and_positions():
     assert first_position(Mask.causal(1) & Mask.padding([4]), 2, 5) == 1
     assert first_position(Mask.prefix(3) | Mask.causal(1), 2, 5) == 1
     assert first_position(Mask.padding([4]), 2, 5) == 3
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_where_weights_are_no_number_there_is_no_key(way, queries, top):
+    q, k = torch.ones(1, 2, queries, 3), torch.ones(1, 2, 7, 3)
+    q[0, 1, -1, 0] = math.nan
+    seen = measure(q, k, top=top, backend=way)
+    assert seen.peak_key[0, 1, -1] == -1
+    assert seen.top_keys[0, 1, -1].tolist() == [-1] * top
+    assert seen.peak[0, 1, -1].isnan()
+    assert seen.top_weights[0, 1, -1].tolist() == [0.0] * top
+    assert (seen.peak_key[0, 0] == 0).all()
+    assert not seen.peak[0, 0].isnan().any()
+
+
+def test_a_key_that_is_no_number_spoils_those_who_see_it(way):
+    q, k = torch.ones(1, 1, 5, 3), torch.ones(1, 1, 5, 3)
+    k[0, 0, 3] = math.nan
+    seen = measure(q, k, Mask.causal(), top=2, backend=way)
+    assert seen.peak_key.flatten().tolist() == [0, 0, 0, -1, -1]
+    assert seen.top_keys[0, 0, 3:].tolist() == [[-1, -1], [-1, -1]]

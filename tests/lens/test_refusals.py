@@ -41,7 +41,7 @@ def test_a_logsumexp_that_lies_elsewhere():
 
 
 def test_a_way_that_does_not_exist():
-    with refused(BackendError, "'flash'", "auto, defined, tiled, triton"):
+    with refused(BackendError, "'flash'", "auto, defined, single, tiled, triton"):
         measure(q(), k(), backend="flash")
 
 

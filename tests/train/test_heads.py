@@ -23,6 +23,7 @@ def model() -> EncoderDecoder:
 
 
 def states(model: EncoderDecoder) -> dict[str, HeadState]:
+    torch.manual_seed(1)
     source, target = torch.randint(5, 31, (3, 11)), torch.randint(5, 31, (3, 7))
     return head_states(model, lambda: model(source, target, Mask.padding([11, 11, 11])))
 
@@ -73,6 +74,27 @@ def test_a_head_without_values_is_dead(model):
     assert state.troubles()["dead"] == 1
 
 
+def test_a_layer_whose_heads_all_die_is_dead(model):
+    usual = states(model)["encoder.1.self"]
+    assert usual.troubles()["dead"] == 0
+    with torch.no_grad():
+        model.encoder.layers[1].self_attention.to_out.weight.mul_(1e-4)
+    state = states(model)["encoder.1.self"]
+    assert state.strength == pytest.approx(usual.strength), "against each other they are as they were"
+    assert state.added == pytest.approx([1e-4 * value for value in usual.added], rel=1e-4)
+    assert state.troubles()["dead"] == 3
+
+
+def test_what_a_head_adds_is_measured_by_the_width(model):
+    attention = model.encoder.layers[0].self_attention
+    with torch.no_grad():
+        for part in (0, 2):
+            attention.projections()[part].zero_()
+        attention.to_qkv.bias[-24:] = 1.0  # every value is a vector of ones, 8 wide
+        attention.to_out.weight.copy_(torch.eye(24))
+    assert states(model)["encoder.0.self"].added == pytest.approx([(8 / 24) ** 0.5] * 3)
+
+
 def test_the_mass_on_the_first_word_is_the_sink(model):
     state = states(model)["decoder.0.self"]
     assert all(0 < value < 1 for value in state.sink)
@@ -105,7 +127,7 @@ def test_a_run_keeps_what_its_heads_did(watched):
     lines = lines_of(watched)
     assert [line["step"] for line in lines] == [3, 6, 7], "every third step, and at the end"
     assert set(lines[0]["heads"]) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
-    assert lines[0]["heads"]["decoder.0.cross"].keys() == {"entropy", "sink", "strength"}
+    assert lines[0]["heads"]["decoder.0.cross"].keys() == {"entropy", "sink", "strength", "added"}
     assert (watched / "heads.png").read_bytes().startswith(b"\x89PNG")
 
 

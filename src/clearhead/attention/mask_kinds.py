@@ -26,6 +26,12 @@ class Band(Mask):
         """The position of the first query."""
         return keys - queries if self.offset is None else self.offset
 
+    def span(self, query: int, queries: int, keys: int) -> range:
+        """The keys that a query sees."""
+        place = query + self.start(queries, keys)
+        low = 0 if self.left is None else max(0, place - self.left)
+        return range(low, keys if self.right is None else min(keys, place + self.right + 1))
+
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
         ahead = j - (i + self.start(queries, keys))
         return self._within(ahead, ahead)

@@ -16,7 +16,7 @@ from clearhead.attention.inputs import Call, checked
 from clearhead.errors import LensError
 from clearhead.lens.growing import Detail, Growing, Where
 from clearhead.lens.measures import first_position
-from clearhead.lens.memory import Sizes, bytes_of, in_words
+from clearhead.lens.memory import Sizes, bytes_of, in_words, warn_if_much
 from clearhead.lens.moves import Moves
 from clearhead.lens.names import bare
 from clearhead.lens.norms import value_norms
@@ -57,7 +57,7 @@ class Collector:
 
     def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
         self.settings, self.record, self.names, self.model = settings, record, list(names), bare(model)
-        self.thread = threading.get_ident()
+        self.thread, self.warned = threading.get_ident(), False
         self._here, self._lock = _Here(), threading.RLock()
         self._calls: dict[int, tuple[Callable[[], object | None], Ongoing]] = {}  # of caches, by their ids
 
@@ -226,12 +226,9 @@ class Collector:
         expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
-            log.info(
-                "keeping q and k of %d attentions over %d tokens will take about %s of memory",
-                len(self.settings.layers),
-                sizes.keys,
-                in_words(expected),
-            )
+            what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
+            log.info("%s will take about %s of memory", what, in_words(expected))
+            self.warned = self.warned or warn_if_much(expected, what)
         self.record.calls.append(forward)
         return forward
 

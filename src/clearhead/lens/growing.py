@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -51,7 +52,7 @@ class Growing:
         self.end = self.rows = self.keys = 0
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
-        self.positions: list[Tensor] = []
+        self.positions: list[range] = []
         self.blocks: tuple[int, int] | None = None
         self.received, self.map = Sums(), Sums(most=detail.pixels)
         self.left: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
@@ -79,7 +80,7 @@ class Growing:
         if self.blocks is None:
             height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        positions = torch.arange(len(rows)) * rows.step + rows.start + where.query
+        positions = range(rows.start + where.query, rows.stop + where.query, rows.step)
         found, exact = [], torch.float64 if grows else _result_dtype(call)
         while rows:
             part, rows = self._cut(rows, call, where)
@@ -101,10 +102,10 @@ class Growing:
 
     def _make_room(self, call: Call, keys: int, exact: torch.dtype) -> None:
         """Also keys that no measured query could look at have their places."""
-        self.received.add(torch.zeros(*call.q.shape[:2], 0, dtype=exact), (keys,))
+        self.received.reach(call.q.shape[:2], (keys,), exact)
         height, width = self.blocks or (0, 0)
         if height:
-            self.map.add(torch.zeros(*call.q.shape[:2], 0, 0, dtype=_result_dtype(call)), (0, -(-keys // width)))
+            self.map.reach(call.q.shape[:2], (0, -(-keys // width)), _result_dtype(call))
             self._shrink()
 
     def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
@@ -132,10 +133,13 @@ class Growing:
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
-        self.received.add(result.received.cpu().to(exact), (where.key,))
+        self.received.add(result.received.cpu(), (where.key,), exact)
         if height:
-            pixels = torch.nn.functional.pad(result.map.cpu(), (where.key // fine % (width // fine), 0))
-            self.map.add(pooled(pixels, width // fine, 3), (self.rows // height, where.key // width))
+            pixels = result.map.cpu()
+            if fine != width:
+                inset = where.key // fine % (width // fine)
+                pixels = pooled(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
+            self.map.add(pixels, (self.rows // height, where.key // width))
             self._shrink()
         self.rows += len(rows)
         return {name: tensor.cpu() for name, tensor in found.items()}
@@ -144,7 +148,7 @@ class Growing:
         """Where the map has too many pixels its blocks double."""
         assert self.blocks is not None
         for axis in (0, 1):
-            while self.map.value.shape[2 + axis] > self.detail.pixels:
+            while self.map.sizes[axis] > self.detail.pixels:
                 self.map = Sums(pooled(self.map.value, 2, 2 + axis), most=self.detail.pixels)
                 height, width = self.blocks
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
@@ -155,7 +159,7 @@ class Growing:
         if self.detail.probes:
             from clearhead.lens.probes import weights_at
         for name, probe in (self.detail.probes or {}).items():
-            positions = torch.arange(len(job.rows)) * job.rows.step + job.rows.start + where.query
+            positions = torch.tensor(job.rows, dtype=torch.long) + where.query
             keys = probe(positions).to(job.call.q.device)
             keys = torch.where(keys >= where.key, keys - where.key, -1).expand(job.call.q.shape[0], -1)
             found[f"probe {name}"] = weights_at(job.call, keys, result.logsumexp, rows=job.rows)
@@ -195,7 +199,7 @@ class Growing:
                 name=self.name,
                 cross=self.cross,
                 heads=self.heads,
-                queries=torch.cat(self.positions),
+                queries=torch.tensor([*itertools.chain(*self.positions)], dtype=torch.long),
                 blocks=self.blocks or (0, 0),
                 inputs=self.moves.inputs,
                 visible=whole["visible"],

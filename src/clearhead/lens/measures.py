@@ -22,7 +22,8 @@ from clearhead.errors import ClearheadError
 class Measures:
     """Who looked where, in numbers. `queries` are those that were measured: all, unless every n-th was asked for.
 
-    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else.
+    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. Where weights are not a
+    number, no key is the largest: those of such a query are −1, too.
     """
 
     logsumexp: Float[Tensor, "batch heads queries"]  # ln Σ exp(score), sinks included
@@ -86,13 +87,14 @@ def defined(job: Job) -> Measures:
     seeing = visible.any(-1)
     apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    found = order.masked_fill(ordered == -math.inf, -1)
-    top_keys = _padded(found, job.top, -1)
     some = _padded(weights, max(keys, 1), 0)
+    peak = some.amax(-1)
+    found = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
+    top_keys = _padded(found, job.top, -1)
     return Measures(
         logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
         entropy=torch.special.entr(weights).sum(-1),
-        peak=some.amax(-1),
+        peak=peak,
         peak_key=_padded(found, 1, -1)[..., 0],
         distance=(weights * apart).sum(-1),
         first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),

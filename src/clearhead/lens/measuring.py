@@ -12,10 +12,17 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.inputs import Call, checked
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
-from clearhead.lens import kernel, tiled
+from clearhead.lens import kernel, single, tiled
+from clearhead.lens.kernels.placing import interpreted
 from clearhead.lens.measures import Job, Measures, blocks_of, check_counts, defined, first_position
 
-BACKENDS = ("auto", "defined", "tiled", "triton")
+WAYS: dict[str, Callable[[Job], Measures]] = {
+    "defined": defined,
+    "single": single.run,
+    "tiled": tiled.run,
+    "triton": kernel.run,
+}
+BACKENDS = ("auto", *WAYS)
 
 
 def measure(
@@ -83,13 +90,17 @@ def measured(job: Job, backend: str = "auto") -> Measures:
     """The job done, by the way that was named or the fastest there is."""
     if job.call.q.is_meta:
         raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
-    ways: dict[str, Callable[[Job], Measures]] = {"defined": defined, "tiled": tiled.run, "triton": kernel.run}
-    reason = kernel.refusal(job) if backend in ("auto", "triton") else None
+    one = len(job.rows) == 1 and job.call.k.shape[2] > 0
+    other = "single" if one else "tiled"
+    there = job.call.q.is_cuda or interpreted()
+    reason = kernel.refusal(job) if backend == "triton" or (backend == "auto" and there) else None
     if backend == "auto":
-        backend = "triton" if reason is None else "tiled"
-    elif backend not in ways:
+        backend = "triton" if there and reason is None else other
+    elif backend not in BACKENDS:
         raise BackendError(f"unknown way of measuring {backend!r}; choose from {', '.join(BACKENDS)}")
     elif reason is not None:
-        raise BackendError(f"the Triton kernel cannot measure this: {reason}; 'auto' would take 'tiled'")
+        raise BackendError(f"the Triton kernel cannot measure this: {reason}; 'auto' would take {other!r}")
+    elif backend == "single" and not one:
+        raise BackendError(f"'single' measures one query with its keys, not {len(job.rows)}; 'auto' would take 'tiled'")
     with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
-        return ways[backend](job)
+        return WAYS[backend](job)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 from clearhead.lens.growing import Detail
+
+MUCH = 0.25  # of the memory that is free: more is said aloud
 
 
 class Sizes(NamedTuple):
@@ -46,3 +50,26 @@ def in_words(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+def free_bytes() -> int | None:
+    """What programs could still take on this machine; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(found, None)
+
+
+def warn_if_much(expected: int, what: str) -> bool:
+    """Says aloud that something will take a large part of the memory that is free, and whether it did."""
+    free = free_bytes()
+    if free is None or expected <= MUCH * free:
+        return False
+    warnings.warn(
+        f"{what} will take about {in_words(expected)} of memory, and {in_words(free)} are free; "
+        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
+        stacklevel=2,
+    )
+    return True

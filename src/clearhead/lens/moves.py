@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,9 +90,15 @@ class Moves:
 def put_together(pieces: Sequence[tuple[int, Tensor]], moves: Moves, fill: int | float = 0) -> Tensor:
     """Pieces (batch, heads, tokens, …) that came at these times, one after the other, for the samples of the record."""
     heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
-    wide = [(time, piece.expand(-1, heads, *piece.shape[2:])) for time, piece in pieces]
-    found = [taken(piece, moves.paths(time), fill) for time, piece in wide]
-    return torch.cat(found, 2) if len(found) > 1 else found[0]
+    found = []
+    for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # those between two moves at once
+        found.append(taken(_joined([piece for _, piece in some], heads), moves.paths(time), fill))
+    return _joined(found, heads)
+
+
+def _joined(pieces: Sequence[Tensor], heads: int) -> Tensor:
+    wide = [one if one.shape[1] == heads else one.expand(-1, heads, *one.shape[2:]) for one in pieces]
+    return torch.cat(wide, 2) if len(wide) > 1 else wide[0]
 
 
 def taken(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:

@@ -38,6 +38,15 @@ def best(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[..., :few], places
 
 
+def few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The same of scores that are few, or any number of keys: they are not looked at in blocks."""
+    size = scores.shape[-1]
+    values, places = scores.topk(min(count + 1, size))
+    if bool((values[..., 1:] == values[..., :-1]).any()):
+        return _ordered(scores, torch.arange(size, device=scores.device), min(count, size))
+    return values[..., :count], places[..., :count]
+
+
 def first(scores: Tensor, blocks: Tensor) -> Tensor:
     """Where the first score is that is not −inf; 0 if there is none."""
     block = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)

@@ -106,6 +106,10 @@ class Sight(Measures):
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
     that between the places in both. A sample that was done before the others sees nothing from then on.
+
+    `inputs` counts what the first forward pass of the decoder was given. Hugging Face's generate() repeats its inputs
+    before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
+    `inputs[b] // n`. Our own beams branch later, and `inputs[b]` is that text itself.
     """
 
     name: str = ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from clearhead.lens.moves import taken
@@ -12,7 +14,6 @@ from clearhead.lens.moves import taken
 class Sums:
     """(batch, heads, …), of which the last axes grow; the room for them doubles when it is used up, up to `most`.
 
-    >>> import torch
     >>> sums = Sums()
     >>> sums.add(torch.ones(1, 1, 2), at=[0])
     >>> sums.add(torch.ones(1, 1, 2), at=[1])
@@ -29,18 +30,26 @@ class Sums:
         assert self.room is not None
         return self.room[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
 
-    def add(self, more: Tensor, at: Sequence[int]) -> None:
-        """Adds these numbers from the places `at` on, one for each axis after the first two."""
-        ends = [start + size for start, size in zip(at, more.shape[2:], strict=True)]
-        sizes = [max(pair) for pair in zip(ends, self.sizes or ends, strict=True)]
+    def reach(self, samples: Sequence[int], ends: Sequence[int], dtype: torch.dtype) -> None:
+        """Makes room up to these places, for so many samples and heads."""
+        self.sizes = tuple(map(max, ends, self.sizes)) if self.sizes else tuple(ends)
         if self.room is None:
-            self.room = more.new_zeros(*more.shape[:2], *sizes)
-        elif any(size > room for size, room in zip(sizes, self.room.shape[2:], strict=True)):
-            room = [self._larger(size, old) for size, old in zip(sizes, self.room.shape[2:], strict=True)]
+            self.room = torch.zeros(*samples, *self.sizes, dtype=dtype)
+        elif any(map(operator.gt, self.sizes, self.room.shape[2:])):
+            room = map(self._larger, self.sizes, self.room.shape[2:])
             self.room = widened(self.room, (*self.room.shape[:2], *room))
-        self.sizes = tuple(sizes)
-        place = tuple(slice(start, end) for start, end in zip(at, ends, strict=True))
-        self.room[(slice(None), slice(None), *place)] += more
+
+    def add(self, more: Tensor, at: Sequence[int], dtype: torch.dtype | None = None) -> None:
+        """Adds these numbers from the places `at` on, one for each axis after the first two.
+
+        The sums are of this dtype, if it is given with the first of them.
+        """
+        self.reach(more.shape[:2], tuple(map(operator.add, at, more.shape[2:])), dtype or more.dtype)
+        place = self.room
+        assert place is not None
+        for axis, (start, size) in enumerate(zip(at, more.shape[2:], strict=True), start=2):
+            place = place.narrow(axis, start, size)
+        place.add_(more)
 
     def _larger(self, size: int, room: int) -> int:
         if size <= room:

@@ -103,8 +103,10 @@ class _Work:
         self.distance[place] = away * share
         self.first[place] = parts.gather(-1, beginning)[..., 0] * share
         found = slice(0, best.shape[-1])
-        self.top_keys[place][..., found] = (keys + tile.columns.start).masked_fill(best == -math.inf, -1)
-        self.top_weights[place][..., found] = weights = (best - base[..., None]).exp() * share[..., None]
+        lost = (best == -math.inf) | whole.isnan()[..., None]
+        self.top_keys[place][..., found] = (keys + tile.columns.start).masked_fill_(lost, -1)
+        weights = (best - base[..., None]).exp() * share[..., None]
+        self.top_weights[place][..., found] = weights.masked_fill(lost, 0.0)
         self.peak[place] = weights[..., 0]
         self._collect(parts, share, tile)
 

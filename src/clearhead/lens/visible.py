@@ -41,6 +41,10 @@ def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
 def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
     """If each query sees what lies between two places and is hidden from nobody, or None."""
     queries, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
+    if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
+        spans = [part.span(rows[0], queries, keys) for part in mask.parts() if isinstance(part, Band)]
+        both = range(max(span.start for span in spans), min(span.stop for span in spans))
+        return torch.full((1, 1, 1), len(both), device=device)
     index = torch.tensor(rows, dtype=torch.long, device=device)
     low, high = torch.zeros_like(index), torch.full_like(index, keys)
     shown = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)

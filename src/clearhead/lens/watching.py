@@ -44,7 +44,8 @@ def watch(
 
     - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
     - `rows=1/16` measures one query in sixteen: a sixteenth of the work.
-    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
+      warning comes before it is more than a quarter of the memory that is free.
     - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 

@@ -7,6 +7,7 @@ Three things go wrong with heads: their entropy collapses (they stare at one wor
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
+from clearhead.lens.names import attentions
 from clearhead.tasks.task import Model
 from clearhead.text.batches import Batch
 from clearhead.train.observers import Observer, cut, whole_lines
 
 EXAMPLES = 8  # that are looked at
 COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
+FAINT = 0.001  # dead, too, is what adds less, however little the other heads of its layer add
 
 
 class HeadState(NamedTuple):
@@ -30,13 +33,16 @@ class HeadState(NamedTuple):
     entropy: list[float]  # as a share of the greatest possible: 1 looks at all alike, 0 at one alone
     sink: list[float]  # the mass on the first visible key
     strength: list[float]  # Σ w·‖v W_O‖, what it can add to the output, against the mean of its layer's heads
+    added: list[float]  # the same for one query, against √width: the length of a vector that a norm lets out
 
     def troubles(self) -> dict[str, int]:
         """How many heads have collapsed, sunk, or died."""
         return {
             "collapsed": sum(value < COLLAPSED for value in self.entropy),
             "sunk": sum(value > SUNK for value in self.sink),
-            "dead": sum(value < DEAD for value in self.strength),
+            "dead": sum(
+                share < DEAD or length < FAINT for share, length in zip(self.strength, self.added, strict=True)
+            ),
         }
 
 
@@ -60,10 +66,11 @@ def head_states(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState
     # What is compiled for training would be compiled once more for the lens.
     with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
         forward()
-    return dict(_states(record))
+    widths = {name: attention.to_out.weight.shape[0] for name, attention in attentions(model).items()}
+    return dict(_states(record, widths))
 
 
-def _states(record: Record) -> Iterator[tuple[str, HeadState]]:
+def _states(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str, HeadState]]:
     for name in record.names:
         sight = record[name]
         assert sight.visible is not None, "it was measured"
@@ -73,7 +80,10 @@ def _states(record: Record) -> Iterator[tuple[str, HeadState]]:
         entropy = sight.entropy.double().sum((0, 2)) / most
         strength = (sight.received * sight.norms).double().sum((0, 2))
         relative = strength / strength.mean().clamp(min=1e-30)
-        yield name, HeadState(entropy.tolist(), sight.first.double().mean((0, 2)).tolist(), relative.tolist())
+        queries = max(1, sight.entropy.shape[0] * sight.entropy.shape[2])
+        added = strength / queries / math.sqrt(widths[name])
+        sink = sight.first.double().mean((0, 2))
+        yield name, HeadState(entropy.tolist(), sink.tolist(), relative.tolist(), added.tolist())
 
 
 class Heads(Observer):
