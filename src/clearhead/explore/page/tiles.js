@@ -3,8 +3,8 @@
 import { intensity } from "./colours.js";
 import { pooledWeights } from "./pooling.js";
 
-const TILE = 256; // pixels
-const TILES_KEPT = 160;
+const TILE = 512; // pixels
+const TILES_KEPT = 40;
 const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
 
