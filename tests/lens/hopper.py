@@ -43,6 +43,8 @@ def jobs() -> dict[str, Job]:
         "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}),
         "no keys picked": job(torch.float16, 1031, 80, None, True, {}, top=0, received=False),
         "everything": job(torch.float32, 1031, 13, many, False, options, top=11),
+        "swift": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, top=0),
+        "swift, many masks": job(torch.float16, 1031, 64, many, True, {}),
     }
 
 
@@ -58,6 +60,7 @@ def main() -> None:
     torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
     for name, job in jobs().items():
         compiled.clear()
+        kernel.has_warpgroups = lambda device, swift="swift" in name: swift
         kernel.run(job)
         for one in compiled:
             code = one.asm["ptx"]

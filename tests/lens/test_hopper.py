@@ -1,11 +1,6 @@
-"""The kernel for Hopper: exact on one; and where there is none, at least compiled for it."""
+"""The kernel for Hopper, judged on one; that it compiles is tried everywhere, in test_kernel.py."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,26 +70,6 @@ def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
     assert swift(q[..., :96]) is None
     assert swift(q[:, :, :9], logsumexp=logsumexp[:, :, :9]) is None
     assert swift(q, pixels=171) is None  # pixels of three keys
-
-
-def test_it_compiles_for_hopper_anywhere():
-    root = Path(__file__).parents[2]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.lens.compiling"],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert len(ran.stdout.splitlines()) == 3
-    for line in ran.stdout.splitlines():
-        shared, products, exchanges = line.split()
-        assert int(shared) <= 227 * 1024 // 2  # two of them share a multiprocessor
-        assert int(products) > 0
-        assert int(exchanges) > 0
 
 
 def job_of(mask=None, tokens=1024, keys=None, width=128, heads=(2, 2), dtype=torch.bfloat16, size=1.0, **asked):
