@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -339,16 +340,21 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, capsys, arguments, 
 
 def test_the_command_serves_until_it_is_interrupted(folder, text):
     command = [sys.executable, "-m", "clearhead", "look", str(folder), text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    pipe, heard = (
+        subprocess.PIPE,
+        partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # in the background it is ignored
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heard) as running:
         assert running.stdout is not None
         try:
             address = running.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address), running.communicate()[1]
             with urllib.request.urlopen(f"{address}scene.json") as reply:
                 assert json.load(reply)["live"]
-        finally:
             running.send_signal(signal.SIGINT)
-        assert running.wait(20) == 0
+            assert running.wait(20) == 0
+        finally:
+            running.kill()
 
 
 def test_new_text_is_not_endless(predictor):
