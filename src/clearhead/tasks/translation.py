@@ -91,7 +91,7 @@ class Translation(Task):
     columns = ("source", "target")
     metrics = ("bleu", "chrf")
     metric = "bleu"
-    defaults = {  # noqa: RUF012
+    defaults = {  # noqa: RUF012 (nobody changes it)
         "beam": 5,
         "length_penalty": 1.0,
         "part": 64,  # an input of more tokens is split at its sentences, and the answers are joined

@@ -93,7 +93,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Each line with its number, the ending kept: lines end at a line feed, not at what else Unicode breaks at."""
     line = 0
     try:
-        opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115
+        opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115 (closed below)
         with cast(IO[bytes], opened) as file:
             for line, raw in enumerate(file, start=1):
                 yield line, _decoded(raw, path, line)
