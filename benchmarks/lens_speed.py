@@ -77,7 +77,7 @@ COLUMN_SHAPES = [
     *(Shape(128, 64, 8, 2, 128), Shape(128, 64, 4, 2, 168), Shape(64, 64, 4, 3, 128)),
     *(Shape(64, 256, 8, 3, 128), Shape(64, 256, 4, 2), Shape(128, 256, 8, 2), Shape(256, 128, 8, 2)),
 ]
-SWIFT_SHAPES = [Shape(64, 128, 4, 3), Shape(64, 128, 4, 2), Shape(128, 128, 4, 2), Shape(128, 128, 8, 2, 128)]
+SWIFT_SHAPES = [Shape(192, 128, 4, 3, 160), Shape(192, 128, 4, 4, 152), *(Shape(128, 128, 4, n, 232) for n in (4, 5))]
 PICK_SHAPES = [Shape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
@@ -204,7 +204,7 @@ def passes(job: Job, given: Shapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
     work = kernel.Work(job, given)
     work.along_rows()
-    runs: dict[str, Run] = {"rows": work.along_rows, "swift": work.along_rows}
+    runs: dict[str, Run] = dict.fromkeys(("rows", "swift", "receiving"), work.along_rows)
 
     def along_columns() -> None:
         if job.top:
@@ -219,10 +219,10 @@ def trial(size: Size, top: int, tried: Shape | None, name: str) -> tuple[Job, Sh
     """A job in which one pass has tiles of another shape; without one, as the table of shapes has it."""
     q, k, _ = tensors(size)
     logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
-    job = job_of(q, k, size, logsumexp, top=top, received=True)
+    job = job_of(q, k, size, logsumexp, top=top, received=name != "swift")
     wide = -(-size.tokens // 256)
     usual = shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
-    usual = usual if name == "swift" else usual._replace(swift=None)
+    usual = usual if name in ("swift", "receiving") else usual._replace(swift=None, receiving=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
 
@@ -259,11 +259,12 @@ def tune(processes: int = 12) -> Shapes:
     candidates = {
         "rows": ROW_SHAPES,
         "swift": SWIFT_SHAPES,
+        "receiving": SWIFT_SHAPES,
         "columns": COLUMN_SHAPES,
         "collecting": narrow,
         "pick": PICK_SHAPES,
     }
-    tops = {"columns": [0], "collecting": [8]}
+    tops = {"columns": [0], "collecting": [8], "receiving": [0]}
     cases = [
         (size, top, shape, name)
         for name, tried in candidates.items()

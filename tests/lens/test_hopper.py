@@ -44,6 +44,25 @@ def test_every_measure_is_exact(case, top):
 
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
+@pytest.mark.parametrize("mask", [None, Mask.causal()])
+@pytest.mark.parametrize("top", [0, 8])
+def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_receives(mask, top):
+    job = job_of(mask=mask, tokens=700, top=top)
+    good = kernel.run(job)
+    job.call.q[0, 1, 5] = torch.nan
+    job.logsumexp[0, 1, 5] = torch.nan
+    found = kernel.run(job)
+    others = torch.arange(700, device="cuda") != 5
+    for name in ("entropy", "peak", "distance", "first", "peak_key"):
+        torch.testing.assert_close(getattr(found, name)[:, 0], getattr(good, name)[:, 0])
+        torch.testing.assert_close(getattr(found, name)[:, 1, others], getattr(good, name)[:, 1, others])
+    torch.testing.assert_close(found.received[:, 0], good.received[:, 0])
+    torch.testing.assert_close(found.map[:, 0], good.map[:, 0])
+    assert found.entropy[0, 1, 5].isnan()
+    assert found.peak[0, 1, 5].isnan()
+
+
+@pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
 def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypatch):
     from clearhead.lens.kernels import hopper
 

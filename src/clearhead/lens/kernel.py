@@ -18,7 +18,7 @@ from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
 from clearhead.lens.kernels.placing import Place, for_gluon, gluon_fails, has_warpgroups, interpreted, placed
-from clearhead.lens.kernels.shapes import Shape, Shapes, classes, power, shapes_for, slots
+from clearhead.lens.kernels.shapes import READS, Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures
 
 WIDEST = 256  # numbers a head
@@ -81,10 +81,12 @@ class Work:
             about = (len(rows), keys, job.blocks[1], job.top, plain)
             shapes = shapes_for(self.width, call.q.element_size(), *about)
         self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
-        self.swift = swift(job, self.q, self.k, shapes.swift)
-        self.shapes = shapes._replace(rows=shapes.rows if self.swift is None or shapes.swift is None else shapes.swift)
         # The swift pass along rows does what that along columns is for, as long as no candidates are asked for
-        self.early = self.swift is not None and job.received and not job.top
+        self.early = job.received and not job.top
+        shape = shapes.receiving if self.early else shapes.swift
+        self.swift = swift(job, self.q, self.k, shape)
+        self.early = self.early and self.swift is not None
+        self.shapes = shapes if self.swift is None or shape is None else shapes._replace(rows=shape)
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         shape = (batch, heads, len(rows))
@@ -228,8 +230,9 @@ class Work:
 
     def _swift_constants(self, shape: Shape) -> dict[str, Any]:
         names = ("D", "TERMS", "BOUNDS", "DOCUMENTS", "DENSE")
-        own = {"BM": shape.queries, "BN": shape.keys, "WARPS": shape.warps, "STAGES": shape.stages}
-        return own | shape.options | {name: self.constants[name] for name in names}
+        own = {"BN": shape.keys, "STAGES": shape.stages, "num_warps": shape.warps}
+        readers = {"READERS": shape.queries // READS, "REGISTERS": shape.registers}
+        return own | readers | {name: self.constants[name] for name in names}
 
     def _scales(self) -> tuple[Tensor, float]:
         """What turns a product into a score in units of ln 2, for each head; with a cap, into a part of the cap."""
@@ -269,7 +272,7 @@ def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, P
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
         return None
-    places = placed(q, shape.queries, q.shape[3]), placed(k, shape.keys, q.shape[3])
+    places = placed(q, READS, q.shape[3]), placed(k, shape.keys, q.shape[3])
     return (for_gluon(places[0]), for_gluon(places[1])) if all(place.described for place in places) else None
 
 

@@ -2,6 +2,9 @@
 
 That saves the pass along columns, which would do half of the forward's arithmetic again for it. It is written in
 Gluon, Triton's language with the layouts in sight, because it has to know which thread holds what: `halved` says why.
+And because it divides the warps: one sends for the keys, and two or three warpgroups, 64 rows each, read them. While
+one of them multiplies, another exponentiates, and all that keys cost on their way through the chip, they cost once.
+
 It wants the logsumexp, half precision, heads of 64 or 128 numbers, and scores that are plain products; everything
 else goes to `rows`, which says the same in Triton.
 """
@@ -20,10 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from clearhead.lens.kernels import rows, scoring
 from clearhead.lens.kernels.scoring import FAR, HIDDEN, LN2, LOG2E, NOTHING, NUMBERS
+from clearhead.lens.kernels.shapes import READS
 
 visible = gluon.jit(scoring.visible.fn)
 threshold = gluon.jit(rows.threshold.fn)
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+BM = gl.constexpr(READS)
+WARPS = gl.constexpr(4)  # a warpgroup: so many read
+LEAST = gl.constexpr(0xFF7FFFFF)  # the bits of the least number
 
 
 @gluon.jit(do_not_specialize=NUMBERS)
@@ -59,9 +65,9 @@ def look_along_rows(
     step,
     offset,
     D: gl.constexpr,
-    BM: gl.constexpr,
     BN: gl.constexpr,
-    WARPS: gl.constexpr,
+    READERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
     STAGES: gl.constexpr,
     TERMS: gl.constexpr,
     BOUNDS: gl.constexpr,
@@ -76,65 +82,145 @@ def look_along_rows(
     CHUNK: gl.constexpr,
     PARTS: gl.constexpr,
 ):
-    tiles = (rows + BM - 1) // BM
+    tall: gl.constexpr = BM * READERS
+    tiles = (rows + tall - 1) // tall
     sample, tile = gl.program_id(0) // tiles, tiles - 1 - gl.program_id(0) % tiles  # under a causal mask longest first
     b, h = sample // heads, sample % heads
-    scale = gl.load(scales + h)
-    at = sample.to(gl.int64) * rows + tile * BM
-    cells += sample.to(gl.int64) * cells_sample
-    received += sample.to(gl.int64) * keys
+    row = tile * tall
     others += b * others_sample + h * others_head + tile * others_tile
     run = runs + b * runs_sample + h * runs_head + tile * 5
     first, end, hole, hole_end = gl.load(run), gl.load(run + 1), gl.load(run + 2), gl.load(run + 3)
     beginning = gl.where(first == hole, hole_end, first)
+    beginning = gl.where(beginning < end, beginning * BN, FAR)
     turns = end - first - (hole_end - hole)
     total = turns + gl.load(run + 4)
     # Many tiles of one head run at a time: they begin at different places, so that not all add to the same keys.
-    tour = (others, first, hole, hole_end, turns, total, (tile * turns) // tiles if RECEIVED else 0)
+    shift = (tile * turns) // tiles if RECEIVED else turns * 0
+    tour = (others, first, hole, hole_end, turns, total, shift)
 
-    # Tiles of keys come by the copy engine into STAGES places in turn; a barrier each says when one has come.
-    tile_q = gl.allocate_shared_memory(q.dtype, [BM, D], q.layout)
+    # Tiles of keys come by the copy engine into STAGES places in turn. Barriers say of each place when its tile has
+    # come (the last one: when q has), and when all have read it.
+    tiles_q = gl.allocate_shared_memory(q.dtype, [READERS, BM, D], q.layout)
     tiles_k = gl.allocate_shared_memory(k.dtype, [STAGES, BN, D], k.layout)
     come = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    read = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES + 1):
         mbarrier.init(come.index(place), count=1)
+    for place in gl.static_range(STAGES):
+        mbarrier.init(read.index(place), count=READERS)
     fence_async_shared()
-    mbarrier.expect(come.index(STAGES), q.block_type.nbytes)
-    own = [b * q_place[0] + h * q_place[1] + tile * BM, h * q_place[2]]
-    tma.async_copy_global_to_shared(q, own, come.index(STAGES), tile_q)
+
+    own = (b * q_place[0] + h * q_place[1] + row, h * q_place[2])
     origin = (b * k_place[0] + h // group * k_place[1], h // group * k_place[2])
-    for turn in gl.static_range(STAGES - 1):
-        fetch(k, origin, turn, tour, tiles_k, come, BN, STAGES)
+    sent = (q, k, own, origin, tiles_q, tiles_k, come, read, tour)
+    at = sample.to(gl.int64)
+    out = (out, given + at * rows, received + at * keys, cells + at * cells_sample, high, wide, columns, at * rows)
+    about = (tiles_q, tiles_k, come, read, tour, row, beginning, gl.load(scales + h), mask, b, h)
+    about = (about, out, (queries, keys, rows, start, step, offset))
+    if READERS == 2:
+        gl.warp_specialize(
+            [
+                (look, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                        TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
+                (look, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                        TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
+                (send, (sent, BN, STAGES, READERS)),
+            ],
+            [WARPS, 1],
+            [REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (look, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                        TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
+                (look, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                        TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
+                (look, (2, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                        TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
+                (send, (sent, BN, STAGES, READERS)),
+            ],
+            [WARPS, WARPS, 1],
+            [REGISTERS, REGISTERS, 24],
+        )  # fmt: skip
+
+
+@gluon.jit
+@no_type_check
+def send(sent, BN: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
+    """Sends for the queries, and for the keys of each turn as soon as all have read what lies in their place."""
+    q, k, own, origin, tiles_q, tiles_k, come, read, tour = sent
+    mbarrier.expect(come.index(STAGES), q.block_type.nbytes * READERS)
+    for reader in gl.static_range(READERS):
+        tma.async_copy_global_to_shared(q, [own[0] + reader * BM, own[1]], come.index(STAGES), tiles_q.index(reader))
+    for turn in range(tour[5]):
+        place = turn % STAGES
+        mbarrier.wait(read.index(place), ((turn // STAGES) & 1) ^ 1)
+        mbarrier.expect(come.index(place), k.block_type.nbytes)
+        at = [origin[0] + number(turn, tour) * BN, origin[1]]
+        tma.async_copy_global_to_shared(k, at, come.index(place), tiles_k.index(place))
+
+
+@gluon.jit
+@no_type_check
+def look(
+    reader,
+    about,
+    BN: gl.constexpr,
+    STAGES: gl.constexpr,
+    TERMS: gl.constexpr,
+    BOUNDS: gl.constexpr,
+    DOCUMENTS: gl.constexpr,
+    DENSE: gl.constexpr,
+    TOP: gl.constexpr,
+    CLASSES: gl.constexpr,
+    RECEIVED: gl.constexpr,
+    MAP: gl.constexpr,
+    EVEN: gl.constexpr,
+    TOUCHED: gl.constexpr,
+    CHUNK: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """What one reader does: everything about its rows."""
+    about, out, sizes = about
+    tiles_q, tiles_k, come, read, tour, row, beginning, scale, mask, b, h = about
+    out, given, received, cells, high, wide, columns, at = out
+    queries, keys, rows, start, step, offset = sizes
+    hole_end, turns, total = tour[3], tour[4], tour[5]
+    first_row = row + reader * BM
+    at += first_row
 
     square: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BN, 16])
     nothing = gl.zeros([BM, BN], gl.float32, layout=square)
     eighths: gl.constexpr = gl.SliceLayout(1, gl.reshape(nothing, [BM, BN // 8, 8]).type.layout)
     classed: gl.constexpr = gl.SliceLayout(1, gl.reshape(nothing, [BM, BN // CLASSES, CLASSES // 8, 8]).type.layout)
-    row = tile * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, square))
-    logsumexp = gl.load(given + (at + (row - tile * BM)), mask=row < rows, other=float("-inf")) * LOG2E
+    row = first_row + gl.arange(0, BM, layout=gl.SliceLayout(1, square))
+    logsumexp = gl.load(given + row, mask=row < rows, other=float("-inf")) * LOG2E
     logsumexp = gl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)
     i = start + step * row
-    begins = gl.full([BM], FAR, gl.int32, layout=gl.SliceLayout(1, square))
-    begins = gl.where(beginning < end, begins * 0 + beginning * BN, begins)
+    begins = gl.zeros([BM], gl.int32, layout=gl.SliceLayout(1, square)) + beginning
     spread = gl.zeros([BM, 8], gl.float32, layout=eighths)
     away = gl.zeros([BM, 8], gl.float32, layout=eighths)
-    best = gl.full([BM, CLASSES // 8, 8], -3e38, gl.float32, layout=classed)
+    best = gl.full([BM, CLASSES // 8, 8], LEAST, gl.uint32, layout=classed)
     where = gl.zeros([BM, CLASSES // 8, 8], gl.int32, layout=classed)
 
     mbarrier.wait(come.index(STAGES), 0)
+    tile_q = tiles_q.index(reader)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=square, k_width=2)
+    real = first_row + gl.arange(0, BM, layout=gl.SliceLayout(1, operand)) < rows  # after them come another head's
+    held_q = tile_q.load(operand)
+    held_q = gl.where(real[:, None], held_q, gl.zeros(held_q.shape, held_q.dtype, layout=operand))
     for turn in range(turns):
-        product = products(tile_q, tiles_k, come, turn, nothing, STAGES)
-        fetch(k, origin, turn + STAGES - 1, tour, tiles_k, come, BN, STAGES)
+        product = products(held_q, tiles_k, come, read, turn, nothing, STAGES)
         n = number(turn, tour)
         side = gl.where(n >= hole_end, -1.0, 1.0)
         spread, away, best, where = taken(
             product * scale - logsumexp[:, None], n, side, spread, away, best, where, i + offset,
-            received, cells, high, wide, columns, tile * BM, rows, keys,
-            BM, BN, WARPS, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, True,
+            received, cells, high, wide, columns, first_row, rows, keys,
+            BN, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, True,
         )  # fmt: skip
     for turn in range(turns, total):
-        product = products(tile_q, tiles_k, come, turn, nothing, STAGES)
-        fetch(k, origin, turn + STAGES - 1, tour, tiles_k, come, BN, STAGES)
+        product = products(tile_q, tiles_k, come, read, turn, nothing, STAGES)
         n = number(turn, tour)
         j = n * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, square))
         seen = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
@@ -142,17 +228,17 @@ def look_along_rows(
         begins = gl.minimum(begins, gl.min(gl.where(seen, j[None, :], FAR), 1))
         spread, away, best, where = taken(
             gl.where(seen, product * scale, HIDDEN) - logsumexp[:, None], n, 1.0, spread, away, best, where, i + offset,
-            received, cells, high, wide, columns, tile * BM, rows, keys,
-            BM, BN, WARPS, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, False,
+            received, cells, high, wide, columns, first_row, rows, keys,
+            BN, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, False,
         )  # fmt: skip
-    for place in gl.static_range(STAGES + 1):
-        mbarrier.invalidate(come.index(place))
 
+    best = best.to(gl.float32, bitcast=True)
+    best = gl.where(best == best, best, HIDDEN)
     most = gl.max(best, 1)
     peak = gl.max(most, 1)
     line: gl.constexpr = peak.type.layout
     logsumexp, begins = gl.convert_layout(logsumexp, line), gl.convert_layout(begins, line)
-    inside = tile * BM + gl.arange(0, BM, layout=line) < rows
+    inside = first_row + gl.arange(0, BM, layout=line) < rows
     at += gl.arange(0, BM, layout=line)
     entropy = gl.convert_layout(-LN2 * gl.sum(spread, 1), line)
     seen = (peak > NOTHING) | (entropy != entropy)
@@ -188,24 +274,14 @@ def number(turn, tour):
 
 @gluon.jit
 @no_type_check
-def fetch(k, origin, turn, tour, tiles_k, come, BN: gl.constexpr, STAGES: gl.constexpr):
-    """Sends for the keys of a turn, if there is one: by now, nobody reads what lay in their place before."""
-    barrier()
-    some = turn < tour[5]
-    place = turn % STAGES
-    mbarrier.expect(come.index(place), k.block_type.nbytes, pred=some)
-    at = [origin[0] + number(turn, tour) * BN, origin[1]]
-    tma.async_copy_global_to_shared(k, at, come.index(place), tiles_k.index(place), pred=some)
-
-
-@gluon.jit
-@no_type_check
-def products(tile_q, tiles_k, come, turn, nothing, STAGES: gl.constexpr):
+def products(tile_q, tiles_k, come, read, turn, nothing, STAGES: gl.constexpr):
     """q·kᵀ of a turn, as soon as its keys have come."""
     place = turn % STAGES
     mbarrier.wait(come.index(place), (turn // STAGES) & 1)
     product = warpgroup_mma(tile_q, tiles_k.index(place).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, deps=[product])
+    product = warpgroup_mma_wait(0, deps=[product])
+    mbarrier.arrive(read.index(place), count=1)
+    return product
 
 
 @gluon.jit
@@ -227,9 +303,7 @@ def taken(
     first_row,
     rows,
     keys,
-    BM: gl.constexpr,
     BN: gl.constexpr,
-    WARPS: gl.constexpr,
     TOP: gl.constexpr,
     CLASSES: gl.constexpr,
     RECEIVED: gl.constexpr,
@@ -245,13 +319,16 @@ def taken(
     x = gl.reshape(x, [BM, pieces, 8])
     cube: gl.constexpr = x.type.layout
     eighths: gl.constexpr = gl.SliceLayout(1, cube)
-    most = gl.max(gl.reshape(x, [BM, BN // CLASSES, CLASSES // 8, 8]), 1)
+    # Of numbers below zero, the greatest has the smallest bits, and bits are compared three at a time. Above zero, by
+    # rounding, there is at most one in a row: no two weights are both 1.
+    bits = x.to(gl.uint32, bitcast=True)
+    most = gl.min(gl.reshape(bits, [BM, BN // CLASSES, CLASSES // 8, 8]), 1)
     if TOP == 0:
-        better = most > best
+        better = most < best
         if RECEIVED or not SURE:  # tiles come in another order than keys do
             better = better | ((most == best) & (n < where))
         where = gl.where(better, n, where)
-    best = gl.maximum(best, most)
+    best = gl.minimum(best, most)
     weights = gl.exp2(x)
     spread += gl.sum(weights * x, 1)
     position = gl.convert_layout(position, gl.SliceLayout(1, eighths), assert_trivial=True)
@@ -272,12 +349,12 @@ def taken(
     if MAP:
         first = n * TOUCHED if EVEN and TOUCHED > 1 else n * BN // wide
         if EVEN and TOUCHED * 8 <= BN:
-            add(gl.sum(pixels, 2), cells, first, high, columns, first_row, rows, BM, TOUCHED, CHUNK, PARTS)
+            add(gl.sum(pixels, 2), cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
         elif EVEN:
             pixels = gl.sum(gl.reshape(weights, [BM, TOUCHED, BN // TOUCHED]), 2)
-            add(pixels, cells, first, high, columns, first_row, rows, BM, TOUCHED, CHUNK, PARTS)
+            add(pixels, cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
         elif (n * BN + BN - 1) // wide == first:
-            add(gl.sum(gl.expand_dims(sums, 1), 2), cells, first, high, columns, first_row, rows, BM, 1, CHUNK, PARTS)
+            add(gl.sum(gl.expand_dims(sums, 1), 2), cells, first, high, columns, first_row, rows, 1, CHUNK, PARTS)
         else:
             key = n * BN + gl.arange(0, pieces, layout=gl.SliceLayout(0, gl.SliceLayout(2, cube)))[None, :, None] * 8
             key = key + gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, cube)))[None, None, :]
@@ -285,10 +362,10 @@ def taken(
                 inside = (key >= pixel * wide) & (key < (pixel + 1) * wide)
                 some = gl.sum(gl.where(inside, weights, 0.0), 1)
                 some = gl.sum(gl.expand_dims(some, 1), 2)
-                add(some, cells, pixel, high, columns, first_row, rows, BM, 1, CHUNK, PARTS)
+                add(some, cells, pixel, high, columns, first_row, rows, 1, CHUNK, PARTS)
     if RECEIVED:
         parts = gl.sum(gl.sum(gl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
-        parts = halved(halved(halved(parts, 4, BN, WARPS), 2, BN // 2, WARPS), 1, BN // 4, WARPS)
+        parts = halved(halved(halved(parts, 4, BN), 2, BN // 2), 1, BN // 4)
         shape: gl.constexpr = parts.type.layout  # row r has the keys from r · BN / 8 on
         j = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, shape)))[None, :, None] * (BN // 8)
         j = j + gl.arange(0, BN // 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, shape)))[None, None, :]
@@ -302,7 +379,7 @@ def taken(
 
 @gluon.jit
 @no_type_check
-def halved(parts, STEP: gl.constexpr, WIDE: gl.constexpr, WARPS: gl.constexpr):
+def halved(parts, STEP: gl.constexpr, WIDE: gl.constexpr):
     """Rows r and r ^ STEP share their work: the one gets the sum of their left halves, the other of their right ones.
 
     Eight rows, (WARPS, 8, WIDE), lie in eight threads. To sum them up for each column would take three exchanges a
@@ -337,7 +414,6 @@ def add(
     columns,
     first_row,
     rows,
-    BM: gl.constexpr,
     WIDE: gl.constexpr,
     CHUNK: gl.constexpr,
     PARTS: gl.constexpr,

@@ -32,24 +32,30 @@ class Shapes(NamedTuple):
     collecting: Shape  # along columns, if candidates for the top keys are found on the way
     pick: Shape
     every: Shape  # for the few rows whose best keys are picked from all
-    swift: Shape | None = None  # along rows, by the kernel for Hopper
+    swift: Shape | None = None  # along rows, by the kernel for Hopper: the warps are those of a reader of 64 queries
+    receiving: Shape | None = None  # the same, if what keys receive is summed up on the way
 
 
-def _alike(shape: Shape, pick: Shape, every: Shape, swift: Shape | None = None) -> Shapes:
-    return Shapes(shape, shape, shape, pick, every, swift)
+def _alike(shape: Shape, pick: Shape, every: Shape, *swift: Shape) -> Shapes:
+    return Shapes(shape, shape, shape, pick, every, *swift)
+
+
+READS = 64  # queries of a reader of the kernel for Hopper
+SWIFT = Shape(3 * READS, 128, 4, 3, 160), Shape(2 * READS, 128, 4, 4, 232)
 
 
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, Shapes] = {
     64: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1)),
-    128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1), Shape(64, 128, 4, 3)),
+    128: _alike(Shape(128, 128, 8, 3, 128), Shape(8, 0, 1, 1), Shape(64, 64, 4, 1), *SWIFT),
     256: Shapes(
         rows=Shape(128, 128, 4, 2),
         columns=Shape(64, 128, 4, 2, 128),
         collecting=Shape(64, 128, 4, 2, 128),
         pick=Shape(8, 0, 1, 1),
         every=Shape(16, 256, 4, 2),
-        swift=Shape(64, 128, 4, 3),
+        swift=SWIFT[0],
+        receiving=SWIFT[1],
     ),
     512: _alike(Shape(64, 64, 4, 2), Shape(4, 0, 1, 1), Shape(32, 32, 4, 1)),
 }
@@ -76,8 +82,8 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
         return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
     own, other, collecting = (fitting(shape) for shape in found[:3])
-    swift = found.swift if plain and found.swift is not None and fitting(found.swift) == found.swift else None
-    return Shapes(own, other, collecting, found.pick, found.every, swift)
+    swift = [shape for shape in found[5:] if plain and rows > 128 and keys > 64 and narrow >= 128]
+    return Shapes(own, other, collecting, found.pick, found.every, *swift)
 
 
 def classes(top: int) -> int:
