@@ -63,31 +63,36 @@ def pick(
     tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
 
     begins = tl.load(seen[1] + at, mask=inside, other=-1)[:, None]
+    score = score_of(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+    first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
+    tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
+
     if TOP == 0:
         number = tl.load(found[0] + at, mask=inside, other=0)
         bits = tl.where(logsumexp < -NOTHING, tl.load(found[1] + at, mask=inside, other=0), 0)
-    else:
-        count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
-    score = score_of(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
-    first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
-    if TOP == 0:
         best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], FAR, tl.int32)
+        FEW: tl.constexpr = min(BN // CLASSES, 2)  # keys at a time: fewer registers each, more queries at once
         while tl.max(tl.where(bits != 0, 1, 0)) > 0:
             lowest = bits & -bits
-            j = (number * BN + place_of(lowest))[:, None] + tl.arange(0, BN // CLASSES)[None, :] * CLASSES
-            j = tl.where((lowest != 0)[:, None], j, -1)
-            x = score_of(tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
-            shown = visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
-            x = tl.where(shown & (j >= 0), x, HIDDEN)
-            most = tl.max(x, 1)
-            smallest = tl.min(tl.where(x == most[:, None], j, FAR), 1)
-            better = (most > best) | ((most == best) & (smallest < key))
-            best, key = tl.where(better, most, best), tl.where(better, smallest, key)
+            for some in tl.range(0, BN // CLASSES, FEW):
+                few = (some + tl.arange(0, FEW)) * CLASSES
+                j = tl.where((lowest != 0)[:, None], (number * BN + place_of(lowest))[:, None] + few[None, :], -1)
+                x = score_of(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
+                shown = visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+                x = tl.where(shown & (j >= 0), x, HIDDEN)
+                most = tl.max(x, 1)
+                smallest = tl.min(tl.where(x == most[:, None], j, FAR), 1)
+                better = (most > best) | ((most == best) & (smallest < key))
+                best, key = tl.where(better, most, best), tl.where(better, smallest, key)
             bits -= lowest
         tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
     else:
+        count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
         count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `pick_from_all`
         # Of each word two bits are taken, four words at a time; two more, which are rare, where few words leave room.
+        most = tl.where(tl.max(count) <= SLOTS // 2, 4, 2)
         values = tl.full([BM, SLOTS // 2, 4], HIDDEN, tl.float32)
         names = tl.full([BM, SLOTS // 2, 4], -1, tl.int32)
         turn, few = tl.arange(0, SLOTS // 2)[None, :, None], tl.arange(0, 4)[None, :]
@@ -97,22 +102,22 @@ def pick(
             word = tl.load(found[1] + at[:, None] * SLOTS + slot + 1, mask=slot < count, other=0)
             bits, origin = word & ((1 << (BN // 8)) - 1), word >> (BN // 8)
             start_of = origin // 8 * BN + origin % 8
-            for one in tl.static_range(4):
-                if (tl.max(bits) > 0) & ((one < 2) | (tl.max(count) <= SLOTS // 2)):
-                    lowest = bits & -bits
-                    j = tl.where(bits != 0, start_of + place_of(lowest) * 8, -1)
-                    x = score_of(
-                        tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
-                    )
-                    here = turn == number + one % 2 * (SLOTS // 4) + one // 2 * (SLOTS // 8)
-                    values = tl.where(here, tl.where(j >= 0, x, HIDDEN)[:, None, :], values)
-                    names = tl.where(here, j[:, None, :], names)
-                    bits -= lowest
+            one = 0
+            while (one < most) & (tl.max(bits) > 0):
+                lowest = bits & -bits
+                j = tl.where(bits != 0, start_of + place_of(lowest) * 8, -1)
+                x = score_of(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
+                here = turn == number + one % 2 * (SLOTS // 4) + one // 2 * (SLOTS // 8)
+                values = tl.where(here, tl.where(j >= 0, x, HIDDEN)[:, None, :], values)
+                names = tl.where(here, j[:, None, :], names)
+                bits -= lowest
+                one += 1
             left = tl.maximum(left, tl.max(bits, 1))
         tl.store(found[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
         values, names = tl.reshape(values, [BM, SLOTS * 2]), tl.reshape(names, [BM, SLOTS * 2])
         write(values, names, logsumexp, out, at, inside, TOP)
-    tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
 
 
 @triton.jit(do_not_specialize=NUMBERS)

@@ -88,7 +88,7 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
 
 def classes(top: int) -> int:
     """Into how many classes keys fall, of each of which the best score is kept: some more than keys are asked for."""
-    return 16 if top <= 8 else 32
+    return 32 if top else 16
 
 
 def slots(top: int) -> int:
