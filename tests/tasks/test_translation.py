@@ -161,6 +161,21 @@ def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
     assert many[-1].endswith("missing in the translation: 20, 21, 22, 23, 24 and 2 more")
 
 
+def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypatch):
+    task, decoded = translator.task, translator.task._decoded
+    cut = [*task.target.encode("I"), *task.target.encode("\U00020000")[:-1]]  # three bytes of four
+
+    def broken(*args):
+        return [[one._replace(tokens=cut) for one in found] for found in decoded(*args)]
+
+    note = "the model wrote bytes that are no character, shown as \ufffd"
+    monkeypatch.setattr(task, "_decoded", broken)
+    answer = translator.predict("我")
+    assert (answer.text, answer.notes) == ("I\ufffd", [note])
+    assert translator.look("我").calls[0].about["notes"] == [note]
+    assert translator.predict("我\ufffd").notes == [], "it stood in the text"
+
+
 @pytest.mark.unchecked
 def test_what_is_no_text_is_refused(translator):
     for wrong in (None, 5, b"I", {"text": "我"}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 5  # missing ones are named
 EMPTY = "with an empty side"
+BROKEN = re.compile("\ufffd+")  # bytes that are no character
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 
@@ -308,6 +310,8 @@ class Translation(Task):
             notes.append("written anew without repetition: the first try ran in circles")
         if any(not first.finished for first in firsts):
             notes.append("the translation was cut off at its longest length")
+        if "\ufffd" in "".join(texts) and "\ufffd" not in text:
+            notes.append("the model wrote bytes that are no character, shown as \ufffd")
         if missing := sum(not text for text in texts):
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
         elif lost := lost_numbers(text, joined(texts)):
@@ -318,7 +322,7 @@ class Translation(Task):
         return Prediction(joined(texts), score, ranked, notes)
 
     def _spelled(self, hypothesis: Hypothesis) -> str:
-        text = self.target.decode(hypothesis.tokens)
+        text = BROKEN.sub("\ufffd", self.target.decode(hypothesis.tokens))
         return full_width(text) if self.settings["bleu_tokenizer"] == "zh" else text
 
     def save(self, folder: Path) -> None:

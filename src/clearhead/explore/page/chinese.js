@@ -164,6 +164,7 @@ export const CHINESE = {
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",
     "numbers of the text are missing in the translation: {numbers}": "译文中缺少原文的数字：{numbers}",
     "the translation was cut off at its longest length": "译文达到最大长度，已被截断",
+    "the model wrote bytes that are no character, shown as \ufffd": "模型写出了不构成字符的字节，以 \ufffd 表示",
   },
   problems: {
     "this text is no longer remembered; look at it again": "服务器已不再保存这段文本，请重新查看。",
