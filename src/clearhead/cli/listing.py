@@ -38,11 +38,12 @@ def _model_row(name: str, folder: Path) -> list[str]:
 
 
 def _licence(folder: Path) -> str:
-    """In the recipe's words, or in those of the card where the recipe only points to it."""
+    """In the recipe's first sentence, or in the words of the card where the recipe only points to it."""
     said = str(_recipe(folder / "recipe.toml").get("licence", ""))
     card = folder / "README.md"
     if card.name not in said or not card.is_file():
-        return said
+        first, _, more = said.partition(". ")
+        return f"{first} (see {card.name})" if more else said
     text = card.read_text(encoding="utf-8")
     found = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
     return f"{found[1]} ({said})" if found else said
