@@ -231,7 +231,7 @@ def test_a_licence_that_the_card_tells_is_shown_in_its_words(
 
 def test_the_licence_of_the_shipped_translator_is_told() -> None:
     (line,) = [line for line in run("models").out.splitlines() if line.startswith("zh-en ")]
-    assert "Apache-2.0" in line
+    assert line.endswith("Apache-2.0 for the weights, as clearhead (see README.md)"), "the first sentence of many"
 
 
 def test_training_is_called_with_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,15 @@ from clearhead.tasks.sentences import loops
 
 SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python"]
 SIGNS = ["A", "?", "。", "！！！", "……", "<s>", "</s><pad>", "\u202eabc", "http://a.b/c?d=e&f=g"]
-MIXED = ["😀", "😀😀😀😀😀😀", "👨‍👩‍👧‍👦", "我❤️你", "OK吗", "用 Python 写 code", "𠀀𠀁", "ᠮᠣᠩᠭᠣᠯ"]
-AGAIN = ["啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊", "哈哈哈哈哈哈哈哈", "aaaaaaaaaaaaaaaa", "11111111", "的的的的"]
+MIXED = ["😀", "👨‍👩‍👧‍👦", "我❤️你", "OK吗", "用 Python 写 code", "𠀀𠀁", "ᠮᠣᠩᠭᠣᠯ"]
+AGAIN = [
+    "啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊啊",
+    "哈哈哈哈哈哈哈哈",
+    "aaaaaaaaaaaaaaaa",
+    "11111111",
+    "的的的的",
+    "😀😀😀😀😀😀",
+]
 
 
 @pytest.fixture(scope="module", params=shipped.models())
@@ -76,3 +83,23 @@ def test_everyday_sentences_are_translated():
     assert traditional == book, "both scripts are read"
     assert "15" in date
     assert "2024" in date
+
+
+@pytest.mark.parametrize(
+    ("text", "translation"),
+    [
+        ("你好", "Hello"),
+        ("人工智能改变世界", "Artificial intelligence changes the world"),
+        ("张伟是我的朋友。", "Zhang Wei is my friend."),
+        ("2024年1月15日", "January 15, 2024"),
+        ("test@example.com", "test@example.com"),
+        ("1,234,567.89", "1,234,567.89"),
+        ("今天天气真好😀", "The weather today is really nice 😀"),
+        ("😀😀😀😀😀😀", "😀😀😀😀😀😀"),
+        ("👨‍👩‍👧‍👦", "👨‍👩‍👧‍👦"),
+        ("Good morning", "Good morning"),
+        ("Привет мир", "Привет мир"),
+    ],
+)
+def test_words_names_and_signs_alone_are_translated_or_carried_over(text, translation):
+    assert clearhead.load("zh-en", device="cpu").predict(text).text == translation

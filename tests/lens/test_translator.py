@@ -40,9 +40,9 @@ def texts(translator):
 
 def test_three_heads_of_its_encoder_look_at_neighbours(translator, texts):
     roles = head_roles(translator.model, texts, pad=0, layers=["encoder.1.self", "encoder.2.self"])
-    assert [(one.name, one.head) for one in roles.of("previous")] == [("encoder.2.self", 4), ("encoder.1.self", 1)]
-    assert (roles.of("next")[0].name, roles.of("next")[0].head) == ("encoder.1.self", 0)
-    assert roles.best("previous").score > 0.8
+    assert [(one.name, one.head) for one in roles.of("previous")] == [("encoder.1.self", 5), ("encoder.2.self", 5)]
+    assert (roles.of("next")[0].name, roles.of("next")[0].head) == ("encoder.1.self", 4)
+    assert min(roles.best("previous").score, roles.best("next").score) > 0.9
     assert roles.best("induction").scores["induction"] < 0.2, "nothing repeats itself in short sentences"
 
 
@@ -59,8 +59,8 @@ def test_heads_of_its_last_layers_know_which_word_is_being_translated(translator
     tokenizers = translator.task.source, translator.task.target
     attentions = word_attentions(translator.model, tokenizers, pairs, separators=("", " "))
     rates = score_heads(attentions, pairs)
-    assert rates[1, 7] < 0.2
-    assert rates[2, 6] < 0.2
+    assert rates[1, 1] < 0.2
+    assert rates[2, 5] < 0.2
     assert rates[0].mean() > 0.5 > rates[1:].mean()
 
 
@@ -70,16 +70,17 @@ def test_heads_of_its_first_layer_look_back_at_the_word_just_translated(translat
         when: score_heads(word_attentions(translator.model, tokenizers, pairs, separators=("", " "), when=when), pairs)
         for when in ("written", "read")
     }
-    for head in (0, 4):
+    for head in (1, 3):
         assert rates["read"][0, head] < 0.2 < 0.9 < rates["written"][0, head]
 
 
-def test_its_cross_attention_covers_most_of_the_source(translator, texts):
+def test_its_cross_attention_covers_most_of_the_source_but_for_a_head_that_looks_at_its_end(translator, texts):
     source, target = (text[:1][text[:1] > 0][None] for text in texts)
     with torch.no_grad(), watch(translator.model, layers="decoder.*.cross", pixels=0, top=1) as record:
         translator.model(source, target)
-    for name in record.names:
-        assert (coverage(record[name]) > 0.5).all(), name
+    narrow = [(name, head) for name in record.names for head in range(8) if coverage(record[name])[0, head] < 0.5]
+    assert narrow == [("decoder.1.cross", 3)]
+    assert record["decoder.1.cross"].received[0, 3, -2:].sum() > 0.5 * target.shape[1], "the full stop, and the end"
 
 
 def test_it_cannot_translate_without_looking_at_the_source_but_without_any_one_head(translator, texts):
@@ -92,4 +93,4 @@ def test_it_cannot_translate_without_looking_at_the_source_but_without_any_one_h
         return torch.nn.functional.cross_entropy(logits[0], target[0, 1:])
 
     assert effect(model, loss, {f"decoder.{layer}.cross": range(8) for layer in range(3)}) > 2.0
-    assert abs(effect(model, loss, {"decoder.1.cross": [7]})) < 0.5
+    assert abs(effect(model, loss, {"decoder.2.cross": [5]})) < 0.5
