@@ -8,6 +8,7 @@ from tests.train import test_loop
 
 pytestmark = [
     pytest.mark.unchecked,
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),  # PyTorch's advice; float32 is meant here
     pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs want a GPU"),
 ]
 
