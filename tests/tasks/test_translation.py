@@ -319,7 +319,7 @@ def test_only_what_runs_in_circles_is_written_anew(translator, monkeypatch):
     def first_in_circles(model, pieces, how):
         calls.append((len(pieces), how.no_repeat_ngram))
         found = decoded(model, pieces, how)
-        if how.no_repeat_ngram == 0:
+        if how.no_repeat_ngram == 0 and pieces:
             found[1] = [found[1][0]._replace(tokens=[300] * 9)]
         return found
 
@@ -327,9 +327,30 @@ def test_only_what_runs_in_circles_is_written_anew(translator, monkeypatch):
     monkeypatch.setattr(task, "_decoded", first_in_circles)
     answers = translator.predict(["我", "你爱", "他"])
     assert [answer.text for answer in answers] == wanted
-    assert calls == [(3, 0), (1, 3)]
+    assert calls == [(3, 0), (0, 0), (1, 3)]
     anew = "written anew without repetition: the first try ran in circles"
     assert [list(answer.notes) for answer in answers] == [[], [anew], []]
+
+
+def test_what_a_text_repeats_is_shortened_if_the_answer_runs_in_circles(translator, monkeypatch):
+    task, decoded = translator.task, translator.task._decoded
+    short, long = ([*task.source.encode("我"), *task.source.encode("爱") * times] for times in (3, 40))
+    monkeypatch.setattr(task, "_parts", lambda text: [long if text == "long" else short])
+
+    def never_ending(model, pieces, how):
+        found = decoded(model, pieces, how)
+        return [
+            [one[0]._replace(tokens=[300] * 90, finished=False)] if piece == long else one
+            for piece, one in zip(pieces, found, strict=True)
+        ]
+
+    wanted = translator.predict("short").text
+    monkeypatch.setattr(task, "_decoded", never_ending)
+    answer = translator.predict("long")
+    assert answer.text == wanted
+    assert list(answer.notes) == ["what the text repeats was read three times: the first try ran in circles"]
+    (reading,) = task.readings(translator.model, "long")
+    assert reading.reads["source"] == [*short, task.source.end]
 
 
 def test_what_has_a_reason_to_repeat_itself_may(translator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 WIDE = dict(zip(",!?:;()", "，！？：；（）", strict=True))
@@ -91,6 +92,25 @@ def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
             if same >= size * (times - 1):
                 return True
     return False
+
+
+def shortened(
+    tokens: Sequence[int], kept: AbstractSet[int] = frozenset(), longest: int = 8, times: int = 3
+) -> list[int]:
+    """The tokens with no run of them more than `times` times in a row, but for runs of those that are `kept`.
+
+    >>> shortened([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), shortened([7, 7, 7, 7, 7], kept={7})
+    ([5, 1, 2, 1, 2, 1, 2, 6], [7, 7, 7, 7, 7])
+    """
+    out: list[int] = []
+    for token in tokens:
+        out.append(token)
+        for size in range(1, min(longest, len(out) // (times + 1)) + 1):
+            unit = out[-size:]
+            if out[-size * (times + 1) :] == unit * (times + 1) and not kept >= set(unit):
+                del out[-size:]
+                break
+    return out
 
 
 def han_share(texts: Sequence[str]) -> float:

@@ -23,7 +23,7 @@ from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.quantities import lost_numbers
 from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
-from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count
+from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count, shortened
 from clearhead.tasks.task import Examples, Prediction, Task
 from clearhead.text.batches import Batch, Ragged
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 NUMBERS = 5  # missing ones are named
 EMPTY = "with an empty side"
 BROKEN = re.compile("\ufffd+")  # bytes that are no character
+SHORTENED = "what the text repeats was read three times: the first try ran in circles"
+ANEW = "written anew without repetition: the first try ran in circles"
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 
@@ -57,10 +59,11 @@ class _Search(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """What was found for a part, best first; `anew` if the first try ran in circles."""
+    """What was found for a part, best first; a note if the first try ran in circles."""
 
     hypotheses: list[Hypothesis]
-    anew: bool = False
+    source: list[int]
+    note: str | None = None
 
 
 class PairExamples(Examples):
@@ -226,10 +229,9 @@ class Translation(Task):
         _check_search(beams=how.beams)
         found = self._written(model, pieces, how)
         notes = self._prediction(text, found, 1).notes
-        firsts = [one.hypotheses[0] for one in found]
         return [
-            self._reading(piece, first.tokens, self._spelled(first), notes=notes)
-            for piece, first in zip(pieces, firsts, strict=True)
+            self._reading(one.source, one.hypotheses[0].tokens, self._spelled(one.hypotheses[0]), notes=notes)
+            for one in found
         ]
 
     def _reading(self, source: list[int], target: list[int], text: str, **known: Any) -> Reading:
@@ -254,24 +256,36 @@ class Translation(Task):
         return [part for part in parts(self.source.normal(text), self.source.encode, limit) if part]
 
     def _written(self, model: EncoderDecoder, pieces: list[list[int]], how: _Search) -> list[_Written]:
-        """What the model writes for every piece; what runs in circles is written anew, without repetition."""
-        found = [_Written(hypotheses) for hypotheses in self._decoded(model, pieces, how)]
-        circling = [place for place, one in enumerate(found) if self._circles(one.hypotheses[0], pieces[place])]
-        again = self._decoded(model, [pieces[place] for place in circling], how._replace(no_repeat_ngram=3))
-        for place, better in zip(circling, again, strict=True):
-            found[place] = _Written(better, anew=True)
+        """What the model writes for every piece. What runs in circles is written anew.
+
+        First from a text that repeats nothing more than three times, where there is something to shorten; and if that
+        does not help, without repetition.
+        """
+        found = [_Written(*both) for both in zip(self._decoded(model, pieces, how), pieces, strict=True)]
+        for note, search in ((SHORTENED, how), (ANEW, how._replace(no_repeat_ngram=3))):
+            circling = [place for place, one in enumerate(found) if self._circles(one.hypotheses[0], one.source)]
+            shorter = {place: shortened(pieces[place], self._digits[0]) for place in circling}
+            if note == SHORTENED:
+                shorter = {place: source for place, source in shorter.items() if source != pieces[place]}
+            again = self._decoded(model, list(shorter.values()), search)
+            for (place, source), better in zip(shorter.items(), again, strict=True):
+                found[place] = _Written(better, source, note)
         return found
 
     def _circles(self, hypothesis: Hypothesis, source: list[int]) -> bool:
         """Whether a text repeats itself for no reason: 1,000,000 has one, and so has what the source repeats, too."""
         if not hypothesis.finished:
             return loops(hypothesis.tokens)
-        words = [token for token in hypothesis.tokens if token not in self._digits]
+        words = [token for token in hypothesis.tokens if token not in self._digits[1]]
         return loops(words) and (not loops(source) or len(hypothesis.tokens) > len(source) + 8)
 
     @cached_property
-    def _digits(self) -> set[int]:
-        return {token for digit in "0123456789" for token in self.target.encode(digit)}
+    def _digits(self) -> tuple[set[int], set[int]]:
+        """The tokens of digits, in the source and in the target."""
+        source, target = (
+            {token for digit in "0123456789" for token in side.encode(digit)} for side in (self.source, self.target)
+        )
+        return source, target
 
     def _decoded(self, model: EncoderDecoder, pieces: list[list[int]], how: _Search) -> list[list[Hypothesis]]:
         """Batches of similar length, longest first: what does not fit into memory fails at once."""
@@ -306,8 +320,7 @@ class Translation(Task):
         notes = [] if len(found) == 1 else [f"translated in {len(found)} parts"]
         if len(found) > 1 and best > 1:
             notes[0] += ", so there are no alternatives to the whole"
-        if any(one.anew for one in found):
-            notes.append("written anew without repetition: the first try ran in circles")
+        notes += [note for note in (SHORTENED, ANEW) if any(one.note == note for one in found)]
         if any(not first.finished for first in firsts):
             notes.append("the translation was cut off at its longest length")
         if "\ufffd" in "".join(texts) and "\ufffd" not in text:

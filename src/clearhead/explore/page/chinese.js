@@ -162,6 +162,7 @@ export const CHINESE = {
   notes: {
     "translated in {number} parts": "分 {number} 部分翻译",
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",
+    "what the text repeats was read three times: the first try ran in circles": "第一次翻译陷入重复，原文中重复的内容只按三次读取",
     "numbers of the text are missing in the translation: {numbers}": "译文中缺少原文的数字：{numbers}",
     "the translation was cut off at its longest length": "译文达到最大长度，已被截断",
     "the model wrote bytes that are no character, shown as \ufffd": "模型写出了不构成字符的字节，以 \ufffd 表示",
