@@ -27,9 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead import Mask
 from clearhead.attention.inputs import checked
+from clearhead.attention.overhearing import Overhearing
 from clearhead.lens import kernel
 from clearhead.lens.kernels import shapes
-from clearhead.lens.kernels.forward import attended
 from clearhead.lens.kernels.shapes import Shape, Shapes
 from clearhead.lens.measures import Job, Measures
 from clearhead.lens.measuring import planned
@@ -109,9 +109,11 @@ def competitors(q: Tensor, k: Tensor, v: Tensor, size: Size) -> dict[str, Run]:
 
     def seen(**asked: int | bool) -> Run:
         def run() -> Measures:
-            found = attended(checked(q, k, v, MASKS[size.causal]))
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), Overhearing() as overheard:
+                bare()
+            found = overheard.logsumexp(q, keys=k.shape[2], scale=size.d**-0.5)
             assert found is not None
-            return kernel.run(job_of(q, k, size, found[1], **asked))
+            return kernel.run(job_of(q, k, size, found, **asked))
 
         return run
 

@@ -31,6 +31,14 @@ CASES = {
     "grouped, float16": {"mask": Mask.causal(), "heads": (4, 2), "dtype": torch.float16},
     "narrow": {"mask": Mask.causal(), "width": 64},
     "huge scores": {"mask": Mask.causal(), "size": 12.0},
+    "samples of their own lengths": {"mask": Mask.causal() & Mask.padding([900, 517]), "batch": 2},
+    "few keys": {"tokens": 500, "keys": 71},
+    "few rows": {"tokens": 130, "keys": 1000},
+    "a third reader without rows": {"tokens": 185, "mask": Mask.causal()},
+    "some of the rows": {"mask": Mask.causal(), "every": 4},
+    "sinks": {"mask": Mask.causal(), "sinks": torch.tensor([0.3, 4.0])},
+    "a scale for each head": {"scale": torch.tensor([0.05, 0.3])},
+    "tokens before heads": {"mask": Mask.causal(), "packed": True},
 }
 
 
@@ -91,10 +99,27 @@ def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
     assert swift(q, pixels=171) is None  # pixels of three keys
 
 
-def job_of(mask=None, tokens=1024, keys=None, width=128, heads=(2, 2), dtype=torch.bfloat16, size=1.0, **asked):
+def job_of(
+    mask=None,
+    batch=1,
+    tokens=1024,
+    keys=None,
+    width=128,
+    heads=(2, 2),
+    dtype=torch.bfloat16,
+    size=1.0,
+    packed=False,
+    **asked,
+):
     torch.manual_seed(0)
-    q = (torch.randn(1, heads[0], tokens, width) * size).to("cuda", dtype)
-    k = torch.randn(1, heads[1], keys or tokens, width).to("cuda", dtype)
-    call = checked(q, k, None, None if mask is None else mask.to("cuda"))
+    q, k = (
+        torch.randn(batch, number, length, width)
+        for number, length in zip(heads, (tokens, keys or tokens), strict=True)
+    )
+    q, k = (tensor.to("cuda", dtype) for tensor in (q * size, k))
+    if packed:  # as models have them
+        q, k = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k))
+    options = {name: asked.pop(name).cuda() for name in ("sinks", "scale") if name in asked}
+    call = checked(q, k, None, None if mask is None else mask.to("cuda"), **options)
     logsumexp = defined(in_float64(planned(call, top=0))).logsumexp.float()
     return planned(call, logsumexp=logsumexp, **asked)

@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from clearhead import Mask
-from clearhead.attention import reference
+from clearhead.attention import MultiHeadAttention
 from clearhead.attention.inputs import checked
 from clearhead.errors import BackendError
-from clearhead.lens import kernel
-from clearhead.lens.kernels.forward import attended
+from clearhead.lens import kernel, measuring, watch
 from clearhead.lens.kernels.shapes import Shape, Shapes, classes
 from clearhead.lens.measures import Job, Measures, defined
 from clearhead.lens.measuring import measured, planned
@@ -255,20 +254,20 @@ def test_a_large_job_in_bfloat16_is_as_exact(mask):
     assert_exact(kernel.run(job), job)
 
 
+@pytest.mark.skipif(not CUDA, reason="on a GPU only")
 @pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["full", "causal"])
-def test_attention_and_its_logsumexp_come_from_one_fused_kernel_or_none(mask):
-    q, k, v = (torch.randn(2, heads, 331, 64, device=DEVICE).bfloat16() for heads in (4, 2, 2))
-    call = checked(q, k, v, mask)
-    found = attended(call)
-    assert attended(checked(q, k, v, Mask.window(3))) is None
-    assert attended(checked(q.float(), k.float(), v.float(), mask)) is None
-    if not CUDA:
-        assert found is None
-        return
-    output, logsumexp = found
-    truth = in_float64(planned(call))
-    torch.testing.assert_close(logsumexp.double(), defined(truth).logsumexp, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(output.double(), reference.attend(truth.call), rtol=1e-2, atol=1e-2)
+def test_what_the_fused_kernel_leaves_behind_is_measured_with(mask, monkeypatch):
+    attention = MultiHeadAttention(width=256, heads=4, kv_heads=2).to(DEVICE, torch.bfloat16)
+    x = torch.randn(2, 331, 256, device=DEVICE).bfloat16()
+    jobs = []
+    monkeypatch.setitem(measuring.WAYS, "triton", lambda job: jobs.append(job) or kernel.run(job))
+    expected = attention(x, mask=mask)
+    with watch(attention) as record:
+        assert torch.equal(attention(x, mask=mask), expected)
+    (job,) = jobs
+    assert job.logsumexp is not None
+    (sight,) = record.values()
+    torch.testing.assert_close(sight.logsumexp.double(), defined(in_float64(job)).logsumexp.cpu(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_causal_job_is_small_enough_to_try_by_hand():

@@ -16,6 +16,7 @@ from clearhead.attention.backends import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
+from clearhead.attention.overhearing import overhearing
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
 from clearhead.errors import ConfigError, ShapeError
 
@@ -150,10 +151,15 @@ class MultiHeadAttention(nn.Module):
         if self.strength is not None:
             scale = self.strength * scale
         bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
-        if self.observer is not None:
-            self.observer(Seen(q, k, v, mask, scale, bias, cache=cache, cross=context is not None))
         dropout = self.dropout if self.training else 0.0
-        merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        if self.observer is None:
+            merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        else:
+            with overhearing(q) as overheard:
+                merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+            logsumexp = None if overheard is None else overheard.logsumexp(q, keys=k.shape[2], scale=scale)
+            seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)
+            self.observer(seen)
         if self.muted is not None:
             merged = merged.masked_fill(self.muted, 0.0)
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from clearhead.lens.huggingface.reading import Given
@@ -36,7 +38,7 @@ def read(given: Spelled) -> Given:
     way, causal, window = WAYS[next(numbers)], bool(next(numbers)), next(numbers)
     kinds = (next(numbers), next(numbers))
     scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
-    optional = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
+    optional: dict[str, Any] = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
     assert not isinstance(softcap, Tensor)
     return Given(
         way, q, k, v, scale=scale, causal=causal, softcap=softcap, window=None if window == NONE else window, **optional

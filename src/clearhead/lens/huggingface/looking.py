@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.attention.overhearing import overhearing
 from clearhead.lens.eyes import Organ, lock, tell
 from clearhead.lens.huggingface.compiling import read, spelled
 from clearhead.lens.huggingface.reading import Given, given
@@ -64,11 +65,14 @@ def look(
     attend: Attend, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
     """The wrap of every watch."""
-    result = attend(module, q, k, v, mask, *args, **kwargs)
+    with overhearing(q) as overheard:
+        result = attend(module, q, k, v, mask, *args, **kwargs)
     here: Look | None = getattr(module, PLACE, None)  # a copy of the module has none
     if here is None:
         return result
     got = given(attend, module, q, k, v, mask, args, kwargs)
+    if overheard is not None:
+        got = got._replace(overheard=overheard)
     if not torch.compiler.is_compiling():
         here.show(got)
     elif mask is None or isinstance(mask, Tensor):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
+from clearhead.attention.overhearing import Overhearing
 from clearhead.errors import LensError
 from clearhead.lens.huggingface.blocks import Blockwise
 from clearhead.lens.huggingface.wrapping import Attend
@@ -41,6 +42,7 @@ class Given(NamedTuple):
     positions: Tensor | None  # that begin anew with every packed text
     starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
     key_starts: Tensor | None
+    overheard: Overhearing | None = None
 
 
 Read = tuple[Mask | None, Tensor | None]
@@ -102,6 +104,9 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
     if scale is None:
         scale = got.q.shape[-1] ** -0.5
     k, v = got.k[:, :, :keys], got.v[:, :, :keys]
+    logsumexp = None
+    if got.overheard is not None and got.mask is None and bias is None and got.softcap is None and got.sinks is None:
+        logsumexp = got.overheard.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
     return Seen(
         got.q,
         k,
@@ -111,6 +116,7 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
         None if bias is None else Dense(bias),
         got.softcap,
         None if got.sinks is None else got.sinks.reshape(-1),
+        logsumexp,
     )
 
 

@@ -89,8 +89,10 @@ def gluon_fails(error: Exception) -> bool:
     Gluon is young, and changes from release to release; the kernels in Triton give the same, a little later.
     """
     from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
 
-    if not isinstance(error, (CompilationError, ImportError, AttributeError, TypeError)):
+    failures = (CompilationError, OutOfResources, PTXASError, ImportError, AttributeError, TypeError)
+    if not isinstance(error, failures) and "PassManager" not in str(error):
         return False
     _failures.append(error)
     warnings.warn(

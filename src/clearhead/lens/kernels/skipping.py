@@ -37,11 +37,12 @@ def _kept(mask: Mask | None, key: tuple[object, ...], make: functools.partial[Pl
     if mask is not None:
         found: Plan = mask.once(key, make)
         return found
-    if key not in _without_mask:
+    plan = _without_mask.get(key)
+    if plan is None:
         if len(_without_mask) > 31:
-            _without_mask.clear()
-        _without_mask[key] = make()
-    return _without_mask[key]
+            _without_mask.clear()  # by another thread, too: so nothing is looked up twice
+        plan = _without_mask[key] = make()
+    return plan
 
 
 _without_mask: dict[tuple[object, ...], Plan] = {}
