@@ -120,7 +120,10 @@ def test_a_shipped_model_is_found_by_its_name_and_a_path_wins(
     monkeypatch.chdir(tmp_path)
     assert predictor.find_model("zh-en") == saved
     (tmp_path / "zh-en").mkdir()
+    assert predictor.find_model("zh-en") == saved, "a folder that only has its name is none"
+    (tmp_path / "zh-en" / "config.json").touch()
     assert predictor.find_model("zh-en") == Path("zh-en")
+    assert predictor.find_model("shipped:zh-en") == saved
 
 
 def test_an_unknown_name_says_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,14 +40,15 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
 
 
 def find_model(path_or_name: str | Path) -> Path:
-    """The folder of a model; a path that exists wins over the name of a shipped one."""
-    path = Path(path_or_name)
-    if path.exists():
+    """The folder of a model; one that exists wins over a shipped one of its name, which `shipped:NAME` always means."""
+    path, name = Path(path_or_name), str(path_or_name)
+    found = shipped.model(name.removeprefix(SHIPPED))
+    trained = any((path / place / "config.json").exists() for place in ("", "model"))
+    if path.exists() and (trained or found is None):
         return path
-    found = shipped.model(str(path_or_name))
     if found is None:
-        known = _unknown(str(path_or_name), shipped.models(), "model")
-        raise CheckpointError(f"there is no folder {str(path_or_name)!r}, and {known}")
+        known = _unknown(name.removeprefix(SHIPPED), shipped.models(), "model")
+        raise CheckpointError(f"there is no folder {name!r}, and {known}")
     return found
 
 
