@@ -226,6 +226,8 @@ def test_a_run_that_gives_several_numbers_is_refused():
     model = MultiHeadAttention(6, 2)
     with pytest.raises(LensError, match="one number"):
         effect(model, lambda: model(torch.ones(1, 3, 6)), {"attention": [0]})
+    with pytest.raises(LensError, match="one number, got 'many'"):
+        effect(model, lambda: "many", {"attention": [0]})
 
 
 def test_a_copy_has_all_its_heads():

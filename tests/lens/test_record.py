@@ -168,6 +168,11 @@ def test_tokens_are_named_by_tokenizers_and_functions():
         record.label(5)
 
 
+def test_nothing_cannot_be_merged():
+    with pytest.raises(RecordError, match="no records"):
+        Record.merge([])
+
+
 def test_statistics_over_a_corpus_are_those_of_all_its_queries():
     model = built("Encoder", "alibi")
     records = []

@@ -105,7 +105,10 @@ def _number(run: Callable[[], Number]) -> float:
         raise LensError(
             f"run() must return one number, got a tensor of shape {tuple(value.shape)}; take its mean or sum"
         )
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise LensError(f"run() must return one number, got {value!r:.60}") from None
 
 
 def _repeatable(run: Callable[[], Number]) -> float:

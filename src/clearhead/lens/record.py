@@ -64,6 +64,8 @@ class Record:
         records = list(records)
         if strange := [one for one in records if not isinstance(one, Record)]:
             raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
+        if not records:
+            raise RecordError("there are no records to merge")
         merged = cls(
             list(dict.fromkeys(name for record in records for name in record.known)),
             [call for record in records for call in record.calls],

@@ -93,7 +93,7 @@ class HeadRoles:
         wide = max([len("attention"), *(len(one.name) for one in self.heads)])
         lines = [f"{'attention':{wide}} head  {'role':13} score   {'  '.join(measured)}"]
         for name, head, role, score, scores in self.heads:
-            cells = (f"{100 * scores[one]:.0f}" if one in scores else "·" for one in measured)
+            cells = (f"{100 * scores[one]:z.0f}" if one in scores else "·" for one in measured)
             others = "  ".join(f"{cell:>{len(one)}}" for cell, one in zip(cells, measured, strict=True))
             shown = f"{100 * score:5.0f}" if role != NONE else "    –"
             lines.append(f"{name:{wide}} {head:4}  {role:13} {shown}   {others}")
