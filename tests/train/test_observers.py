@@ -193,6 +193,15 @@ def test_the_best_loss_is_shown_without_its_minus(capsys):
     assert "best loss 2.5 ·" in lines[1]
 
 
+def test_a_run_that_goes_on_shows_the_best_score_before(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, train="steps = 12")
+    out = run(str(recipe), out=tmp_path / "run", device="cpu")
+    best = max(line["dev"]["bleu"] for line in lines_of(out / "metrics.jsonl") if "dev" in line)
+    run(str(recipe), overrides=["train.steps=18"], out=out, device="cpu", resume=True)
+    first = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("step 15 of 18"))
+    assert f" · best bleu {best:.4g} · " in first
+
+
 def test_a_long_line_is_not_broken(capsys):
     (line,) = printed(capsys, ("logged", moment(10**8 - 1, steps=10**12, seconds=1e7, loss=123456.0)))
     assert line.startswith("step 99,999,999 of 1,000,000,000,000")

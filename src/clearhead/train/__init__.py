@@ -152,7 +152,7 @@ def _watched(
     begun = trainer.position.step
     observers: list[Observer] = list(others)
     if processes.first:
-        observers += [Journal(where, begun), Progress(metric)]
+        observers += [Journal(where, begun), Progress(metric, trainer.position.best)]
         if recipe.train.tensorboard:
             observers.append(Board(where / "tensorboard", begun))
         observers.append(Curve(where, metric))

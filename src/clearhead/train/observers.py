@@ -138,12 +138,12 @@ class Curve(Observer):
 class Progress(Observer):
     """A bar that says how far it is, how it goes and how long it will take; without a terminal, lines that do."""
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str, best: float | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
-        self.metric, self.best, self.pace, self.left = metric, "", "", ""
+        self.metric, self.best, self.pace, self.left = metric, best, "", ""
         self.seen: list[tuple[float, float, int]] = []  # of each line: how much was done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
@@ -175,13 +175,13 @@ class Progress(Observer):
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
-        if moment.best is not None:
-            self.best = f" · best {self.metric} {abs(moment.best):.4g}"
+        self.best = moment.best
         if self.console.is_terminal and self.pace:  # else the last bar would stay with the best score before
             self.bar.update(self.task, said=self._said())
 
     def _said(self) -> str:
-        return f"{self.pace}{self.best}{self.left}"
+        best = "" if self.best is None else f" · best {self.metric} {abs(self.best):.4g}"
+        return f"{self.pace}{best}{self.left}"
 
     def close(self) -> None:
         if self.console.is_terminal:
