@@ -157,6 +157,8 @@ def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
     assert translator.predict(text).notes[-1] == note
     assert translator.look(text).calls[0].about["notes"][-1] == note
     assert not any("numbers" in one for one in translator.predict("我看100000书").notes)
+    long = translator.predict("我看" + 200 * "1234567890").notes
+    assert long[-1].endswith("missing in the translation: 12345678901234567890…")
     many = translator.predict("我看" + "书".join(map(str, range(20, 27)))).notes
     assert many[-1].endswith("missing in the translation: 20, 21, 22, 23, 24 and 2 more")
 

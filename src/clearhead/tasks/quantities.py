@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
 
 Value = Fraction | int
@@ -21,6 +22,7 @@ THOUSANDS = re.compile(rf"\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{SPACED}")
 GROUPS = re.compile(r"\d+(?:[.,:\-'’\s]\d+)*")  # in whatever way a language parts its digits
 DENSE = re.compile(r"\d{1,3}(?:\.\d{3})+|\d{1,3}(?:['’]\d{3})+")  # 1.000.000, 1'000'000
 LONGEST = 40  # digits of what can be meant as a quantity; more are compared as they are
+NAMED, SHOWN = 5, 20  # numbers that a list names, and marks of each
 HALVED = Fraction(1, 2)
 HALF, CLOCK = re.compile("half|半"), re.compile(r"o'clock|\bp\.?m\b")
 
@@ -56,6 +58,16 @@ def lost_numbers(text: str, translation: str) -> list[str]:
         return []
     there, lower = _values(translation), translation.lower()
     return [number for number in missing if len(number) > LONGEST or not _said(number, lower, there)]
+
+
+def listed(numbers: Sequence[str]) -> str:
+    """The first few numbers, each as far as its first twenty marks.
+
+    >>> listed(["23:59", "31415926535897932384626433"])
+    '23:59, 31415926535897932384…'
+    """
+    named = [number if len(number) <= SHOWN else f"{number[:SHOWN]}…" for number in numbers[:NAMED]]
+    return ", ".join(named) + (f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else "")
 
 
 def _stands(number: str, translation: str) -> bool:

@@ -20,7 +20,7 @@ from clearhead.decode import Hypothesis, Writer, beam, greedy
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED, token_loss
-from clearhead.tasks.quantities import lost_numbers
+from clearhead.tasks.quantities import listed, lost_numbers
 from clearhead.tasks.reading import Reading
 from clearhead.tasks.scores import translation_scores
 from clearhead.tasks.sentences import full_width, han_share, joined, loops, parts, sentence_count, shortened
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 
-NUMBERS = 5  # missing ones are named
 EMPTY = "with an empty side"
 BROKEN = re.compile("\ufffd+")  # bytes that are no character
 SHORTENED = "what the text repeats was read three times: the first try ran in circles"
@@ -328,8 +327,7 @@ class Translation(Task):
         if missing := sum(not text for text in texts):
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
         elif lost := lost_numbers(text, joined(texts)):
-            shown = ", ".join(lost[:NUMBERS]) + (f" and {len(lost) - NUMBERS} more" if len(lost) > NUMBERS else "")
-            notes.append(f"numbers of the text are missing in the translation: {shown}")
+            notes.append(f"numbers of the text are missing in the translation: {listed(lost)}")
         others = [] if len(found) > 1 else found[0].hypotheses[1:best]
         ranked = [(self._spelled(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
         return Prediction(joined(texts), score, ranked, notes)
