@@ -1,5 +1,7 @@
 """Encoder, Decoder, EncoderDecoder: shapes, masks, caches, ties, checkpointing."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -219,6 +221,10 @@ def test_a_context_where_none_belongs_and_a_missing_one_are_named():
         ({"positions": "rotory"}, "positions must be one of"),
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"dropout": "0.1"}, "dropout must be at least 0 and less than 1, got '0.1'"),
+        ({"attention_dropout": math.nan}, "attention_dropout must be at least 0 and less than 1, got nan"),
+        ({"norm_epsilon": math.nan}, "norm_epsilon must be a finite number of at least 0, got nan"),
+        ({"rotary_base": math.inf}, "rotary_base must be a finite number of at least 0, got inf"),
         ({"window": 0}, "window must be a whole number of at least 1, got 0"),
         ({"kv_heads": 0}, "kv_heads must be a whole number of at least 1, got 0"),
         ({"width": 24.0}, "width must be a whole number of at least 1, got 24.0"),

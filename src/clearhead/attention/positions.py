@@ -152,8 +152,8 @@ def _check_scaling(scaling: dict[str, float | str], head_dim: int) -> None:
     if given != SCALINGS[kind]:
         wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], given))
         raise ConfigError(f"rotary scaling {kind!r} wants {wanted}, got {got}")
-    if any(not float(scaling[name]) > 0 for name in given):
-        raise ConfigError(f"rotary scaling wants positive numbers, got {scaling}")
+    if any(not 0 < float(scaling[name]) < math.inf for name in given):
+        raise ConfigError(f"rotary scaling wants positive, finite numbers, got {scaling}")
     if kind == "ntk" and head_dim < 4:
         raise ConfigError(f"ntk scaling wants heads of at least 4 features, got {head_dim}")
 

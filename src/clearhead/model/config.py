@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 from clearhead.errors import ConfigError
@@ -71,10 +73,11 @@ class ModelConfig:
         for name in YES_OR_NO:
             if getattr(self, name) not in (True, False, None):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("dropout", "attention_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"{name} must be at least 0 and less than 1, got {value}")
+        for name in NUMBERS:
+            value, limit = getattr(self, name), 1 if name.endswith("dropout") else math.inf
+            if value is not None and not (isinstance(value, Real) and 0 <= float(value) < limit):
+                wanted = "at least 0 and less than 1" if limit == 1 else "a finite number of at least 0"
+                raise ConfigError(f"{name} must be {wanted}, got {value!r}")
         if self.head_dim is None and self.width % self.heads:
             raise ConfigError(
                 f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
@@ -113,6 +116,7 @@ class ModelConfig:
 
 
 WHOLE = [field.name for field in fields(ModelConfig) if field.type in ("int", "int | None")]
+NUMBERS = [field.name for field in fields(ModelConfig) if field.type in ("float", "float | None")]
 YES_OR_NO = [field.name for field in fields(ModelConfig) if field.type in ("bool", "bool | None")]
 
 NAMED: dict[str, dict[str, Any]] = {
