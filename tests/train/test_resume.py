@@ -289,13 +289,25 @@ def test_there_must_be_a_run_to_go_on_with(tmp_path):
         train(write_recipe(tmp_path), tmp_path / "runn", resume=True)
 
 
-def test_more_patience_and_fewer_steps(tmp_path):
+def test_more_patience_and_fewer_steps(tmp_path, capsys):
     recipe = write_recipe(tmp_path, train="steps = 24\npatience = 1\nmetric = 'bleu'\nlearning_rate = 1e-9")
     out = train(recipe, tmp_path / "run")
     assert json.loads((out / "model" / "metrics.json").read_text())["stopped"] == "patience"
+    train(recipe, out, resume=True)
+    said = "already at the end of its patience, 1: nothing is trained; a larger train.patience goes on"
+    assert said in capsys.readouterr().err
     train(recipe, out, "train.patience=9", resume=True)
     assert json.loads((out / "model" / "metrics.json").read_text())["stopped"] == "steps"
+    assert "going on after step " in capsys.readouterr().err
+    said = "already past its end, step 24 of 4: nothing is trained; a larger train.steps goes on"
     train(recipe, out, "train.patience=9", "train.steps=4", resume=True)
+    assert said in capsys.readouterr().err
+    train(recipe, out, "train.patience=9", "train.minutes=1e-9", resume=True)
+    assert "already at its end, step 24 of 24: nothing is trained" in capsys.readouterr().err
+    train(recipe, out, "train.patience=9", "train.minutes=1e-9", "train.steps=99", resume=True)
+    assert "already at the end of its time, 1e-09 min: nothing is trained; a larger train.minutes goes on" in (
+        capsys.readouterr().err
+    )
     assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 24
 
 

@@ -263,11 +263,24 @@ def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
 
 def _opening(where: Path, trainer: Trainer, task: Task) -> str:
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
-    going = f"going on after step {trainer.position.step:,}" if trainer.position.step else "from the beginning"
     return (
         f"{where}: {task.name}, {size:,} weights, {len(trainer.examples):,} examples, "
-        f"{trainer.windows:,} steps an epoch, {trainer.precision} on {trainer.processes.device}, {going}"
+        f"{trainer.windows:,} steps an epoch, {trainer.precision} on {trainer.processes.device}, {_beginning(trainer)}"
     )
+
+
+def _beginning(trainer: Trainer) -> str:
+    """Where training begins, or why there is nothing left to train."""
+    train, step = trainer.train, trainer.position.step
+    if trainer.position.stopped is None:
+        return f"going on after step {step:,}" if step else "from the beginning"
+    if step >= train.steps:
+        why, key = f"{'past' if step > train.steps else 'at'} its end, step {step:,} of {train.steps:,}", "steps"
+    elif trainer.done >= 1:
+        why, key = f"at the end of its time, {train.minutes:g} min", "minutes"
+    else:
+        why, key = f"at the end of its patience, {train.patience}", "patience"
+    return f"already {why}: nothing is trained; a larger train.{key} goes on"
 
 
 def _say(processes: Processes, text: str) -> None:
