@@ -68,6 +68,18 @@ def test_every_format_gives_the_same_rows(write, suffix, change):
     assert rows[2].where == f"{path}:{rows[2].line}"
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("blank", ["\n", "\n\n\n", "\r\n \n", "  "])
+def test_blank_lines_at_the_end_are_no_rows(write, suffix, blank):
+    path = write(f"pairs{suffix}", FORMATS[suffix](PAIRS) + blank.encode())
+    assert [row.values for row in read(path, NAMES)] == PAIRS
+
+
+def test_empty_fields_are_a_row_wherever_they_stand(write):
+    assert [row.values for row in read(write("a.tsv", "a\tb\n\t\n"), NAMES)] == [("a", "b"), ("", "")]
+    assert [row.values for row in read(write("b.tsv", "a\n\n"), ["text"])] == [("a",), ("",)]
+
+
 def test_endings_may_be_in_capitals(write):
     path = write("PAIRS.TSV.GZ", packed(as_tsv(PAIRS)))
     assert [row.values for row in read(path, NAMES)] == PAIRS
@@ -114,7 +126,8 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
     [
         ("a.tsv", "你好\n", "a.tsv:1: 1 field for the 2 columns zh, en: '你好'"),
         ("a.tsv", "a\tb\nc\td\te\n", "a.tsv:2: 3 fields where the first line has 2: 'c\\td\\te'"),
-        ("a.tsv", "a\tb\n\n", "a.tsv:2: 1 field where the first line has 2: the line is empty"),
+        ("a.tsv", "a\tb\n\n\nc\td\n", "a.tsv:2: 1 field where the first line has 2: the line is empty; delete it"),
+        ("a.tsv", "\na\tb\n", "a.tsv:1: 1 field for the 2 columns zh, en: the line is empty; delete it"),
         ("a.tsv", b"a\tb\nc\t\xe4\xbd\xffd\n", "a.tsv:2: not UTF-8: byte 0xE4 at place 3 of the line"),
         (
             "a.tsv",
@@ -138,13 +151,23 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ("a.csv", "zh,eng\n1,2\n", "a.csv:1: the header line has no en; did you mean 'eng'?"),
         ("a.csv", "x,y\n1,2\n", "a.csv:1: the header line has no zh, en; there is x, y"),
         ("a.csv", "zh,en\n1,2\n3\n", "a.csv:3: 1 field where the header line has 2: '3'"),
-        ("a.csv", "zh,en\n1,2\n\n", "a.csv:3: 0 fields where the header line has 2: the line is empty"),
+        (
+            "a.csv",
+            "zh,en\n1,2\n\n3,4\n",
+            "a.csv:3: 0 fields where the header line has 2: the line is empty; delete it",
+        ),
         ("a.csv", 'zh,en\n1,"2\n3,4\n', "a.csv:2: not CSV: unexpected end of data"),
         ("a.csv", 'zh,en\n1,2\n3,"4"5\n', "a.csv:3: not CSV: ',' expected after '\"'"),
         ("a.csv", b"zh,en\n1,2\n3,\xff\n", "a.csv:3: not UTF-8: byte 0xFF at place 3"),
+        ("a.csv", "zh,en\n\n", "a.csv has a header line and no rows"),
         ("a.csv", "zh,en\n", "a.csv has a header line and no rows"),
         ("a.jsonl", '{"zh": "a", "en": "b"}\n{"zh": "a"\n', "a.jsonl:2: not JSON: Expecting ',' delimiter at place 11"),
-        ("a.jsonl", '{"zh": "a", "en": "b"}\n\n', "a.jsonl:2: not JSON: Expecting value"),
+        (
+            "a.jsonl",
+            '{"zh": "a", "en": "b"}\n\n{"zh": "a", "en": "b"}\n',
+            "a.jsonl:2: not JSON: Expecting value at place 1: the line is empty; delete it",
+        ),
+        ("a.jsonl", "\n\n", "a.jsonl:1: not JSON: Expecting value at place 1: the line is empty; delete it"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON: "),
         ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is wanted, not a list: \'["a", "b"]\''),
         ("a.jsonl", '{"zh": "a", "eng": "b"}\n', "a.jsonl:1: no 'en'; did you mean 'eng'?"),

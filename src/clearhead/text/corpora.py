@@ -1,7 +1,7 @@
 """Files of examples, read one row at a time: TSV, CSV, JSONL, or a file a column; each also gzipped.
 
 Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else. What is wrong
-with a line is said with its file and number, and nothing is skipped.
+with a line is said with its file and number, and nothing is skipped but blank lines at the end.
 """
 
 from __future__ import annotations
@@ -118,20 +118,26 @@ def _decoded(raw: bytes, path: Path, line: int) -> str:
         ) from None
 
 
+def _blank(*texts: str) -> bool:
+    return not any(text.strip() for text in texts)
+
+
 def _stripped(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def _tsv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     wanted = [place for place, column in enumerate(columns) if column != SKIP]
-    count = 0
-    for line, text in _lines(path):
+    count, lines = 0, _lines(path)
+    for line, text in lines:
         fields = _stripped(text).split("\t")
         if line == 1:
             count = len(fields)
             if count < len(columns):
                 _broken(path, line, f"{_fields(fields)} for the {len(columns)} columns {_list(columns)}", text)
         if len(fields) != count:
+            if _blank(text) and all(_blank(rest) for _, rest in lines):
+                return
             _broken(path, line, f"{_fields(fields)} where the first line has {count}", text)
         yield Row(tuple(fields[place] for place in wanted), str(path), line)
 
@@ -148,6 +154,8 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     _broken(path, line, f"the header line has no {_list(missing)}{_near(missing[0], header)}")
                 places = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
+                if _blank(*fields) and all(_blank(*rest) for rest in rows):
+                    break
                 _broken(path, line, f"{_fields(fields)} where the header line has {len(header)}", ",".join(fields))
             else:
                 yield Row(tuple(fields[place] for place in places), str(path), line)
@@ -161,10 +169,14 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     wanted = [column for column in columns if column != SKIP]
-    for line, text in _lines(path):
+    lines = _lines(path)
+    for line, text in lines:
         try:
             example = json.loads(_stripped(text))
-        except json.JSONDecodeError as error:  # its own count of lines would be of this line alone
+        except json.JSONDecodeError as error:
+            if line > 1 and _blank(text) and all(_blank(rest) for _, rest in lines):
+                return
+            # its own count of lines would be of this line alone
             _broken(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
         except (ValueError, RecursionError) as error:
             _broken(path, line, f"not JSON: {error}", text)
@@ -209,7 +221,9 @@ def _broken(path: Path, line: int, problem: str, text: str | None = None) -> NoR
 
 
 def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "…") if text else "the line is empty"
+    if _blank(text):
+        return "the line is empty; delete it"
+    return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
 def _fields(fields: Sequence[str]) -> str:
