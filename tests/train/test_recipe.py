@@ -66,6 +66,20 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, override, said):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "a.toml: task, data: are missing"),
+        ({"task": "translation", "data": {}}, "a.toml: data.train: is missing"),
+        ({"data": {}, "sed": 1}, "a.toml: task, data.train: are missing\na.toml: sed: 'sed' is not known"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(values, said):
+    with pytest.raises(ConfigError) as caught:
+        checked(values, "a.toml")
+    assert str(caught.value).startswith(said)
+
+
 def test_an_unknown_recipe_gets_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'translate-zh-en-tiny'"):
         read_recipe("translate-zh-en-tinny")

@@ -149,11 +149,15 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
 
 
 def checked(values: dict[str, Any], source: str) -> Recipe:
-    """The recipe that these values make; what is wrong with them is said in one line each."""
+    """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
     try:
         return Recipe(**values)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {_said(problem)}" for problem in error.errors())) from None
+        problems = error.errors()
+        missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
+        said = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
+        said += [_said(problem) for problem in problems if problem["type"] != "missing"]
+        raise ConfigError("\n".join(f"{source}: {one}" for one in said)) from None
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -206,15 +210,17 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _said(problem: Any) -> str:
     """One of pydantic's findings in our words: where, what, and the nearest name if one is unknown."""
-    place = ".".join(str(step) for step in problem["loc"] if not _is_type(step))
+    place = _place(problem)
     if problem["type"] == "extra_forbidden":
         *sections, key = problem["loc"]
         fields = _fields(sections)
         return f"{place}: {_unknown(key, fields)}"
-    if problem["type"] == "missing":
-        return f"{place}: is missing"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{place}: {message}, got {problem['input']!r}" if place else message
+
+
+def _place(problem: Any) -> str:
+    return ".".join(str(step) for step in problem["loc"] if not _is_type(step))
 
 
 def _is_type(step: Any) -> bool:
