@@ -166,8 +166,10 @@ def test_a_run_that_ended_before_it_began_may_begin_again(tmp_path, left):
 def test_a_run_goes_on_with_its_own_recipe_or_not_at_all(tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 2")
     out = train(recipe, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"was begun with another model, train\.warmup"):
+    with pytest.raises(ConfigError, match=r"was begun with another model, train\.warmup; .*: restore them, or start"):
         train(recipe, out, "train.warmup=9", "model.dropout=0.2", resume=True)
+    with pytest.raises(ConfigError, match=r"was begun with another train\.warmup; .*: restore it, or start anew"):
+        train(recipe, out, "train.warmup=9", resume=True)
     (out / "recipe.toml").unlink()
     with pytest.raises(ConfigError, match="holds something that no run wrote"):
         train(recipe, out, resume=True)

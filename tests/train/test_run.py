@@ -103,6 +103,14 @@ def test_the_finished_model_loads_and_answers(finished):
     assert f"- bleu: {metrics['dev']['bleu']}" in card
 
 
+def test_one_example_and_one_step_are_not_called_several(tmp_path, capsys):
+    out = train(quick(tmp_path), tmp_path / "run", "data.lines=1", "train.steps=1")
+    assert " weights, 1 example, 1 step an epoch, " in capsys.readouterr().err
+    card = (out / "model" / "README.md").read_text()
+    assert ": 1 example |" in card
+    assert "| trained | 1 step, " in card
+
+
 def test_a_run_without_dev_keeps_its_last_weights(tmp_path):
     recipe = quick(tmp_path)
     recipe.write_text(recipe.read_text().replace('dev = "dev.tsv"', ""))

@@ -33,7 +33,7 @@ from clearhead.model import ModelConfig
 from clearhead.model.packing import fill, packed, unpacked
 from clearhead.tasks import TASKS, Examples, Task
 from clearhead.text import Report, Row
-from clearhead.train.card import card
+from clearhead.train.card import card, counted
 from clearhead.train.checkpoints import Checkpoints, averaged, gathered
 from clearhead.train.heads import Heads
 from clearhead.train.loop import Trainer
@@ -263,9 +263,10 @@ def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
 
 def _opening(where: Path, trainer: Trainer, task: Task) -> str:
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    examples, steps = counted(len(trainer.examples), "example"), counted(trainer.windows, "step")
     return (
-        f"{where}: {task.name}, {size:,} weights, {len(trainer.examples):,} examples, "
-        f"{trainer.windows:,} steps an epoch, {trainer.precision} on {trainer.processes.device}, {_beginning(trainer)}"
+        f"{where}: {task.name}, {size:,} weights, {examples}, {steps} an epoch, "
+        f"{trainer.precision} on {trainer.processes.device}, {_beginning(trainer)}"
     )
 
 

@@ -27,8 +27,8 @@ def card(name: str, recipe: Recipe, task: Task, metrics: dict[str, Any]) -> str:
         f"| task | {task.name} |",
         f"| weights | {metrics['parameters']:,}, stored as {recipe.train.weights} |",
         f"| layers, width, heads | {layers}, {config.width}, {config.heads} |",
-        f"| data | {', '.join(data)}: {metrics['pairs']:,} examples |",
-        f"| trained | {metrics['step']:,} steps, seed {recipe.seed}, {datetime.date.today().isoformat()} |",
+        f"| data | {', '.join(data)}: {counted(metrics['pairs'], 'example')} |",
+        f"| trained | {counted(metrics['step'], 'step')}, seed {recipe.seed}, {datetime.date.today().isoformat()} |",
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     if "dev" in metrics:
@@ -36,3 +36,12 @@ def card(name: str, recipe: Recipe, task: Task, metrics: dict[str, Any]) -> str:
         lines += [f"- {key}: {value}" for key, value in metrics["dev"].items()]
     use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

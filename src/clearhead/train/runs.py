@@ -103,5 +103,5 @@ def _same_recipe(saved: Path, recipe: Recipe) -> None:
     if changed:
         raise ConfigError(
             f"{saved.parent} was begun with another {', '.join(changed)}; a run goes on exactly, or not at all: "
-            "restore them, or start anew with --overwrite"
+            f"restore {'it' if len(changed) == 1 else 'them'}, or start anew with --overwrite"
         )
