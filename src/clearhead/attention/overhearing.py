@@ -59,7 +59,7 @@ class Overhearing(TorchFunctionMode):
     ) -> Tensor:
         found = None if attn_mask is not None else _fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
         own = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.calls.append(Heard(query, key.shape[-2], is_causal, own, None if found is None else found[1].detach()))
+        self.calls.append(Heard(query, key.shape[-2], is_causal, own, None if found is None else found[1]))
         if found is not None:
             return found[0]
         given = (query, key, value, attn_mask, dropout_p, is_causal)
@@ -85,7 +85,7 @@ def overhearing(q: Tensor) -> AbstractContextManager[Overhearing | None]:
 
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None, shared: bool
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor | None] | None:
     """The output and the logsumexp, by the kernel that PyTorch would take; None if that has no logsumexp to give."""
     if q.ndim != 4 or q.shape[3] % 8 or v.shape[3] != q.shape[3] or q.is_nested or 0 in (*q.shape, *k.shape):
         return None
@@ -102,4 +102,5 @@ def _fused(
         found = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
     else:
         return None
-    return found[0], found[1].reshape(q.shape[:3])
+    whole = found[1].numel() == q.shape[:3].numel()
+    return found[0], found[1].detach().reshape(q.shape[:3]) if whole else None
