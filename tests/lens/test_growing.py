@@ -302,11 +302,12 @@ def test_every_sample_of_a_record_has_the_past_of_its_own(data):
     for _ in range(data.draw(st.integers(0, 5))):
         rows = data.draw(st.lists(st.integers(0, len(alive) - 1), min_size=1, max_size=5))
         keep = data.draw(st.booleans())
+        finished = data.draw(st.sets(st.integers(0, len(alive) - 1), max_size=2))
         new = [(alive[row][0], [*alive[row][1], place]) for place, row in enumerate(rows)]
         left = {number for number, _ in new}
-        done += [one for one in alive if keep and one[0] not in left]
+        done += [one for n, one in enumerate(alive) if n in finished or (keep and one[0] not in left)]
         alive = new
-        moves.add(rows, done=keep)
+        moves.add(rows, done=keep, finished=finished)
     wanted = [*alive, *done]
     if done:
         wanted.sort(key=lambda one: one[0])

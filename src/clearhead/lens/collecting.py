@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,15 +98,17 @@ class Collector:
         waiting.pop(kind, None)
         self._here.ids = waiting if ids is None else {**waiting, kind: ids}
 
-    def moved(self, rows: Sequence[int] | Tensor, growing: object | None = None) -> None:
+    def moved(
+        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+    ) -> None:
         """The samples of the call that grows with this cache, or of the last one, changed places.
 
-        Sample n is what rows[n] was.
+        Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
         """
         known = self._calls.get(id(growing))
         call = self._here.call if growing is None else known[1] if known and known[0]() is growing else None
         if call is not None:
-            call.moved(rows)
+            call.moved(rows, finished=finished)
 
     def hears(self) -> bool:
         """Whether this thread is watched: any, unless it watches the same model itself."""
@@ -165,6 +167,9 @@ class Collector:
     ) -> Growing:
         """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
         with self._lock:
+            known = self._calls.get(id(growing))
+            if known is not None and known[0]() is growing and not still:
+                known[1].settle()
             forward, name = self._call(name, call, first_query, growing)
             if growing is not None and forward.cache is None:
                 forward.bind(growing)
