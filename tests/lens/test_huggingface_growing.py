@@ -245,6 +245,16 @@ def test_a_cache_that_is_cropped_begins_another_call():
         assert_sees(record.calls[1][name], weights[:, :, 3:], first=3)
 
 
+def test_a_text_shorter_than_the_distance_of_measured_queries_is_not_empty():
+    model, text = made("llama"), tokens(13)
+    with watch(model, rows=1 / 16) as record:
+        model(text)
+    with watch(model, rows=1 / 16) as wanted:
+        model(text, use_cache=False)
+    assert record["decoder.1.self"].queries.tolist() == [12]
+    assert torch.equal(record["decoder.1.self"].entropy, wanted["decoder.1.self"].entropy)
+
+
 def test_samples_that_are_chosen_or_repeated_keep_their_own_past():
     model, text = made("llama"), tokens(9)
     with watch(model) as record:
