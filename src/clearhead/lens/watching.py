@@ -89,7 +89,8 @@ def expected_bytes(
 ) -> int:
     """What a record of one pass over so many tokens will take, before anything runs.
 
-    For a model with an encoder and a decoder, both are taken to have so many.
+    For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
+    squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
     """
     route = _route(model)
     settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))
