@@ -85,11 +85,43 @@ def test_the_map_of_a_growing_call_is_the_weights_in_its_blocks(chunks, pixels, 
     weights = torch.stack([sight.weights(0, head) for head in range(6)])[None][:, :, sight.queries]
     height, width = sight.blocks
     wanted = pooled(pooled(weights, height, 2), width, 3)
-    assert sight.queries.tolist() == list(range(every - 1, sum(chunks), every))
-    if len(sight.queries):
-        assert max(sight.map.shape[2:]) <= pixels
-        torch.testing.assert_close(sight.map, wanted, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(sight.received, weights.sum(2), atol=1e-5, rtol=1e-5)
+    assert sight.queries.tolist() == (list(range(every - 1, sum(chunks), every)) or [sum(chunks) - 1])
+    assert max(sight.map.shape[2:]) <= pixels
+    torch.testing.assert_close(sight.map, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(sight.received, weights.sum(2), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "queries"), [(13, [12]), (15, [14]), (16, [15]), (31, [15])])
+def test_of_fewer_queries_than_one_in_so_many_the_last_is_measured(length, queries):
+    model, text = built("Decoder"), tokens(3, length)
+    with watch(model, rows=1 / 16) as once, torch.no_grad():
+        model(text)
+    for chunks in ([length], [7, 1, 3, length - 11]):
+        record = grown(model, text, chunks, rows=1 / 16)
+        for name in record.names:
+            assert record[name].queries.tolist() == queries
+            assert_alike(record[name], once[name], name)
+            assert torch.equal(record[name].visible, once[name].visible)
+
+
+def test_samples_move_with_the_query_that_is_measured_in_place_of_others():
+    model, text, cache = built("Decoder"), tokens(3, 7), KeyValueCache()
+    with watch(model, rows=1 / 16) as record, torch.no_grad():
+        model(text[:, :5], cache=cache)
+        cache.branch(rows := torch.tensor([2, 0]), beams=1, contexts=rows)  # the second is done
+        model(text[[2, 0], 5:6], cache=cache)
+        cache.reorder([1, 1, 0])
+        model(text[[0, 0, 2], 6:], cache=cache)
+    sight, ids = record["decoder.1.self"], record.calls[0].ids["tokens"]
+    assert (sight.inputs, sight.queries.tolist()) == ((0, 0, 1, 2), [6])
+    with watch(model, rows=1 / 16) as once, torch.no_grad():
+        model(text)
+    for sample, number in ((0, 0), (1, 0), (3, 2)):
+        assert torch.equal(ids[sample], text[number])
+        for measure in ("entropy", "received", "map"):
+            found, wanted = (getattr(one, measure) for one in (sight, once["decoder.1.self"]))
+            torch.testing.assert_close(found[sample], wanted[number], atol=1e-5, rtol=1e-5)
+    assert not sight.received[2].any()
 
 
 def test_a_second_text_with_a_cache_of_its_own_is_a_second_call():
@@ -302,11 +334,12 @@ def test_every_sample_of_a_record_has_the_past_of_its_own(data):
     for _ in range(data.draw(st.integers(0, 5))):
         rows = data.draw(st.lists(st.integers(0, len(alive) - 1), min_size=1, max_size=5))
         keep = data.draw(st.booleans())
+        finished = data.draw(st.sets(st.integers(0, len(alive) - 1), max_size=2))
         new = [(alive[row][0], [*alive[row][1], place]) for place, row in enumerate(rows)]
         left = {number for number, _ in new}
-        done += [one for one in alive if keep and one[0] not in left]
+        done += [one for n, one in enumerate(alive) if n in finished or (keep and one[0] not in left)]
         alive = new
-        moves.add(rows, done=keep)
+        moves.add(rows, done=keep, finished=finished)
     wanted = [*alive, *done]
     if done:
         wanted.sort(key=lambda one: one[0])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.generation.utils import GenerationMixin
 
 from clearhead.lens.watching import watch
 from tests.lens.zoo import (
@@ -100,6 +101,49 @@ def test_beams_of_an_encoder_decoder_keep_their_own_past_and_share_the_encoder()
             assert_sees(call[name], weights[::5], given["attention_mask"])
         else:
             assert_sees(call[name], weights)
+
+
+ENDS = [5, 14, 17, 23]
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_every_sequence_that_beams_return_is_in_the_record(family, early):
+    model, kind, prompt = made(family), *(("target", 1) if family == "bart" else ("tokens", 7))
+    options = {"num_beams": 3, "num_return_sequences": 3, "early_stopping": early, "pad_token_id": 0}
+    lengths = set()
+    for seed in range(4):
+        text = torch.randint(3, 29, (2, 7), generator=torch.Generator().manual_seed(seed))
+        with watch(model) as record:
+            out = model.generate(text, do_sample=False, max_new_tokens=7, eos_token_id=ENDS, **options)
+        inputs, ids = record["decoder.0.self"].inputs, record.calls[0].ids[kind]
+        held = [(number // 3, row[row >= 0].tolist()) for number, row in zip(inputs, ids, strict=True)]
+        for n, row in enumerate(out.tolist()):
+            ends = (place for place in range(prompt, len(row)) if row[place] in ENDS)
+            fed = row[: next(ends, len(row) - 1)]  # what is written last is no query any more
+            lengths.add(len(fed))
+            assert (n // 3, fed) in held, f"{fed} not in {held}"
+    assert len(lengths) > 2, "some are completed while others go on"
+
+
+def test_a_beam_that_was_completed_is_seen_as_far_as_it_went():
+    model, text = made("bart"), torch.randint(3, 29, (2, 7), generator=torch.Generator().manual_seed(1))
+    with watch(model, keep="qk") as record:
+        model.generate(text, do_sample=False, max_new_tokens=7, num_beams=3, eos_token_id=ENDS)
+    call = record.calls[0]
+    ids, inputs = call.ids["target"], call["decoder.0.self"].inputs
+    assert len(ids) > 6, "the beams that are there at the end, and some more"
+    for sample, number in enumerate(inputs):
+        own = ids[sample][ids[sample] >= 0][None]
+        given = {"input_ids": text[number // 3][None], "decoder_input_ids": own}
+        for name, weights in eager_weights(model, given, FAMILIES["bart"].names).items():
+            if name.startswith("decoder"):
+                queries, keys = weights.shape[2:]
+                found = call[name].map[sample, :, :queries, :keys]
+                assert (found - weights[0]).abs().max() < 1e-5
+                assert (call[name].received[sample, :, :keys] - weights[0].sum(1)).abs().max() < 1e-5
+                assert (call[name].entropy[sample] > 0).sum(-1).max() <= queries
+                assert (call[name].weights(sample, 1)[:queries, :keys] - weights[0, 1]).abs().max() < 1e-5
 
 
 def llava() -> Any:
@@ -201,6 +245,16 @@ def test_a_cache_that_is_cropped_begins_another_call():
         assert_sees(record.calls[1][name], weights[:, :, 3:], first=3)
 
 
+def test_a_text_shorter_than_the_distance_of_measured_queries_is_not_empty():
+    model, text = made("llama"), tokens(13)
+    with watch(model, rows=1 / 16) as record:
+        model(text)
+    with watch(model, rows=1 / 16) as wanted:
+        model(text, use_cache=False)
+    assert record["decoder.1.self"].queries.tolist() == [12]
+    assert torch.equal(record["decoder.1.self"].entropy, wanted["decoder.1.self"].entropy)
+
+
 def test_samples_that_are_chosen_or_repeated_keep_their_own_past():
     model, text = made("llama"), tokens(9)
     with watch(model) as record:
@@ -226,7 +280,7 @@ def test_two_caches_that_take_turns_are_two_calls():
             for n, cache in enumerate(caches):
                 model(text[n : n + 1, place : place + 1], past_key_values=cache)
         caches[0].batch_repeat_interleave(2)
-    assert len(record.calls[0].ids["tokens"]) == 2
+    assert len(record.calls[0].ids["tokens"]) == 1, "a move after which no query came is none"
     assert [call["decoder.0.self"].keys for call in record.calls] == [9, 9]
     for n, call in enumerate(record.calls):
         weights = eager_weights(model, {"input_ids": call.ids["tokens"]}, FAMILIES["llama"].names)
@@ -260,8 +314,9 @@ def test_copies_of_a_cache_go_their_own_ways():
         assert_sees(call["decoder.1.self"], wanted[rows, :, 7:], first=7)
 
 
-def test_caches_are_left_as_they_were():
-    model, kinds = made("marian"), (transformers.Cache, transformers.EncoderDecoderCache)
+def test_caches_and_the_search_are_left_as_they_were():
+    model = made("marian")
+    kinds = (transformers.Cache, transformers.EncoderDecoderCache, GenerationMixin)
     before = [dict(vars(kind)) for kind in kinds]
     with watch(model), watch(model):
         model.generate(tokens(), max_new_tokens=2, num_beams=2)

@@ -16,7 +16,7 @@ from clearhead.explore.panorama import OVERVIEW, Panorama
 from clearhead.explore.words import words
 from clearhead.lens.record import Record
 from clearhead.lens.roles import HeadRoles
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.sights import Forward, Sight, text_of
 
 FORMAT = 1
 LANGUAGES = ["en", "zh"]
@@ -229,8 +229,8 @@ def _own_sample(sight: Sight, widest: Sight, sample: int) -> int:
     own, all_of_them = len(sight.entropy), len(widest.entropy)
     if own == all_of_them:
         return sample
-    number = widest.inputs[sample] if sample < len(widest.inputs) else sample
-    return sight.inputs.index(number) if number in sight.inputs else sample * own // all_of_them
+    text = text_of(sample, widest.inputs, own) if sample < len(widest.inputs) else own
+    return text if text < own else sample * own // all_of_them
 
 
 def about(forward: Forward) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.attention import Seen
+from clearhead.attention import Mask, Seen
 from clearhead.attention.inputs import Call, checked
 from clearhead.errors import LensError
 from clearhead.lens.growing import Detail, Growing, Where
 from clearhead.lens.measures import first_position
-from clearhead.lens.memory import Sizes, bytes_of, in_words, warn_if_much
+from clearhead.lens.memory import Sizes, bytes_of, in_words, squares, warn_if_much
 from clearhead.lens.moves import Moves
 from clearhead.lens.names import bare
 from clearhead.lens.norms import value_norms
@@ -59,6 +59,7 @@ class Collector:
         self.settings, self.record, self.names, self.model = settings, record, list(names), bare(model)
         self.thread, self.warned = threading.get_ident(), False
         self._here, self._lock = _Here(), threading.RLock()
+        self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
         self._calls: dict[int, tuple[Callable[[], object | None], Ongoing]] = {}  # of caches, by their ids
 
     def __enter__(self) -> Collector:
@@ -98,15 +99,17 @@ class Collector:
         waiting.pop(kind, None)
         self._here.ids = waiting if ids is None else {**waiting, kind: ids}
 
-    def moved(self, rows: Sequence[int] | Tensor, growing: object | None = None) -> None:
+    def moved(
+        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+    ) -> None:
         """The samples of the call that grows with this cache, or of the last one, changed places.
 
-        Sample n is what rows[n] was.
+        Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
         """
         known = self._calls.get(id(growing))
         call = self._here.call if growing is None else known[1] if known and known[0]() is growing else None
         if call is not None:
-            call.moved(rows)
+            call.moved(rows, finished=finished)
 
     def hears(self) -> bool:
         """Whether this thread is watched: any, unless it watches the same model itself."""
@@ -144,6 +147,8 @@ class Collector:
                     self._next(name, growing) if cross else first_key + first_position(call.mask, *call.sizes[2:])
                 )
             part = self._part(name, call, first_query, growing, cross, still)
+            with self._lock:
+                self.record.expected_bytes += self._squares(call)  # as they come: layers and steps differ in them
             part.add(
                 call,
                 Where(first_query, first_key),
@@ -165,6 +170,9 @@ class Collector:
     ) -> Growing:
         """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
         with self._lock:
+            known = self._calls.get(id(growing))
+            if known is not None and known[0]() is growing and not still:
+                known[1].settle()
             forward, name = self._call(name, call, first_query, growing)
             if growing is not None and forward.cache is None:
                 forward.bind(growing)
@@ -226,11 +234,22 @@ class Collector:
         expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
+            expected += squares(call)
             what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
             log.info("%s will take about %s of memory", what, in_words(expected))
             self.warned = self.warned or warn_if_much(expected, what)
         self.record.calls.append(forward)
         return forward
+
+    def _squares(self, call: Call) -> int:
+        """What keeping this mask and bias takes, if they are squares; of a mask that is kept already, nothing."""
+        if self.settings.detail.keep != "qk":
+            return 0
+        if call.mask is None or call.mask in self._counted:
+            return squares(call._replace(mask=None))
+        if not any(tensor.is_inference() for tensor in call.mask.tensors()):  # of those every layer has a copy
+            self._counted.add(call.mask)
+        return squares(call)
 
 
 def recomputing() -> bool:

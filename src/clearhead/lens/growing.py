@@ -50,6 +50,7 @@ class Growing:
     def __init__(self, name: str, heads: tuple[int, ...], cross: bool, detail: Detail, moves: Moves) -> None:
         self.name, self.heads, self.cross, self.detail, self.moves = name, heads, cross, detail, moves
         self.end = self.rows = self.keys = 0
+        self.stands_in = False  # the last query, measured as long as there are too few for one in so many
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[range] = []
@@ -75,8 +76,11 @@ class Growing:
         """Measures these queries, and adds them to what is here; `norms` gives those of some keys."""
         queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.moves.time
         rows = range(-(where.query + 1) % every, queries, every)
-        if not rows and not grows:
+        if self.stands_in and queries:
+            self._forget()
+        if not rows and (not grows or not self.rows):
             rows = range(max(queries - 1, 0), queries)
+            self.stands_in = grows and bool(rows)
         if self.blocks is None:
             height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
@@ -99,6 +103,12 @@ class Growing:
         if self.keeping is not None:
             self.keeping.add(call, where.query, where.key, time)
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
+
+    def _forget(self) -> None:
+        """The query that stood in for others makes room for those that come now."""
+        self.stands_in, self.rows, self.blocks = False, 0, None
+        self.pieces, self.positions, self.left = [], [], {}
+        self.received, self.map = Sums(), Sums(most=self.detail.pixels)
 
     def _make_room(self, call: Call, keys: int, exact: torch.dtype) -> None:
         """Also keys that no measured query could look at have their places."""

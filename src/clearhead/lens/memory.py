@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from clearhead.attention.biases import Dense
+from clearhead.attention.inputs import Call
 from clearhead.lens.growing import Detail
 
 MUCH = 0.25  # of the memory that is free: more is said aloud
@@ -39,6 +41,13 @@ def bytes_of(detail: Detail, sizes: Sizes) -> int:
         q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
         total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize
     return total
+
+
+def squares(call: Call) -> int:
+    """What the mask and the bias of an attention take that follow no rule, and have a number for each cell."""
+    numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
+    numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
+    return sum(tensor.nbytes for tensor in numbers)
 
 
 def in_words(count: int) -> str:

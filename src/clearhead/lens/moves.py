@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,8 +20,8 @@ class Move(NamedTuple):
 class Moves:
     """All moves of a call, and from which sample of which time the samples of its record come.
 
-    A sample of the record is a path through time: it ends in a sample that is there at the end, or in one of an input
-    that was done before the others. `time` counts moves: before the first it is 0.
+    A sample of the record is a path through time: it ends in a sample that is there at the end, in one of an input
+    that was done before the others, or where a beam finished. `time` counts moves: before the first it is 0.
 
     >>> moves = Moves(2)
     >>> _ = moves.add([0, 0, 1, 1])  # two beams each
@@ -40,14 +40,17 @@ class Moves:
     def time(self) -> int:
         return len(self.moves)
 
-    def add(self, rows: Sequence[int] | Tensor, *, done: bool = False) -> Move:
-        """Sample n becomes what rows[n] was; with `done` an input that has no sample any more is done, not dropped."""
+    def add(self, rows: Sequence[int] | Tensor, *, done: bool = False, finished: Collection[int] = ()) -> Move:
+        """Sample n becomes what rows[n] was; with `done` an input that has no sample any more is done, not dropped.
+
+        The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
+        """
         rows = torch.as_tensor(rows).long().cpu().flatten()
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.here):
             raise AssertionError(f"rows {rows.tolist()} of {len(self.here)} samples")
         new = [self.here[row] for row in rows.tolist()]
         staying = set(new)
-        leaving = [row for row, number in enumerate(self.here) if done and number not in staying]
+        leaving = [row for row, number in enumerate(self.here) if row in finished or (done and number not in staying)]
         self.gone += [(self.here[row], self.time, row) for row in leaving]
         self.here, self._paths = new, None
         self.moves.append(Move(rows, tuple(leaving)))

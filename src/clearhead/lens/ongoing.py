@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class Ongoing(Forward):
         super().__init__()
         self.moves: Moves | None = None  # of what grows with the cache
         self.cache: Callable[[], object | None] | None = None
+        self._waiting: list[tuple[Tensor, bool, Collection[int]]] = []  # moves after which no query came yet
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
 
     def bind(self, cache: object) -> None:
@@ -28,16 +29,27 @@ class Ongoing(Forward):
         if hasattr(cache, "followers"):
             cache.followers.append(self.moved)
 
-    def moved(self, rows: Sequence[int] | Tensor, done: bool = False) -> None:
-        """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten."""
-        if self.moves is None:
-            return
-        with torch.inference_mode(False):  # whose tensors could not be changed later
-            gone = len(self.moves.gone)
-            move = self.moves.add(rows, done=done)
-            for part in self.sights.values():
-                if isinstance(part, Growing) and part.moves is self.moves:
-                    part.moved(move, gone)
+    def moved(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
+        """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten.
+
+        What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
+        beams moves them once more after the last one, and would take away those that were just completed.
+        """
+        if self.moves is not None:
+            with torch.inference_mode(False):  # whose tensors could not be changed later
+                self._waiting.append((torch.as_tensor(rows).clone(), done, finished))
+
+    def settle(self) -> None:
+        """A query comes: the samples take the places that they were told."""
+        for rows, done, finished in self._waiting:
+            assert self.moves is not None
+            with torch.inference_mode(False):
+                gone = len(self.moves.gone)
+                move = self.moves.add(rows, done=done, finished=finished)
+                for part in self.sights.values():
+                    if isinstance(part, Growing) and part.moves is self.moves:
+                        part.moved(move, gone)
+        self._waiting.clear()
 
     def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
         """Token numbers that went in, the first of them at this position."""
@@ -74,7 +86,7 @@ class Ongoing(Forward):
         self._ids = self.ids
         # A part without pieces is one whose measuring failed.
         self.sights = {name: self[name] for name, part in self.sights.items() if getattr(part, "pieces", True)}
-        self.moves, self._tokens = None, {}
+        self.moves, self._tokens, self._waiting = None, {}, []
 
     def release(self) -> None:
         """Follows its cache no more."""

@@ -31,7 +31,7 @@ class Record:
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
         self.known, self.calls = list(names), list(calls)
         self.settings: dict[str, Any] = {}  # what watch was asked for
-        self.expected_bytes = 0  # what all this takes, as far as the first attention of each call tells
+        self.expected_bytes = 0  # what all this takes: as its first attentions tell, and squares as they come
 
     @property
     def names(self) -> list[str]:

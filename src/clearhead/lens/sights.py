@@ -71,12 +71,8 @@ class Forward:
         ids = None if kind is None else self.ids.get(kind)
         if ids is None:
             return None
-        texts, samples = ids.shape[0], len(inputs)
-        if texts != samples and max(inputs, default=0) < texts:
-            sample = inputs[sample]
-        elif texts != samples and texts and samples % texts == 0:
-            sample //= samples // texts  # as Hugging Face repeats its inputs for beams
-        return ids[sample] if sample < texts else None
+        text = text_of(sample, inputs, len(ids))
+        return ids[text] if text < len(ids) else None
 
     def __contains__(self, name: object) -> bool:
         return name in self.sights
@@ -89,6 +85,23 @@ class Forward:
 
     def __repr__(self) -> str:
         return f"Forward({', '.join(self.names)})"
+
+
+def text_of(sample: int, inputs: Sequence[int], texts: int) -> int:
+    """Which of so many texts a sample belongs to, by the inputs of all samples.
+
+    >>> [text_of(sample, (0, 0, 0, 5, 5), texts=2) for sample in range(5)]  # five beams of each: see `Sight.inputs`
+    [0, 0, 0, 1, 1]
+    """
+    samples = len(inputs)
+    if samples == texts or not texts:
+        return sample
+    if max(inputs, default=0) < texts:
+        return inputs[sample]
+    own = sorted(set(inputs))
+    if len(own) == texts:  # Hugging Face's beams begin in the first row of each text
+        return own.index(inputs[sample])
+    return sample // (samples // texts) if samples % texts == 0 else sample
 
 
 class Looked(NamedTuple):
@@ -106,6 +119,7 @@ class Sight(Measures):
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
     that between the places in both. A sample that was done before the others sees nothing from then on.
+    Beams are samples: those that are there at the last step, and those that were completed before it.
 
     `inputs` counts what the first forward pass of the decoder was given. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text

@@ -43,7 +43,7 @@ def watch(
     The model computes what it would unwatched, bit by bit and with the same kernels.
 
     - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
-    - `rows=1/16` measures one query in sixteen: a sixteenth of the work.
+    - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
     - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
       warning comes before it is more than a quarter of the memory that is free.
     - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
@@ -89,7 +89,8 @@ def expected_bytes(
 ) -> int:
     """What a record of one pass over so many tokens will take, before anything runs.
 
-    For a model with an encoder and a decoder, both are taken to have so many.
+    For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
+    squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
     """
     route = _route(model)
     settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))

@@ -18,6 +18,7 @@ from clearhead.errors import LensError
 from clearhead.lens.collecting import Collector, recomputing
 from clearhead.lens.huggingface import caches
 from clearhead.lens.huggingface.announcing import announced
+from clearhead.lens.huggingface.beams import completed
 from clearhead.lens.huggingface.caches import Room, rooms
 from clearhead.lens.huggingface.finding import REMEDY, attending, keeps_keys, some, unseen
 from clearhead.lens.huggingface.looking import watched
@@ -111,6 +112,7 @@ class Follower:
             for module in self._models():
                 stack.enter_context(announced(module, self, whole=module is self.model))
             stack.callback(self.listener.stop)
+            stack.enter_context(completed(self._completed))
             stack.enter_context(watched(list(self.known), self.see))
             yield
         if self.passes and not self.looks:
@@ -223,11 +225,17 @@ class Follower:
         found = {"source" if both else "tokens": source, "target": target}
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
+    def _completed(self, rows: frozenset[int]) -> None:
+        """Beams were completed in these rows of the cache that this thread moves next."""
+        self._here.completed = rows
+
     def _moved(self, cache: Any, rows: Tensor) -> None:
         """The samples of a cache changed places: so do those of the call that grows with it."""
+        finished: frozenset[int] = getattr(self._here, "completed", frozenset())
+        self._here.completed = frozenset()
         growth: Growth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
         if growth is not None and growth.cache() is cache:
-            self.collector.moved(rows, growth)
+            self.collector.moved(rows, growth, finished)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from clearhead.attention.biases import Dense
 from clearhead.attention.overhearing import Overhearing
 from clearhead.errors import LensError
 from clearhead.lens.huggingface.blocks import Blockwise
+from clearhead.lens.huggingface.ruling import ruled
 from clearhead.lens.huggingface.wrapping import Attend
 
 HIDING = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
@@ -46,7 +47,7 @@ class Given(NamedTuple):
 
 
 Read = tuple[Mask | None, Tensor | None]
-Masks = dict[tuple[int, int], tuple[Any, Read]]  # by the id of what was given, which is kept so that it stays its own
+Masks = dict[tuple[Any, ...], tuple[Any, Read]]  # by where what was given lies, which is kept so that nothing else does
 
 
 def given(
@@ -122,12 +123,20 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
 
 def _once(got: Given, keys: int, masks: Masks) -> Read:
     """The mask, read at the first layer that gets it and found again at the others."""
-    key = (id(got.mask), keys)
     if got.mask is None or got.way == "flash":
         return (_flash(got, keys) if got.way == "flash" else _none(got)), None
+    key = (*_place(got.mask), keys)
     if key not in masks:
         masks[key] = (got.mask, _read(got, keys))
     return masks[key][1]
+
+
+def _place(mask: Any) -> tuple[Any, ...]:
+    """What says that a mask is the same as before; a compiled graph hands over another object at every layer."""
+    if not isinstance(mask, Tensor):
+        return (id(mask),)
+    changes = None if mask.is_inference() else mask._version
+    return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
 
 def _none(got: Given) -> Mask | None:
@@ -141,11 +150,11 @@ def _read(got: Given, keys: int) -> Read:
     mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
     if mask.dtype == torch.bool:
         if got.way == "sdpa":
-            return Mask.visible(mask), None
+            return ruled(mask, causal=got.causal, window=got.window), None
         return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
     hidden = mask <= HIDING
     rest = mask.masked_fill(hidden, 0.0)
-    return Mask.visible(~hidden) if hidden.any() else None, rest if rest.any() else None
+    return ruled(~hidden, causal=got.causal, window=got.window), rest if rest.any() else None
 
 
 def _flash(got: Given, keys: int) -> Mask | None:
