@@ -82,10 +82,10 @@ class Work:
             shapes = shapes_for(self.width, call.q.element_size(), *about)
         self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
         # The swift pass along rows does what that along columns is for, as long as no candidates are asked for
-        self.early = job.received and not job.top
-        tall = shapes.receiving if self.early else shapes.swift
+        receiving = job.received and not job.top
+        tall = shapes.receiving if receiving else shapes.swift
         self.swift = swift(job, self.q, self.k, tall)
-        self.early = self.early and self.swift is not None
+        self.early = receiving and self.swift is not None
         self.shapes = shapes if self.swift is None or tall is None else shapes._replace(rows=tall)
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)

@@ -82,7 +82,8 @@ def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: 
         return Shape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
     own, other, collecting = (fitting(shape) for shape in found[:3])
-    swift = [shape for shape in found[5:] if plain and rows > 128 and keys > 64 and narrow >= 128]
+    enough = rows > 2 * READS and keys > 64 and narrow >= 128  # to fill its tiles more or less
+    swift = found[5:] if plain and enough else ()
     return Shapes(own, other, collecting, found.pick, found.every, *swift)
 
 
