@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
+from clearhead.lens.huggingface import beams
 from clearhead.lens.watching import watch
 from tests.lens.zoo import (
     DECODERS,
@@ -144,6 +145,15 @@ def test_a_beam_that_was_completed_is_seen_as_far_as_it_went():
                 assert (call[name].received[sample, :, :keys] - weights[0].sum(1)).abs().max() < 1e-5
                 assert (call[name].entropy[sample] > 0).sum(-1).max() <= queries
                 assert (call[name].weights(sample, 1)[:queries, :keys] - weights[0, 1]).abs().max() < 1e-5
+
+
+def test_a_search_that_does_not_tell_which_beams_are_done_is_recorded_all_the_same(monkeypatch):
+    text, told = tokens(), generated(made("gpt2"), {"input_ids": tokens()}, num_beams=2)[1]
+    monkeypatch.setattr(beams, "METHOD", "_of_another_release")
+    record, out = generated(made("gpt2"), {"input_ids": text}, num_beams=2)
+    assert torch.equal(out, told)
+    assert len(record.calls[0].ids["tokens"]) == 3 * 2
+    assert beams._rows(("of", "another", "release")) == frozenset()
 
 
 def llava() -> Any:
