@@ -36,6 +36,7 @@ def _leave(message: str) -> None:
     """For torchrun, in the form that it reads."""
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if place:
-        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        # It takes the earliest failure for the cause, in whole seconds: the others end in this one, too.
+        extra = {"py_callstack": message, "timestamp": str(int(time.time()) - 1)}
         with suppress(OSError), open(place, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": message, "extraInfo": extra}}, file)
