@@ -1,13 +1,14 @@
 """The logsumexp that fused kernels leave behind, and that nothing else changes by listening."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from clearhead import Mask, attend
-from clearhead.attention.overhearing import Overhearing, overhearing
+from clearhead.attention.overhearing import Overhearing, _hearing, hearing, overhearing
 
 CASES = {
     "plain": {},
@@ -82,3 +83,19 @@ def test_our_attention_is_heard_where_nothing_but_the_kernel_hides(mask, heard):
 def test_nobody_listens_where_it_saves_nothing():
     with overhearing(torch.zeros(1)) as overheard:
         assert overheard is None
+
+
+def test_our_own_calls_are_heard_without_a_mode_and_only_in_their_thread():
+    q, k, v = (torch.randn(2, 3, 7, 8) for _ in range(3))
+    expected = attend(q, k, v)
+    with _hearing() as ear:
+        assert torch.equal(attend(q, k, v), expected)
+        with _hearing() as other, ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(attend, q, k, v).result()
+        assert other.calls == []
+    attend(q, k, v)
+    assert len(ear.calls) == 1
+    found = ear.logsumexp(q, keys=7, scale=8**-0.5)
+    torch.testing.assert_close(found, (q @ k.mT * 8**-0.5).logsumexp(-1))
+    with hearing(q) as none:  # on a CPU it saves nothing
+        assert none is None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Mask
-from clearhead.lens.kernels import masking, skipping
+from clearhead.lens.kernels import masking, reusing, skipping
 from clearhead.lens.kernels.shapes import shapes_for
 from tests.attention.cases import masks
 
@@ -111,6 +111,27 @@ def test_every_visible_tile_is_visited_once_and_runs_hide_nothing(mask, every, t
 def test_hidden_tiles_are_not_visited(mask, visited):
     plan = skipping.along_rows(mask, (128, 128), range(128), 0, (16, 16), CPU)
     assert sum(len(run) + len(others) for run, others in visits(plan, 1, 1, 8)) == visited
+
+
+def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(monkeypatch):
+    mask = Mask.causal()
+    monkeypatch.setattr(mask, "blocks", None, raising=False)
+    plans = [
+        skipping.along_rows(mask, (32, 32), range(32), 0, (16, 16), CPU),
+        skipping.along_columns(mask, (32, 32), range(32), (16, 16), CPU),
+    ]
+    for plan in plans:
+        assert visits(plan, 1, 1, 2) == [([], [0, 1]), ([], [0, 1])]
+
+
+def test_what_is_the_same_for_every_call_is_made_once_and_not_kept_for_ever():
+    made = []
+    for number in (1, 2, 1):
+        assert reusing.reused(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [number]
+    assert made == [1, 2]
+    for number in range(200):
+        reusing.reused(("a test", number), CPU, list)
+    assert len(reusing._made) <= 64
 
 
 def test_tiles_are_no_larger_than_the_job_and_suit_the_map():

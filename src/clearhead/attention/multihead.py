@@ -16,7 +16,7 @@ from clearhead.attention.backends import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
-from clearhead.attention.overhearing import overhearing
+from clearhead.attention.overhearing import hearing
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
 from clearhead.errors import ConfigError, ShapeError
 
@@ -155,7 +155,7 @@ class MultiHeadAttention(nn.Module):
         if self.observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
-            with overhearing(q) as overheard:
+            with hearing(q) as overheard:
                 merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
             logsumexp = None if overheard is None else overheard.logsumexp(q, keys=k.shape[2], scale=scale)
             seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,28 +26,17 @@ class Heard(NamedTuple):
     logsumexp: Tensor | None
 
 
-class Overhearing(TorchFunctionMode):
-    """Within it, `scaled_dot_product_attention` leaves its logsumexp behind where a fused kernel has one.
+class Ear:
+    """Hears `scaled_dot_product_attention`, which leaves its logsumexp behind where a fused kernel has one.
 
     Calls go to the operator that PyTorch would choose, with the same numbers: the output is the same to the last bit.
-
-    >>> q = torch.randn(1, 2, 5, 8)
-    >>> with Overhearing() as overheard:
-    ...     _ = F.scaled_dot_product_attention(q, q, q)
-    >>> overheard.logsumexp(q, keys=5, scale=8**-0.5).shape
-    torch.Size([1, 2, 5])
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Heard] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return self._attend(*args, **(kwargs or {}))
-
-    def _attend(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
@@ -78,9 +69,54 @@ class Overhearing(TorchFunctionMode):
         return heard.logsumexp if same else None
 
 
+class Overhearing(Ear, TorchFunctionMode):
+    """An ear for all that runs within it, whoever calls. All other functions of PyTorch take longer there.
+
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> with Overhearing() as overheard:
+    ...     _ = F.scaled_dot_product_attention(q, q, q)
+    >>> overheard.logsumexp(q, keys=5, scale=8**-0.5).shape
+    torch.Size([1, 2, 5])
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return self.attend(*args, **(kwargs or {}))
+
+
 def overhearing(q: Tensor) -> AbstractContextManager[Overhearing | None]:
     """An Overhearing where a logsumexp saves time, which is on GPUs; torch.compile cannot look into it."""
     return Overhearing() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+
+
+def hearing(q: Tensor) -> AbstractContextManager[Ear | None]:
+    """The same for our own calls, which go through `fused`: nothing else takes longer."""
+    return _hearing() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+
+
+class _Here(threading.local):
+    ear: Ear | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def _hearing() -> Iterator[Ear]:
+    before, _here.ear = _here.ear, Ear()
+    try:
+        yield _here.ear
+    finally:
+        _here.ear = before
+
+
+def fused(*given: Any, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention`, heard by the ear of this thread if there is one."""
+    ear = None if torch.compiler.is_compiling() else _here.ear
+    attend = F.scaled_dot_product_attention if ear is None else ear.attend
+    out: Tensor = attend(*given, **options)
+    return out
 
 
 def _fused(

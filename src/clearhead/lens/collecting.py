@@ -162,7 +162,7 @@ class Collector:
             return None
         if out is None:
             raise LensError(f"{name!r} does not say what merges its heads, so norms=True cannot be had of it")
-        chosen = list(self.settings.heads or range(call.q.shape[1]))
+        chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
     def _part(

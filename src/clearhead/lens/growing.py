@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.inputs import Call
+from clearhead.lens.bringing import brought
 from clearhead.lens.kept import Keeping
 from clearhead.lens.measures import Job, Measures, blocks_of, pooled
 from clearhead.lens.measuring import measured
@@ -99,7 +100,8 @@ class Growing:
         new = slice(max(0, self.keys - where.key), keys)
         if norms is not None and (where.key + keys > self.keys or not self.norms):
             gap = max(0, where.key - self.keys)
-            self.norms.append((time, torch.nn.functional.pad(norms(new).cpu(), (gap, 0))))
+            own = norms(new).cpu()
+            self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
         if self.keeping is not None:
             self.keeping.add(call, where.query, where.key, time)
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
@@ -143,16 +145,17 @@ class Growing:
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
-        self.received.add(result.received.cpu(), (where.key,), exact)
+        found = brought({**found, "received": result.received, "map": result.map})
+        self.received.add(found.pop("received"), (where.key,), exact)
+        pixels = found.pop("map")
         if height:
-            pixels = result.map.cpu()
             if fine != width:
                 inset = where.key // fine % (width // fine)
                 pixels = pooled(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
             self.map.add(pixels, (self.rows // height, where.key // width))
             self._shrink()
         self.rows += len(rows)
-        return {name: tensor.cpu() for name, tensor in found.items()}
+        return found
 
     def _shrink(self) -> None:
         """Where the map has too many pixels its blocks double."""

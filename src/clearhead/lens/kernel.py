@@ -17,7 +17,16 @@ from torch import Tensor
 from clearhead.attention import biases
 from clearhead.attention.inputs import Call
 from clearhead.lens.kernels import masking, skipping
-from clearhead.lens.kernels.placing import Place, for_gluon, gluon_fails, has_warpgroups, interpreted, placed
+from clearhead.lens.kernels.placing import (
+    Place,
+    capability,
+    described,
+    gluon_fails,
+    has_warpgroups,
+    interpreted,
+    placed,
+)
+from clearhead.lens.kernels.reusing import reused
 from clearhead.lens.kernels.shapes import READS, Shape, Shapes, classes, power, shapes_for, slots
 from clearhead.lens.measures import Job, Measures
 
@@ -34,7 +43,7 @@ def refusal(job: Job) -> str | None:
         return "triton is not installed"
     if call.q.device.type != "cuda" and not interpreted():
         return f"it runs on CUDA, and q is on {call.q.device}"
-    if call.q.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(call.q.device) < (8, 0)):
+    if call.q.is_cuda and (torch.version.hip or capability(call.q.device) < (8, 0)):
         return (
             f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
         )
@@ -86,24 +95,13 @@ class Work:
         tall = shapes.receiving if receiving else shapes.swift
         self.swift = swift(job, self.q, self.k, tall)
         self.early = receiving and self.swift is not None
+        self.placed: tuple[tuple[int, ...], tuple[Place, Place]] | None = None
         self.shapes = shapes if self.swift is None or tall is None else shapes._replace(rows=tall)
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
-        shape = (batch, heads, len(rows))
-        self.floats = torch.empty(6, *shape, device=self.device)  # logsumexp, entropy, peak, distance, first, threshold
-        # first key; if no others are asked for, the best key's tile and classes
-        self.whole = torch.empty(1 if job.top else 3, *shape, dtype=torch.int32, device=self.device)
-        self.received = torch.zeros(batch, heads, keys, device=self.device) if job.received else None
-        self.candidates = self.whole  # or the slots of each query, of which the first counts
-        if job.top:
-            self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=self.device)
-            self.candidates[..., 0] = 0
-        kept = (*shape, max(job.top, 1))
-        self.top_keys = torch.empty(kept, dtype=torch.long, device=self.device)
-        self.top_weights = torch.empty(kept if job.top else 1, device=self.device)
-        self.cells = self._cells()
+        self._begin((batch, heads, len(rows)), keys)
         self.scales, self.cap = self._scales()
-        self.bias, kind = _bias(call)
+        self.bias, kind = _bias(call, self.scales)
         self.rules = masking.rules(call.mask, call.sizes, self.device)
         self.constants = {
             "D": call.q.shape[3],
@@ -118,13 +116,32 @@ class Work:
         # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
         self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": interpreted()}
 
+    def _begin(self, shape: tuple[int, int, int], keys: int) -> None:
+        """Room for what is found of each query, of each key and of each pixel."""
+        job, device = self.job, self.device
+        self.given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
+        room = torch.empty(8 if job.top else 10, *shape, device=device).unbind()
+        self.logsumexp, self.entropy, self.peak, self.distance, self.first, self.threshold, self.natural = room[:7]
+        # first key; if no others are asked for, the best key's tile and classes
+        self.whole = tuple(one.view(torch.int32) for one in room[7:])
+        self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.long, device=device)
+        self.top_weights = torch.empty(*shape, job.top, device=device)
+        if job.top:  # the slots of each query, of which the first counts
+            self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=device)
+            self.candidates[..., 0] = 0
+        # These are summed up as tiles come, but for what keys receive in a pass of its own.
+        high, wide = job.blocks
+        pixels = (-(-shape[2] // high), -(-keys // wide)) if high else (0, 0)
+        self.cells = (torch.zeros if high else torch.empty)(*shape[:2], *pixels, device=device)
+        self.received: Tensor | None = None
+        if job.received:
+            self.received = (torch.zeros if self.early else torch.empty)(*shape[:2], keys, device=device)
+
     def along_rows(self) -> None:
-        job, shape = self.job, self.shapes.rows
-        given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
+        job, shape, given = self.job, self.shapes.rows, self.given
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
-        logsumexp, entropy, peak, distance, _, threshold = self.floats
-        out = (logsumexp, entropy, peak, distance, self.whole[0], threshold, *self.whole[-2:])
+        out = (self.logsumexp, self.entropy, self.peak, self.distance, self.whole[0], self.threshold, *self.whole[1:])
         grid = (-(-len(rows) // shape.queries) * self.samples,)
         constants = {"TOP": job.top, "CLASSES": classes(job.top), **self._map_constants(shape, given is not None)}
         if self.swift is not None:
@@ -133,7 +150,7 @@ class Work:
             q, k = self.swift
             look_swiftly[grid](
                 *(q.source, q.place, k.source, k.place, self.rules.arguments, *plan, self.scales, given),
-                *(self.floats if self.received is None else self.received, out, *self._pixels(), *self.sizes),
+                *(self.scales if self.received is None else self.received, out, *self._pixels(), *self.sizes),
                 RECEIVED=self.early,
                 **constants,
                 **self._swift_constants(shape),
@@ -142,7 +159,7 @@ class Work:
         from clearhead.lens.kernels.rows import look_along_rows
 
         sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
-        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
+        q, k = self._places(shape)
         look_along_rows[grid](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
             *(sinks, self.scales if given is None else given, out, *self._pixels(), *self.sizes),
@@ -156,14 +173,14 @@ class Work:
         from clearhead.lens.kernels.columns import look_along_columns
 
         job, shape = self.job, self.shapes.collecting if self.job.top else self.shapes.columns
-        q, k = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
+        q, k = self._places(shape)
         rows, sizes = job.rows, self.call.sizes[2:]
         plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
-        found = (self.floats[5], self.candidates)
-        received = self.floats if self.received is None else self.received
+        found = (self.threshold, self.candidates if job.top else self.whole[0])
+        received = self.scales if self.received is None else self.received
         look_along_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
-            *(self.floats[0], received, found, *self._pixels(), *self.sizes),
+            *(self.logsumexp, received, found, *self._pixels(), *self.sizes),
             WARPS=min(shape.warps, shape.queries // 16),
             RECEIVED=self.received is not None,
             COLLECT=job.top > 0,
@@ -177,10 +194,11 @@ class Work:
 
         job, shape = self.job, self.shapes.pick
         q, k = self.q, self.k
-        found = (self.floats[5], self.candidates) if job.top else (self.whole[1], self.whole[2])
+        seen = (self.logsumexp, self.whole[0], self.natural if self.given is None else self.given)
+        found = (self.threshold, self.candidates) if job.top else self.whole[1:]
         arguments = (
             *(q, q.stride(), k, k.stride(), self.rules.arguments, self.bias, self.scales, self.cap),
-            *((self.floats[0], self.whole[0]), found, (self.floats[4], self.top_keys, self.top_weights), *self.sizes),
+            *(seen, found, (self.first, self.top_keys, self.top_weights, self.natural), *self.sizes),
         )
         constants = {"TOP": job.top, "SLOTS": slots(job.top)}
         rows = len(job.rows)
@@ -189,6 +207,7 @@ class Work:
             BM=shape.queries,
             BN=(self.shapes.collecting if job.top else self.shapes.rows).keys,
             CLASSES=classes(job.top),
+            GIVEN=self.given is not None,
             **shape.options,
             **constants,
             **self.constants,
@@ -207,22 +226,25 @@ class Work:
             )
 
     def result(self) -> Measures:
-        job = self.job
-        logsumexp, entropy, peak, distance, first, _ = self.floats
-        nothing = self.whole[0] < 0
-        natural = logsumexp / LOG2E if job.logsumexp is None else job.logsumexp.float()
         return Measures(
-            logsumexp=natural.masked_fill(nothing, -math.inf),
-            entropy=entropy,
-            peak=peak,
+            logsumexp=self.natural,
+            entropy=self.entropy,
+            peak=self.peak,
             peak_key=self.top_keys[..., 0],
-            distance=distance,
-            first=first,
-            top_keys=self.top_keys[..., : job.top],
-            top_weights=self.top_weights if job.top else peak.new_zeros(*peak.shape, 0),
+            distance=self.distance,
+            first=self.first,
+            top_keys=self.top_keys[..., : self.job.top],
+            top_weights=self.top_weights,
             received=self.received,
             map=self.cells,
         )
+
+    def _places(self, shape: Shape) -> tuple[Place, Place]:
+        """q and k, as tiles of this shape are read from them."""
+        if self.placed is None or self.placed[0] != shape[:2]:
+            places = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
+            self.placed = (shape[:2], places)
+        return self.placed[1]
 
     def _constants(self, shape: Shape, q: Place, k: Place) -> dict[str, Any]:
         described = {"TMA_Q": q.described, "TMA_K": k.described}
@@ -239,21 +261,17 @@ class Work:
         cap, scale = self.call.softcap, self.call.scale
         unit = LOG2E if cap is None else 1 / cap
         if not isinstance(scale, Tensor):
-            scales = torch.full((self.call.q.shape[1],), scale * unit, device=self.device)
+            heads, number = self.call.q.shape[1], scale * unit
+            scales = reused(
+                ("scales", heads, number), self.device, lambda: torch.full((heads,), number, device=self.device)
+            )
         else:
             scales = (scale.detach().double().flatten() * unit).float().expand(self.call.q.shape[1]).contiguous()
         return scales, 0.0 if cap is None else cap * LOG2E
 
-    def _cells(self) -> Tensor:
-        """The map, (batch, heads, rows of pixels, columns); it is summed up as tiles come."""
-        (high, wide), (batch, heads, _, keys) = self.job.blocks, self.call.sizes
-        shape = (-(-len(self.job.rows) // high), -(-keys // wide)) if high else (0, 0)
-        return torch.zeros(batch, heads, *shape, device=self.device)
-
     def _pixels(self) -> tuple[Tensor | int, ...]:
-        high, wide = self.job.blocks
-        cells = self.cells if high else self.floats
-        return (cells, self.cells[0, 0].numel(), high, wide, self.cells.shape[3])
+        (high, wide), (rows, columns) = self.job.blocks, self.cells.shape[2:]
+        return (self.cells if high else self.scales, rows * columns, high, wide, columns)
 
     def _map_constants(self, shape: Shape, now: bool) -> dict[str, Any]:
         """What `pool` is told, if the map is filled in this pass."""
@@ -272,8 +290,9 @@ def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, P
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
         return None
-    places = placed(q, READS, q.shape[3]), placed(k, shape.keys, q.shape[3])
-    return (for_gluon(places[0]), for_gluon(places[1])) if all(place.described for place in places) else None
+    own = described(q, READS, q.shape[3], for_gluon=True)
+    other = None if own is None else described(k, shape.keys, q.shape[3], for_gluon=True)
+    return None if own is None or other is None else (own, other)
 
 
 def _chunks(high: int) -> tuple[int, int]:
@@ -281,10 +300,10 @@ def _chunks(high: int) -> tuple[int, int]:
     return (16, 2 if high % 16 else 1) if high >= 16 else (1, 1)
 
 
-def _bias(call: Call) -> tuple[tuple[Any, ...], int]:
+def _bias(call: Call, nothing: Tensor) -> tuple[tuple[Any, ...], int]:
     """What `scoring.biased` reads: nothing (0), a number for each j − i (1), or the tensor itself (2)."""
     if call.bias is None:
-        return (torch.zeros(1, device=call.q.device), 0, 0, 0, 0), 0
+        return (nothing, 0, 0, 0, 0), 0
     own = call.bias.replace(call.bias.parameter.detach().float())
     if isinstance(own, biases.Dense):
         return (own.parameter, *masking.strides(own.parameter)), 2

@@ -93,6 +93,8 @@ class Moves:
 def put_together(pieces: Sequence[tuple[int, Tensor]], moves: Moves, fill: int | float = 0) -> Tensor:
     """Pieces (batch, heads, tokens, …) that came at these times, one after the other, for the samples of the record."""
     heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
+    if not moves.moves:
+        return _joined([piece for _, piece in pieces], heads)
     found = []
     for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # those between two moves at once
         found.append(taken(_joined([piece for _, piece in some], heads), moves.paths(time), fill))

@@ -7,7 +7,6 @@ weights and has a value near zero, as many sinks do, adds next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,12 +42,12 @@ def value_norms(
     dtype = torch.promote_types(torch.promote_types(v.dtype, weight.dtype), torch.float32)
     with torch.no_grad(), torch.autocast(v.device.type, enabled=False):
         maps = _maps(weight.detach().to(dtype).unflatten(1, (heads, d)).transpose(0, 1), keys * batch)
-        norms = torch.empty(batch, kv_heads, heads // kv_heads, keys, dtype=dtype, device=v.device)
         maps = maps.unflatten(0, (kv_heads, heads // kv_heads))
-        for some in _chunks(keys, CHUNK // max(1, batch * heads * maps.shape[2])):
-            taken = torch.einsum("bgnd,ghwd->bghnw", v[:, :, some].detach().to(dtype), maps)
-            torch.linalg.vector_norm(taken, dim=-1, out=norms[..., some])
-    return norms.flatten(1, 2)
+        norms = [
+            torch.linalg.vector_norm(torch.einsum("bgnd,ghwd->bghnw", some.detach().to(dtype), maps), dim=-1)
+            for some in v.split(max(1, CHUNK // max(1, batch * heads * maps.shape[2])), dim=2)
+        ]
+    return (norms[0] if len(norms) == 1 else torch.cat(norms, -1)).flatten(1, 2)
 
 
 def norm_weights(
@@ -81,9 +80,3 @@ def _maps(weight: Tensor, values: int) -> Tensor:
         return weight
     small: Tensor = torch.linalg.qr(weight, mode="r").R
     return small
-
-
-def _chunks(size: int, most: int) -> Iterator[slice]:
-    step = max(1, most)
-    for start in range(0, size, step):
-        yield slice(start, min(start + step, size))

@@ -22,7 +22,8 @@ BLOCK = 64  # a mask is asked by blocks of at least so many keys
 def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     """The number of keys that these queries may see; batch and heads are 1 where nothing differs.
 
-    Bands and whatever hides the same keys from everybody are counted in O(n), other masks tile by tile.
+    Bands and whatever hides the same keys from everybody are counted in O(n), on the CPU: there it takes two dozen
+    small steps, and on a GPU as many kernels. Other masks are counted tile by tile where they are.
 
     >>> from clearhead import Mask
     >>> from clearhead.attention.inputs import checked
@@ -33,31 +34,41 @@ def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     keys, device = call.k.shape[2], call.q.device
     hiding = isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
     if call.mask is None and not hiding:
-        return torch.full((1, 1, len(rows)), keys, device=device)
-    found = None if hiding or call.mask is None else _in_bands(call, call.mask, rows)
-    return _counted(call, rows, hiding) if found is None else found
+        return torch.full((1, 1, len(rows)), keys)
+    if hiding or call.mask is None:
+        return _counted(call, rows, hiding)
+    mask = call.mask
+    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, device), lambda: _in_mask(call, mask, rows))
+    return found
+
+
+def _in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
+    found = _in_bands(call, mask, rows)
+    return _counted(call, rows, False) if found is None else found
 
 
 def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
     """If each query sees what lies between two places and is hidden from nobody, or None."""
-    queries, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
+    queries, keys = call.q.shape[2], call.k.shape[2]
     if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
         spans = [part.span(rows[0], queries, keys) for part in mask.parts() if isinstance(part, Band)]
         both = range(max(span.start for span in spans), min(span.stop for span in spans))
-        return torch.full((1, 1, 1), len(both), device=device)
-    index = torch.tensor(rows, dtype=torch.long, device=device)
+        return torch.full((1, 1, 1), len(both))
+    index = torch.arange(rows.start, rows.stop, rows.step)
     low, high = torch.zeros_like(index), torch.full_like(index, keys)
-    shown = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
-    real = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    shown = torch.ones(1, 1, 1, keys, dtype=torch.bool)
+    real = torch.ones(1, 1, 1, dtype=torch.bool)
     for part in mask.parts():
         if isinstance(part, Band):
             place = index + part.start(queries, keys)
             low = low if part.left is None else torch.maximum(low, place - part.left)
             high = high if part.right is None else torch.minimum(high, place + part.right + 1)
         elif isinstance(part, (Prefix, Padding)) or (isinstance(part, DenseMask) and part.keys_only):
-            shown = shown & part.visible_keys(keys)
-            if isinstance(part, Padding) and part.hide_queries:
-                real = real & part.real_queries(queries, keys)[..., 0][:, :, index]
+            here = part.to("cpu")
+            assert isinstance(here, (Prefix, Padding, DenseMask))
+            shown = shown & here.visible_keys(keys)
+            if isinstance(here, Padding) and here.hide_queries:
+                real = real & here.real_queries(queries, keys)[..., 0][:, :, index]
         else:
             return None
     before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # how many are shown before each place

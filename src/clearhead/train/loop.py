@@ -70,7 +70,7 @@ class Trainer:
             examples.lengths, tokens=train.batch_tokens * processes.count, seed=seed, shapes=train.shapes
         )
         self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
-        self.few = alike(examples.lengths)  # what the heads are watched with
+        self.few = self.examples.batch(alike(examples.lengths))  # what the heads are watched with
         self.precision = precision_of(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
@@ -215,9 +215,8 @@ class Trainer:
 
     def _look(self, step: int) -> None:
         """What the heads do with a few examples, as the weights are now."""
-        few = self.examples.batch(self.few)
         self.model.eval()
-        heads = head_states(self.model, lambda: self._forward(few))
+        heads = head_states(self.model, lambda: self._forward(self.few))
         self.model.train()
         for observer in self.observers:
             observer.watched(step, heads)

@@ -13,16 +13,24 @@ from torch import Tensor
 
 from clearhead.attention.mask_kinds import Band, Both, Dense, Documents, Either, Padding, Prefix
 from clearhead.attention.masks import Mask
+from clearhead.lens.kernels.reusing import reused
 
 FAR = 2**30
 TERMS = 4  # more are not worth a kernel of their own
 DENSE = 2**28  # cells of a mask that may be built whole
 
-Bound = tuple[int, "Tensor | int"]  # which of the six bounds, and its number of each sample
+
+class Bound(NamedTuple):
+    """Which of the six bounds of a term it is, and its number: the same for all samples, or plus or minus lengths."""
+
+    place: int
+    number: int
+    lengths: Tensor | None = None
+    sign: int = 1
 
 
 class Term(NamedTuple):
-    """Bounds, as (place, numbers): 0, 1 of j − i (both included), 2, 3 of j, 4, 5 of i (the end excluded)."""
+    """Bounds, by their places: 0, 1 of j − i (both included), 2, 3 of j, 4, 5 of i (the end excluded)."""
 
     bounds: tuple[Bound, ...] = ()
     documents: Documents | None = None
@@ -52,9 +60,9 @@ def refusal(mask: Mask | None, sizes: tuple[int, int, int, int]) -> str | None:
 def rules(mask: Mask | None, sizes: tuple[int, int, int, int], device: torch.device) -> Rules:
     """What the kernels are told about a mask; worked out once for all layers that share it."""
     if mask is None:
-        nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        nothing = _nothing(device)
         return Rules((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0, 0)
-    found: Rules = mask.once(("lens rules", sizes, str(device)), lambda: _rules(mask, sizes, device))
+    found: Rules = mask.once(("lens rules", sizes, device), lambda: _rules(mask, sizes, device))
     return found
 
 
@@ -103,14 +111,16 @@ def _bounds(mask: Mask, queries: int, keys: int) -> tuple[Bound, ...] | None:
     match mask:
         case Band(left=left, right=right):
             start = mask.start(queries, keys)
-            low = () if left is None else ((0, start - left),)
-            return low if right is None else (*low, (1, start + right))
+            low = () if left is None else (Bound(0, start - left),)
+            return low if right is None else (*low, Bound(1, start + right))
         case Prefix(lengths=lengths):
-            return ((3, lengths),)
+            return (Bound(3, 0, lengths),)
         case Padding(lengths=lengths, side="right", hide_queries=hides):
-            return ((3, lengths), (5, lengths - (keys - queries))) if hides else ((3, lengths),)
+            of_queries = (Bound(5, queries - keys, lengths),) if hides else ()
+            return (Bound(3, 0, lengths), *of_queries)
         case Padding(lengths=lengths, hide_queries=hides):
-            return ((2, keys - lengths), (4, queries - lengths)) if hides else ((2, keys - lengths),)
+            of_queries = (Bound(4, queries, lengths, -1),) if hides else ()
+            return (Bound(2, keys, lengths, -1), *of_queries)
     return None
 
 
@@ -122,8 +132,7 @@ def _rules(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -
     bounds = _table(found, device)
     documents = next((term.documents for term in found if term.documents is not None), None)
     dense = next((term.dense for term in found if term.dense is not None), None)
-    nothing = torch.zeros(1, dtype=torch.int32, device=device)
-    of_queries, of_keys, seen = nothing, nothing, nothing
+    of_queries = of_keys = seen = _nothing(device)
     if documents is not None:
         of_queries, of_keys = documents.of_queries(queries).contiguous(), documents.ids.contiguous()
     if dense is not None:
@@ -135,21 +144,37 @@ def _rules(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -
         seen,
         *((0, 0, 0, 0) if dense is None else strides(seen)),
     )
-    used = sum(1 << number * 6 + place for number, term in enumerate(found) for place in {at for at, _ in term.bounds})
+    used = sum(1 << bit for bit in {6 * row + one.place for row, term in enumerate(found) for one in term.bounds})
     return Rules(arguments, len(found), used, *(_marked(found, kind) for kind in ("documents", "dense")))
 
 
 def _table(found: list[Term], device: torch.device) -> Tensor:
     """The six bounds of each term, for each sample or for all: (samples, terms, 6)."""
-    samples = max((len(n) for term in found for _, n in term.bounds if isinstance(n, Tensor)), default=1)
-    table = torch.full((samples, len(found), 6), FAR, dtype=torch.int32, device=device)
-    table[..., 0::2] = -FAR
-    for number, term in enumerate(found):
-        for place, bound in term.bounds:
-            column = table[:, number, place]
-            tighter = bound.to(device, torch.int32) if isinstance(bound, Tensor) else torch.full_like(column, bound)
-            column.copy_(torch.maximum(column, tighter) if place % 2 == 0 else torch.minimum(column, tighter))
+    numbers: list[list[int]] = [[-FAR, FAR] * 3 for _ in found]
+    own: list[tuple[int, int, Tensor]] = []
+    for row, term in enumerate(found):
+        for place, number, lengths, sign in term.bounds:
+            if lengths is None:
+                numbers[row][place] = (min if place % 2 else max)(numbers[row][place], number)
+            else:
+                own.append((row, place, lengths if (number, sign) == (0, 1) else number + sign * lengths))
+    table: Tensor = reused(
+        ("bounds", tuple(map(tuple, numbers))),
+        device,
+        lambda: torch.tensor([numbers], dtype=torch.int32, device=device),
+    )
+    if own:
+        table = table.repeat(max(len(bound) for *_, bound in own), 1, 1)
+    for row, place, bound in own:
+        column = table[:, row, place]
+        (torch.minimum if place % 2 else torch.maximum)(column, bound.to(device), out=column)
     return table
+
+
+def _nothing(device: torch.device) -> Tensor:
+    """Stands for what is not there, and is not read."""
+    found: Tensor = reused("nothing", device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
+    return found
 
 
 def _marked(found: list[Term], kind: str) -> int:

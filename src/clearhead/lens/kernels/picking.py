@@ -8,7 +8,18 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from clearhead.lens.kernels.scoring import FAR, HIDDEN, NOTHING, NUMBERS, biased, products, scored, tile_of, visible
+from clearhead.lens.kernels.scoring import (
+    FAR,
+    HIDDEN,
+    LN2,
+    NOTHING,
+    NUMBERS,
+    biased,
+    products,
+    scored,
+    tile_of,
+    visible,
+)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -46,10 +57,12 @@ def pick(
     TOP: tl.constexpr,
     SLOTS: tl.constexpr,
     CLASSES: tl.constexpr,
+    GIVEN: tl.constexpr,
 ):
-    """The weight of the first visible key, and the best TOP keys (or, with none asked for, the best one).
+    """The logsumexp, the weight of the first visible key, and the best TOP keys (if none are asked for, the best one).
 
-    BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps and the first keys.
+    BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps in units of ln 2, the
+    first keys, and the logsumexps as they were GIVEN.
     """
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -62,7 +75,12 @@ def pick(
     scale = tl.load(scales + h)
     tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
 
-    begins = tl.load(seen[1] + at, mask=inside, other=-1)[:, None]
+    begins = tl.load(seen[1] + at, mask=inside, other=-1)
+    natural = logsumexp * LN2
+    if GIVEN:
+        natural = tl.load(seen[2] + at, mask=inside, other=0.0)
+    tl.store(out[3] + at, tl.where(begins >= 0, natural, float("-inf")), mask=inside)
+    begins = begins[:, None]
     score = score_of(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
     first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
     tl.store(out[0] + at, tl.sum(first, 1), mask=inside)

@@ -26,24 +26,28 @@ class Place(NamedTuple):
 
 
 def placed(x: Tensor, rows: int, width: int) -> Place:
-    """A tensor (batch, heads, tokens, d), of which so many rows are read at a time."""
-    return _described(x, rows, width) or Place(x, x.stride(), False)
+    """A tensor (batch, heads, tokens, d), of which so many rows are read at a time.
+
+    What fits into one tile goes by pointer: to describe it takes longer than to read it.
+    """
+    found = described(x, rows, width) if x.shape[2] > rows else None
+    return found or Place(x, x.stride(), False)
 
 
-def _described(x: Tensor, rows: int, width: int) -> Place | None:
+def described(x: Tensor, rows: int, width: int, *, for_gluon: bool = False) -> Place | None:
     """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
 
-    None where its strides do not allow it, or its columns would run into the next head.
+    None where its strides do not allow it, or its columns would run into the next head. Gluon wants to know how tiles
+    will lie in shared memory.
     """
-    batch, heads, tokens, d = x.shape
-    by_sample, by_head = (0 if size == 1 else stride for size, stride in zip((batch, heads), x.stride(), strict=False))
-    by_row, itemsize = x.stride(2), x.element_size()
     if not copies_tiles(x.device):
         return None
-    if x.stride(3) != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
+    batch, heads, tokens, d = x.shape
+    by_sample, by_head, by_row, by_number = x.stride()
+    by_sample, by_head = by_sample if batch > 1 else 0, by_head if heads > 1 else 0
+    itemsize = x.element_size()
+    if by_number != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
         return None
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     if by_head % by_row == 0:
         place, columns = (by_sample // by_row, by_head // by_row, 0), d
     elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
@@ -51,21 +55,25 @@ def _described(x: Tensor, rows: int, width: int) -> Place | None:
     else:
         return None
     length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
-    return Place(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), place, True)
+    given = (x, [length, columns], [by_row, 1], [rows, width])
+    if for_gluon:
+        from triton.experimental.gluon.nvidia import hopper
+
+        return Place(hopper.TensorDescriptor(*given, _layout((rows, width))), place, True)
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return Place(TensorDescriptor(*given), place, True)
 
 
 def copies_tiles(device: torch.device) -> bool:
     """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
-    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
+    return interpreted() or (device.type == "cuda" and capability(device)[0] >= 9)
 
 
-def for_gluon(place: Place) -> Place:
-    """A described tensor as Gluon takes it, which wants to know how its tiles will lie in shared memory."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    given = place.source
-    layout = _layout(tuple(given.block_shape))
-    return place._replace(source=TensorDescriptor(given.base, given.shape, given.strides, given.block_shape, layout))
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """What generation a GPU is of."""
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache
@@ -78,7 +86,7 @@ def _layout(tile: tuple[int, int]) -> Any:
 
 def has_warpgroups(device: torch.device) -> bool:
     """Whether the GPU's tensor cores work for four warps at a time, as only Hopper's do, and Gluon is there."""
-    if interpreted() or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+    if interpreted() or device.type != "cuda" or capability(device)[0] != 9:
         return False
     return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -66,6 +67,7 @@ FULL: dict[int, Shapes] = {
 }
 
 
+@functools.lru_cache(maxsize=64)
 def shapes_for(width: int, itemsize: int, rows: int, keys: int, wide: int, top: int, plain: bool = True) -> Shapes:
     """The tiles for heads of this width (a power of two), no larger than there is to do.
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.masks import Mask
+from clearhead.lens.kernels.reusing import reused
+
+FEW = 4  # so few tiles are visited sooner than a mask says which of them it hides: that takes the time of 50 kernels
 
 Plan = tuple[Tensor | int, ...]
 Tile = tuple[int, int]  # queries, keys
@@ -23,29 +26,37 @@ def along_rows(
 
     In the hole are the tiles with keys on both sides of their queries: their distances take a closer look.
     """
-    key = ("lens rows", sizes, rows, offset, tile, str(device))
-    return _kept(mask, key, functools.partial(_along_rows, mask, sizes, rows, offset, tile, device))
+    tiles = (-(-len(rows) // tile[0]), -(-sizes[1] // tile[1]))
+    if mask is not None and tiles[0] * tiles[1] <= FEW:
+        return _all(*tiles, device)
+    key = ("lens rows", sizes, rows, offset, tile, device)
+    return _kept(mask, key, functools.partial(_along_rows, mask, sizes, rows, offset, tile, device), device)
 
 
 def along_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> Plan:
     """For each tile of keys the same, of whole tiles of rows, and without a hole."""
-    key = ("lens columns", sizes, rows, tile, str(device))
-    return _kept(mask, key, functools.partial(_along_columns, mask, sizes, rows, tile, device))
+    tiles = (-(-sizes[1] // tile[1]), -(-len(rows) // tile[0]))
+    if mask is not None and tiles[0] * tiles[1] <= FEW:
+        return _all(*tiles, device)
+    key = ("lens columns", sizes, rows, tile, device)
+    return _kept(mask, key, functools.partial(_along_columns, mask, sizes, rows, tile, device), device)
 
 
-def _kept(mask: Mask | None, key: tuple[object, ...], make: functools.partial[Plan]) -> Plan:
-    if mask is not None:
-        found: Plan = mask.once(key, make)
-        return found
-    plan = _without_mask.get(key)
-    if plan is None:
-        if len(_without_mask) > 31:
-            _without_mask.clear()  # by another thread, too: so nothing is looked up twice
-        plan = _without_mask[key] = make()
-    return plan
+def _kept(mask: Mask | None, key: tuple[object, ...], make: functools.partial[Plan], device: torch.device) -> Plan:
+    found: Plan = reused(key, device, make) if mask is None else mask.once(key, make)
+    return found
 
 
-_without_mask: dict[tuple[object, ...], Plan] = {}
+def _all(tiles: int, others: int, device: torch.device) -> Plan:
+    """The plan to visit every tile, and to ask the mask about all of it."""
+
+    def make() -> Plan:
+        some = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)
+        none = torch.zeros(1, 1, tiles, dtype=torch.long, device=device)
+        return _plan(some, none, none, none, none)
+
+    found: Plan = reused(("all tiles", tiles, others), device, make)
+    return found
 
 
 def _along_rows(
