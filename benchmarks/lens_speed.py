@@ -318,7 +318,7 @@ def main() -> None:
             if asked.only in (None, size.tokens):
                 tabulate(table, size, asked.rounds if size.tokens < 2**17 else min(asked.rounds, 5))
                 torch.cuda.empty_cache()
-        table.save()
+                table.save()
 
 
 if __name__ == "__main__":

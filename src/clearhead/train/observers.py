@@ -75,7 +75,8 @@ class Board(Observer):
     def __init__(self, folder: Path, resumed_from: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1)
+        # Of the usual 10 numbers waiting to be written, the next one would hold up the training.
+        self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1, max_queue=1000)
 
     def logged(self, moment: Moment) -> None:
         self._write("train", moment)
@@ -85,22 +86,11 @@ class Board(Observer):
         self._write("dev", moment)
 
     def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
-        from torch.utils.tensorboard.summary import scalar
-
-        means = {
-            f"heads.{field}/{name}": sum(values) / len(values)
-            for name, state in heads.items()
-            for field, values in state._asdict().items()
-        }
-        troubles = {
-            f"heads/{trouble}": sum(state.troubles()[trouble] for state in heads.values())
-            for trouble in ("collapsed", "sunk", "dead")
-        }
-        # All of a look in one event: TensorBoard's thread would hold up the training with every other one.
-        whole, *others = (scalar(tag, value) for tag, value in (means | troubles).items())
-        for one in others:
-            whole.MergeFrom(one)
-        self.writer._get_file_writer().add_summary(whole, step)
+        for name, state in heads.items():
+            for field, values in state._asdict().items():
+                self.writer.add_scalar(f"heads.{field}/{name}", sum(values) / len(values), step)
+        for trouble in ("collapsed", "sunk", "dead"):
+            self.writer.add_scalar(f"heads/{trouble}", sum(s.troubles()[trouble] for s in heads.values()), step)
 
     def close(self) -> None:
         self.writer.close()

@@ -14,9 +14,11 @@ def reused(key: Hashable, device: torch.device, make: Callable[[], Any]) -> Any:
     >>> reused("a row", torch.device("cpu"), lambda: [1]) is reused("a row", torch.device("cpu"), lambda: [1])
     True
     """
-    stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     whole = (key, device, stream)
     found = _made.get(whole)
+    if found is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return make()  # it belongs to the graph
     if found is None:
         if len(_made) > 63:
             _made.clear()  # by another thread, too: so nothing is looked up twice
