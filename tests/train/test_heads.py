@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import clearhead.train
 from clearhead import EncoderDecoder, Mask, ModelConfig
+from clearhead.train import loop
 from clearhead.train.heads import HeadState, alike, head_states
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
@@ -137,6 +139,13 @@ def test_tensorboard_shows_the_heads(watched):
     wanted = [np.mean(line["heads"]["encoder.0.self"]["entropy"]) for line in lines]
     assert [value for _, value in found["heads.entropy/encoder.0.self"]] == pytest.approx(wanted, abs=1e-4)
     assert [step for step, _ in found["heads/dead"]] == [3, 6, 7]
+
+
+def test_looks_that_take_long_are_rare(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "EVERY", 1)
+    monkeypatch.setattr(loop, "head_states", lambda *given: time.sleep(0.3) or head_states(*given))
+    run = clearhead.train.run(str(write_recipe(tmp_path, train="steps = 9")), out=tmp_path / "run", device="cpu")
+    assert [line["step"] for line in lines_of(run)] == [1, 2, 9], "the first is not counted, the second was too long"
 
 
 def test_watching_changes_nothing_and_can_be_switched_off(watched, tmp_path):

@@ -156,7 +156,7 @@ def _watched(
         if recipe.train.tensorboard:
             observers.append(Board(where / "tensorboard", begun))
         observers.append(Curve(where, metric))
-        if recipe.train.heads_every:
+        if recipe.train.heads_every != 0:
             observers.append(Heads(where, begun))
     trainer.observers = observers
     with ExitStack() as stack:

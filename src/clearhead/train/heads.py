@@ -23,6 +23,7 @@ from clearhead.text.batches import Batch
 from clearhead.train.observers import Observer, cut, whole_lines
 
 EXAMPLES = 8  # that are looked at
+EVERY, SHARE = 100, 0.02  # steps from one look to the next, unless looks took more than this share of the time
 COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
 FAINT = 0.001  # dead, too, is what adds less, however little the other heads of its layer add
 

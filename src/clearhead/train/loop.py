@@ -20,7 +20,7 @@ from clearhead.tasks.task import Model
 from clearhead.text import Row
 from clearhead.text.batches import Batch, BatchPlan
 from clearhead.train.checkpoints import Checkpoints, gathered, restore
-from clearhead.train.heads import alike, head_states
+from clearhead.train.heads import EVERY, SHARE, alike, head_states
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
@@ -71,6 +71,7 @@ class Trainer:
         )
         self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
         self.few = self.examples.batch(alike(examples.lengths))  # what the heads are watched with
+        self.looks: list[float] = []  # how many seconds each took
         self.precision = precision_of(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
@@ -166,7 +167,7 @@ class Trainer:
         if step % train.log_every == 0 or ended:
             self._settle()
             self._log(step)
-        if train.heads_every and (step % train.heads_every == 0 or ended):
+        if train.heads_every != 0 and (ended or self._due(step)):
             self._look(step)
         if step % train.evaluate_every == 0 or ended:
             self._evaluate(step)
@@ -213,11 +214,22 @@ class Trainer:
         position.loss, position.counted = 0.0, 0
         self._tell("logged", step, metrics)
 
+    def _due(self, step: int) -> bool:
+        """Whether it is time to look at the heads: if nobody says how often, looks take a small share of the time."""
+        if step % (self.train.heads_every or EVERY):
+            return False
+        counted = self.looks[1:]  # the first one compiles what all need
+        dear = sum(counted + counted[-1:]) > SHARE * self.position.seconds
+        return self.train.heads_every is not None or not self.processes.agree(float(dear))
+
     def _look(self, step: int) -> None:
         """What the heads do with a few examples, as the weights are now."""
+        self._settle()
+        started = time.monotonic()
         self.model.eval()
         heads = head_states(self.model, lambda: self._forward(self.few))
         self.model.train()
+        self.looks.append(time.monotonic() - started)
         for observer in self.observers:
             observer.watched(step, heads)
 

@@ -82,7 +82,8 @@ class Train(Section):
     metric: str | None = None  # what is better: a score of the task, or "loss"; None: the task's own
     keep: int = Field(2, ge=1)  # newest checkpoints that stay, besides the best
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # how the finished model is stored
-    heads_every: int = Field(100, ge=0)  # steps from one look at what the heads do to the next; 0: never
+    # steps from one look at what the heads do to the next; 0: never; None: 100, or more where that takes too long
+    heads_every: int | None = Field(None, ge=0)
     tensorboard: bool = True
 
 
