@@ -89,6 +89,15 @@ def test_masks_of_padded_batches_are_kept_as_rules(family, band, side, attention
     assert record.expected_bytes == expected_bytes(model, 11, batch=3, keep="qk")
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_one_row_for_all_queries_is_no_causal_mask(kind):
+    model, real = made("llama"), padding("right")[:, None, None].bool()
+    given = real if kind == torch.bool else torch.zeros(real.shape).masked_fill(~real, torch.finfo(kind).min)
+    with torch.no_grad(), watch(model, keep="qk") as record:
+        model(tokens(), attention_mask=given)
+    assert repr(record["decoder.1.self"].kept.call().mask) == "Mask.padding([11, 7, 5])"
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_steps_of_a_padded_batch_follow_one_rule(cache):
     model = made("llama")

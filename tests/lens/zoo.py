@@ -100,6 +100,7 @@ def _seq2seq(model: str, config: str, **changes: Any) -> Family:
 FAMILIES = {
     "bert": _bert("BertModel", "BertConfig"),
     "roberta": _bert("RobertaModel", "RobertaConfig", max_position_embeddings=23, pad_token_id=1),
+    "layoutlm": _bert("LayoutLMModel", "LayoutLMConfig"),
     "distilbert": Family(
         _made("DistilBertModel", "DistilBertConfig", vocab_size=31, dim=21, n_heads=3, n_layers=2, hidden_dim=37),
         stack("encoder", 2),

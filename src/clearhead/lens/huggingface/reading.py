@@ -148,13 +148,15 @@ def _read(got: Given, keys: int) -> Read:
     if not isinstance(got.mask, Tensor):
         return Blockwise(got.mask, keys), None
     mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
+    alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
+    likely = {"causal": got.causal and not alike, "window": None if alike else got.window}
     if mask.dtype == torch.bool:
         if got.way == "sdpa":
-            return ruled(mask, causal=got.causal, window=got.window), None
+            return ruled(mask, **likely), None
         return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
     hidden = mask <= HIDING
     rest = mask.masked_fill(hidden, 0.0)
-    return ruled(~hidden, causal=got.causal, window=got.window), rest if rest.any() else None
+    return ruled(~hidden, **likely), rest if rest.any() else None
 
 
 def _flash(got: Given, keys: int) -> Mask | None:
