@@ -26,6 +26,8 @@ Heads = Mapping[str, Collection[int] | Tensor]
 def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     """Within it these heads add nothing: their part of what W_O is applied to is zero. Its bias stays.
 
+    Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
+
     For our models and Hugging Face's, compiled or not, in training, with a cache, with beams. Several add up. It holds
     for every thread that uses the model, and for no copy of it. A backward pass that recomputes layers (checkpointing)
     belongs inside, too.
