@@ -228,11 +228,12 @@ class Mask(ABC):
             return make()
         changes = tuple(tensor._version for tensor in tensors)
         key = (key, changes, torch.is_inference_mode_enabled())
-        if key not in self._found:
+        kept = self._found.get(key)
+        if kept is None:
             if len(self._found) > 7:
-                self._found.clear()  # sizes that come and go, as in a growing cache
-            self._found[key] = make()
-        return self._found[key]
+                self._found.clear()  # sizes that come and go, as in a growing cache; nothing is looked up twice
+            kept = self._found[key] = (make(),)
+        return kept[0]
 
     @functools.cached_property
     def _found(self) -> dict[Any, Any]:
