@@ -149,14 +149,14 @@ def _read(got: Given, keys: int) -> Read:
         return Blockwise(got.mask, keys), None
     mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
     alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
-    likely = {"causal": got.causal and not alike, "window": None if alike else got.window}
+    rule = functools.partial(ruled, causal=got.causal and not alike, window=None if alike else got.window)
     if mask.dtype == torch.bool:
         if got.way == "sdpa":
-            return ruled(mask, **likely), None
+            return rule(mask), None
         return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
     hidden = mask <= HIDING
     rest = mask.masked_fill(hidden, 0.0)
-    return ruled(~hidden, **likely), rest if rest.any() else None
+    return rule(~hidden), rest if rest.any() else None
 
 
 def _flash(got: Given, keys: int) -> Mask | None:
