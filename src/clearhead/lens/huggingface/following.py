@@ -69,7 +69,8 @@ class Frame:
         """
         room = self.rooms.get(-1 if layer is None else layer, Room())
         if not room.length and keys > queries:  # a layer may look at the keys of another
-            others = (one for one in self.rooms.values() if one.length and one.explains(queries, keys))
+            filled = (one for one in self.rooms.values() if one.length or not self.length)
+            others = (one for one in filled if one.explains(queries, keys))
             room = next(others, room._replace(length=self.length))
         if known.cross:
             return room.length, 0, keys
