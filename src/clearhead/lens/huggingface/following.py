@@ -69,7 +69,8 @@ class Frame:
         """
         room = self.rooms.get(-1 if layer is None else layer, Room())
         if not room.length and keys > queries:  # a layer may look at the keys of another
-            others = (one for one in self.rooms.values() if one.length and one.explains(queries, keys))
+            filled = (one for one in self.rooms.values() if one.length or not self.length)
+            others = (one for one in filled if one.explains(queries, keys))
             room = next(others, room._replace(length=self.length))
         if known.cross:
             return room.length, 0, keys
@@ -170,7 +171,7 @@ class Follower:
                 del frames[n:]
                 break
         cache = caches.cache_in(named.values())
-        frame = Frame(module, cache, self._rooms(cache), frames[-1] if frames else None)
+        frame = Frame(module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None)
         if not frames:
             self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
@@ -192,9 +193,17 @@ class Follower:
             self.listener.listen(cache)
         self.collector.end()
 
-    def _rooms(self, cache: Any) -> dict[int, Room]:
-        """What the cache holds of the layers that are watched: others may have taken this step's tokens already."""
-        return {n: room for n, room in rooms(cache).items() if not self.layers or n in self.layers}
+    def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, Room]:
+        """What the cache holds of the layers that are watched: others may have taken the tokens that are `coming`.
+
+        All have, where a layer by itself has no place there: it looks at the keys of one before it.
+        """
+        held = rooms(cache)
+        own = {n: room for n, room in held.items() if not self.layers or n in self.layers}
+        if own or not held:
+            return own
+        new = 0 if coming is None else coming.shape[-2]
+        return {n: room._replace(length=max(0, room.length - new)) for n, room in held.items()}
 
     def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
