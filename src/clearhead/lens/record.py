@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from clearhead.errors import RecordError
 from clearhead.lens.sights import Forward, Sight, check_known
 from clearhead.lens.spreads import Statistics, over_all
+from clearhead.lens.tokens import named_by
 
 VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
 
@@ -123,24 +124,3 @@ class Record:
         more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
         rest = [f"  … and {more} more"] if more else []
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
-
-
-def named_by(namer: Any) -> Callable[[int], str]:
-    """How a tokenizer of ours, of Hugging Face's, or a function names a token."""
-    if hasattr(namer, "pieces"):
-        return lambda number: _text(namer.pieces([number])[0], number)
-    if hasattr(namer, "convert_ids_to_tokens"):
-        return lambda number: _text(namer.convert_ids_to_tokens(number), number)
-    if hasattr(namer, "id_to_token"):
-        return lambda number: _text(namer.id_to_token(number), number)
-    if hasattr(namer, "decode"):
-        return lambda number: _text(namer.decode([number]), number)
-    if callable(namer):
-        return lambda number: _text(namer(number), number)
-    raise RecordError(
-        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
-    )
-
-
-def _text(name: object, number: int) -> str:
-    return name if isinstance(name, str) else f"<{number}>"  # a number that the tokenizer does not know
