@@ -83,15 +83,20 @@ class Record:
 
         With one for each text where they differ: `record.label(source=…, target=…)`. Returns the record.
         """
-        for call in self.calls:
-            for kind, ids in call.ids.items():
-                given = kinds.get(kind, namer)
-                if given is not None:
-                    name = named_by(given)
-                    call.labels[kind] = {number: name(number) for number in sorted(set(ids.unique().tolist()) - {-1})}
         known = {kind for call in self.calls for kind in call.ids}
         if unknown := sorted(set(kinds) - known):
             raise RecordError(f"no tokens of {unknown[0]!r} went in; there are {', '.join(sorted(known)) or 'none'}")
+        if not known:
+            raise RecordError(
+                "no tokens are known that could be named: vectors or pictures went in, or different texts in one pass"
+            )
+        given = {kind: kinds.get(kind, namer) for kind in known}
+        names = {kind: named_by(one) for kind, one in given.items() if one is not None}
+        for call in self.calls:
+            for kind, ids in call.ids.items():
+                if kind in names:
+                    numbers = sorted(set(ids.unique().tolist()) - {-1})
+                    call.labels[kind] = {number: names[kind](number) for number in numbers}
         return self
 
     def save(self, path: str | Path) -> None:
