@@ -62,7 +62,7 @@ class Record:
     @classmethod
     def merge(cls, records: Iterable[Record]) -> Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
-        records = list(records)
+        records = list(records) if isinstance(records, Iterable) else [records]
         if strange := [one for one in records if not isinstance(one, Record)]:
             raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
         if not records:
