@@ -58,7 +58,7 @@ class Frame:
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
         self.growth: Growth | None = None if around is None else around.growth
-        self.reads = around is not None and around.reads  # tokens that are known, it or what is around it
+        self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
         self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
 
     @property
