@@ -22,6 +22,8 @@ def joined(*tokens: str) -> str:
         (["[CLS]", "un", "##believ", "##able", "[SEP]"], "⟨CLS⟩ unbelievable ⟨SEP⟩"),
         (["The", "Ġun", "believ", "able"], "The unbelievable"),
         (["one", "two"], "one two"),
+        (["我爱", "北京", "。", "Yes", "."], "我爱北京。 Yes ."),
+        (["Yes", "\n", "No", "▁", "x"], "Yes ⏎No ␣x"),
         (["<s>", "▁a", "</s>"], "⟨s⟩ a ⟨/s⟩"),
         ([], ""),
     ],
@@ -33,6 +35,8 @@ def test_marks_of_spaces_become_gaps(tokens, text):
 def test_bytes_that_spell_one_character_each_show_it():
     assert shown("▁", "<0xE5>", "<0xA5>", "<0xB9>", "▁x") == ["␣", "她₁", "她₂", "她₃", "x"]
     assert shown("Ġa", "å", "¥¹b") == ["a", "她₁", "她₂b"]
+    assert shown("▁a", "<0xE5>", "<0xA5><0xB9>b") == ["a", "她₁", "她₂b"]
+    assert shown("a<0xE5>", "<0xA5><0xB9>▁", "▁<0xE5>b\ud800") == ["a她₁", "她₂ ", "⟨E5⟩b⟨ED⟩⟨A0⟩⟨80⟩"]
 
 
 def test_bytes_that_spell_nothing_show_their_numbers():

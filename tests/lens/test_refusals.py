@@ -19,6 +19,7 @@ pytestmark = pytest.mark.unchecked
         ({"top": -3}, ["top", "at least 0", "-3"]),
         ({"top": None}, ["top", "whole number", "None"]),
         ({"top": True}, ["top", "whole number", "True"]),
+        ({"top": 10**12}, ["top", "at most 1,048,576", "1000000000000"]),
         ({"offset": 1.5}, ["offset", "whole number", "1.5"]),
         ({"softcap": float("inf")}, ["softcap", "positive", "inf"]),
         ({"every": 0}, ["every", "at least 1", "0"]),
@@ -57,6 +58,8 @@ def test_what_attention_refuses_is_refused_here_too():
         measure(q(), k(), torch.ones(5, 11, dtype=torch.bool))
     with refused(DtypeError, "must have one dtype"):
         measure(q(), k().double())
+    with refused(DtypeError, "q, k and v must have at least 16 bits", "torch.float8_e4m3fn", ".bfloat16()"):
+        measure(q().to(torch.float8_e4m3fn), k().to(torch.float8_e4m3fn))
 
 
 def test_heads_without_features():
@@ -85,6 +88,7 @@ def small() -> Decoder:
         ({"heads": [True]}, ["heads 0 to 3", "True"]),
         ({"heads": torch.tensor([True, False])}, ["heads 0 to 3", "True"]),
         ({"pixels": 2.5}, ["pixels", "whole number", "2.5"]),
+        ({"top": 10**12}, ["top", "at most 1,048,576", "1000000000000"]),
         ({"probes": {"before": 5}}, ["probes", "functions", "5"]),
         ({"probes": [1]}, ["probes", "functions", "[1]"]),
     ],
@@ -125,6 +129,9 @@ def seen() -> Sight:
         ({"keys": 3}, ["keys at positions 0 to 2", "3"]),
         ({"batch": True}, ["1 sample, numbered from 0", "True"]),
         ({"batch": 0.0}, ["1 sample, numbered from 0", "0.0"]),
+        ({"head": True}, ["heads [0, 1, 2, 3]", "True"]),
+        ({"head": 1.0}, ["heads [0, 1, 2, 3]", "1.0"]),
+        ({"head": -1}, ["heads [0, 1, 2, 3]", "-1"]),
     ],
 )
 def test_windows_that_make_no_sense(seen, window, words):
@@ -132,9 +139,16 @@ def test_windows_that_make_no_sense(seen, window, words):
         seen.weights(**{"batch": 0, "head": 0, **window})
 
 
+@pytest.mark.parametrize("query", [True, 1.0, None, "1"])
+def test_a_query_that_is_no_position(seen, query):
+    with refused(RecordError, "'decoder.0.self' is chosen by its position", repr(query)):
+        seen.top(0, 0, query)
+
+
 def test_numbers_may_be_those_of_tensors(seen):
     model, tokens = small(), torch.tensor([[1, 2, 3]])
-    assert torch.equal(seen.weights(0, 1, torch.tensor(2)), seen.weights(0, 1, 2))
+    assert torch.equal(seen.weights(0, torch.tensor(1), torch.tensor(2)), seen.weights(0, 1, 2))
+    assert seen.top(0, torch.tensor(1), torch.tensor(2)) == seen.top(0, 1, 2)
     with watch(model, heads=torch.tensor([3, 1]), layers=[torch.tensor(1)]) as record:
         model(tokens)
     assert record.names == ["decoder.1.self"]
@@ -165,7 +179,15 @@ def test_a_token_that_is_no_number(seen):
         rollout(seen.forward, 1.0)
 
 
-@pytest.mark.parametrize("given", [[1], [Record(), None], ["run.record"]])
+@pytest.mark.parametrize("given", [None, 3, [1], [Record(), None], ["run.record"]])
 def test_a_merger_of_something_else(given):
     with refused(RecordError, "a list of records"):
         Record.merge(given)
+
+
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_a_file_without_a_name(seen, path):
+    with refused(RecordError, "is a folder", "'run.record'"):
+        Record(calls=[seen.forward]).save(path)
+    with refused(RecordError, "cannot be read"):
+        Record.load(path)

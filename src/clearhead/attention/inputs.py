@@ -123,6 +123,8 @@ def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         raise DtypeError(
             f"q, k and v must have one dtype, got {kinds}; convert them with .to(q.dtype) or use torch.autocast"
         )
+    if q.itemsize == 1:
+        raise DtypeError(f"q, k and v must have at least 16 bits, got {q.dtype}; convert them with .bfloat16()")
     return q, k, v
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live import Live
+from clearhead.lens.tokens import named_by
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.reading import Reading
 
@@ -62,7 +63,7 @@ class HuggingFaceText:
     name: ClassVar[str] = "text"
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.name_of = tokenizer, named_by(tokenizer)
 
     def readings(
         self, model: Any, text: str, *, answer: str | None = None, beams: int = 1, most: int | None = None
@@ -121,8 +122,7 @@ class HuggingFaceText:
         return written
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
-        found = self.tokenizer.convert_ids_to_tokens([max(int(number), 0) for number in numbers])
-        return [str(piece) if number >= 0 else "" for piece, number in zip(found, numbers, strict=True)]
+        return [self.name_of(int(number)) if number >= 0 else "" for number in numbers]
 
     def _numbers(self, text: str) -> list[int]:
         if not text.strip():

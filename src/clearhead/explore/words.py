@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
-SPACE = "▁"  # SentencePiece's, and clearhead's own
+from clearhead.lens.tokens import SPACE, bytes_of_marks
+
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+UNSPACED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")  # Chinese and Japanese
 BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
@@ -34,6 +35,8 @@ def words(tokens: Sequence[str]) -> list[Word]:
     ['⟨CLS⟩', 'token', 'ization']
     >>> [word.shown for word in words(["Hello", "Ġworld", "ä½łå¥½"])]
     ['Hello', 'world', '你好']
+    >>> [word.shown for word in words(["▁我<0xE7>", "<0x88><0xB1>", "你"])]
+    ['我爱₁', '爱₂', '你']
     """
     return [Word(*one) for one in zip(*spelled(tokens), strict=True)]
 
@@ -82,39 +85,34 @@ def _special(token: str) -> bool:
 
 def _spelling(tokens: Sequence[str]) -> Callable[[str], _Piece]:
     """The tokenizer's way of spelling, guessed from the marks in what it wrote."""
-    if any(token.startswith(SPACE) or BYTE.fullmatch(token) for token in tokens):
+    if any(token.startswith(SPACE) or BYTE.search(token) for token in tokens):
         return _with_space_marks
     if any(token.startswith("##") for token in tokens):
         return lambda token: _Piece(token.removeprefix("##"), not token.startswith("##"))
     plain = [token for token in tokens if not _special(token)]
     if any("\u0100" <= mark <= "\u0143" for token in plain for mark in token) and all(map(_is_bytes, plain)):
         return _in_bytes
-    return lambda token: _Piece(token, True)
+    return lambda token: _Piece(token, UNSPACED.match(token) is None)
 
 
 def _with_space_marks(token: str) -> _Piece:
-    if byte := BYTE.fullmatch(token):
-        return _Piece(bytes.fromhex(byte[1]), False)
-    return _Piece(token.removeprefix(SPACE).replace(SPACE, " "), token.startswith(SPACE))
+    text, opens = token.removeprefix(SPACE).replace(SPACE, " "), token.startswith((SPACE, "\n"))
+    if BYTE.search(token) is None:
+        return _Piece(text, opens)
+    parts = BYTE.split(text)  # what stands between two bytes, then the second of them, and so on
+    pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
+    return _Piece(b"".join(bytes.fromhex(byte) + some.encode("utf-8", "surrogatepass") for some, byte in pairs), opens)
 
 
 def _in_bytes(token: str) -> _Piece:
     """GPT-2's spelling: every character stands for one byte."""
-    raw = bytes(_bytes_of_marks()[mark] for mark in token)
+    raw = bytes(bytes_of_marks()[mark] for mark in token)
     opens = raw[:1] in (b" ", b"\n")
     return _Piece(raw.removeprefix(b" ") or raw, opens)
 
 
 def _is_bytes(token: str) -> bool:
-    return all(mark in _bytes_of_marks() for mark in token)
-
-
-@cache
-def _bytes_of_marks() -> dict[str, int]:
-    """Bytes that can be printed stand for themselves, the others for the characters from U+0100 on, in their order."""
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return all(mark in bytes_of_marks() for mark in token)
 
 
 def _decoded(pieces: Sequence[bytes]) -> list[str]:

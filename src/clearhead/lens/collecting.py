@@ -99,6 +99,12 @@ class Collector:
         waiting.pop(kind, None)
         self._here.ids = waiting if ids is None else {**waiting, kind: ids}
 
+    def forget(self, kind: str) -> None:
+        """Of the pass that is under way nobody can say which tokens these were."""
+        (self._here.ids or {}).pop(kind, None)
+        if self._here.call is not None:
+            self._here.call.forget_ids(kind)
+
     def moved(
         self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
     ) -> None:

@@ -49,6 +49,8 @@ WHOLE = ("peak_key", "top_keys")
 
 def write(record: Record, path: Path) -> None:
     """Writes the file whole or not at all."""
+    if not path.name:
+        raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
     tensors: dict[str, Tensor] = {}
     known: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
 

@@ -17,6 +17,8 @@ from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
 from clearhead.errors import ClearheadError
 
+MOST = 2**20  # keys that are named for each query: room is made for all of them, also where there are fewer
+
 
 @dataclass(frozen=True)
 class Measures:
@@ -50,11 +52,13 @@ class Job(NamedTuple):
     logsumexp: Tensor | None  # of these rows, if a kernel has left it
 
 
-def check_counts(error: type[ClearheadError], *, least: int = 0, **counts: int) -> None:
-    """Refuses what is no whole number, or less than the least that makes sense."""
+def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | None = None, **counts: int) -> None:
+    """Refuses what is no whole number, or less or more than makes sense."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise error(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if most is not None and value > most:
+            raise error(f"{name} must be a whole number of at most {most:,}, got {value!r}")
 
 
 def blocks_of(queries: int, keys: int, pixels: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.lens import kernel, single, tiled
 from clearhead.lens.kernels.placing import interpreted
-from clearhead.lens.measures import Job, Measures, blocks_of, check_counts, defined, first_position
+from clearhead.lens.measures import MOST, Job, Measures, blocks_of, check_counts, defined, first_position
 
 WAYS: dict[str, Callable[[Job], Measures]] = {
     "defined": defined,
@@ -70,7 +70,8 @@ def planned(
     logsumexp: Tensor | None = None,
 ) -> Job:
     """What measure was asked for, as a job, or an error that names what makes no sense."""
-    check_counts(ShapeError, pixels=pixels, top=top)
+    check_counts(ShapeError, pixels=pixels)
+    check_counts(ShapeError, most=MOST, top=top)
     check_counts(ShapeError, least=1, every=every)
     if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
         raise ShapeError(f"offset must be a whole number, the position of the first query, got {offset!r}")

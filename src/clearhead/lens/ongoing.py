@@ -60,6 +60,9 @@ class Ongoing(Forward):
         if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
             pieces.append((time, position, numbers.detach().to("cpu", torch.long, copy=True)))
 
+    def forget_ids(self, kind: str) -> None:
+        self._tokens.pop(kind, None)
+
     def inherit(self, other: Ongoing, position: int) -> None:
         """Takes over the tokens before a position, of a call on the same cache that was cropped there."""
         for kind, numbers in other.ids.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from clearhead.errors import RecordError
 from clearhead.lens.sights import Forward, Sight, check_known
 from clearhead.lens.spreads import Statistics, over_all
+from clearhead.lens.tokens import named_by
 
 VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
 
@@ -61,7 +62,7 @@ class Record:
     @classmethod
     def merge(cls, records: Iterable[Record]) -> Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
-        records = list(records)
+        records = list(records) if isinstance(records, Iterable) else [records]
         if strange := [one for one in records if not isinstance(one, Record)]:
             raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
         if not records:
@@ -82,15 +83,20 @@ class Record:
 
         With one for each text where they differ: `record.label(source=…, target=…)`. Returns the record.
         """
-        for call in self.calls:
-            for kind, ids in call.ids.items():
-                given = kinds.get(kind, namer)
-                if given is not None:
-                    name = named_by(given)
-                    call.labels[kind] = {number: name(number) for number in sorted(set(ids.unique().tolist()) - {-1})}
         known = {kind for call in self.calls for kind in call.ids}
         if unknown := sorted(set(kinds) - known):
             raise RecordError(f"no tokens of {unknown[0]!r} went in; there are {', '.join(sorted(known)) or 'none'}")
+        if not known:
+            raise RecordError(
+                "no tokens are known that could be named: vectors or pictures went in, or different texts in one pass"
+            )
+        given = {kind: kinds.get(kind, namer) for kind in known}
+        names = {kind: named_by(one) for kind, one in given.items() if one is not None}
+        for call in self.calls:
+            for kind, ids in call.ids.items():
+                if kind in names:
+                    numbers = sorted(set(ids.unique().tolist()) - {-1})
+                    call.labels[kind] = {number: names[kind](number) for number in numbers}
         return self
 
     def save(self, path: str | Path) -> None:
@@ -123,24 +129,3 @@ class Record:
         more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
         rest = [f"  … and {more} more"] if more else []
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
-
-
-def named_by(namer: Any) -> Callable[[int], str]:
-    """How a tokenizer of ours, of Hugging Face's, or a function names a token."""
-    if hasattr(namer, "pieces"):
-        return lambda number: _text(namer.pieces([number])[0], number)
-    if hasattr(namer, "convert_ids_to_tokens"):
-        return lambda number: _text(namer.convert_ids_to_tokens(number), number)
-    if hasattr(namer, "id_to_token"):
-        return lambda number: _text(namer.id_to_token(number), number)
-    if hasattr(namer, "decode"):
-        return lambda number: _text(namer.decode([number]), number)
-    if callable(namer):
-        return lambda number: _text(namer(number), number)
-    raise RecordError(
-        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
-    )
-
-
-def _text(name: object, number: int) -> str:
-    return name if isinstance(name, str) else f"<{number}>"  # a number that the tokenizer does not know

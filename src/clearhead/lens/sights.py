@@ -14,6 +14,7 @@ from clearhead.attention.inputs import Call
 from clearhead.errors import RecordError
 from clearhead.lens.kept import Kept
 from clearhead.lens.measures import Measures
+from clearhead.lens.names import plain
 
 
 class Pending(Protocol):
@@ -175,12 +176,16 @@ class Sight(Measures):
 
     def place_of(self, head: int) -> int:
         """Where a head lies in the tensors, by its number."""
-        if head not in self.heads:
+        head = plain(head)
+        if isinstance(head, bool) or not isinstance(head, int) or head not in self.heads:
             raise RecordError(f"{self.name!r} was watched for heads {list(self.heads)}, not {head!r}")
         return self.heads.index(head)
 
     def row_of(self, query: int) -> int:
         """Where the query at a position lies in the tensors."""
+        query = plain(query)
+        if isinstance(query, bool) or not isinstance(query, int):
+            raise RecordError(f"a query of {self.name!r} is chosen by its position, got {query!r}")
         found = (self.queries == query).nonzero()
         if not len(found):
             apart = (self.queries - query).abs()

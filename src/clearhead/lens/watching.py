@@ -15,7 +15,7 @@ from clearhead.errors import LensError
 from clearhead.lens import huggingface
 from clearhead.lens.collecting import Collector, Settings
 from clearhead.lens.growing import Detail, Probe
-from clearhead.lens.measures import check_counts
+from clearhead.lens.measures import MOST, check_counts
 from clearhead.lens.memory import Sizes, bytes_of
 from clearhead.lens.names import attentions, check_heads, check_name, plain
 from clearhead.lens.own import listening
@@ -165,7 +165,8 @@ def _told(config: object, name: str) -> int | None:
 def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
     chosen = _layers(layers, list(route.shapes))
     numbers = None if heads is None else _heads(heads, {name: route.shapes[name].heads for name in chosen})
-    check_counts(LensError, pixels=detail.pixels, top=detail.top)
+    check_counts(LensError, pixels=detail.pixels)
+    check_counts(LensError, most=MOST, top=detail.top)
     if detail.keep not in ("none", "qk"):
         raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
     probes = {} if detail.probes is None else detail.probes

@@ -8,10 +8,11 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
@@ -57,6 +58,8 @@ class Frame:
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
         self.growth: Growth | None = None if around is None else around.growth
+        self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
+        self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
 
     @property
     def length(self) -> int:
@@ -100,7 +103,8 @@ class Follower:
             module: Attention(name, is_cross(paths[module], module), _grows(name, module, alone), outs.get(module))
             for name, module in named.items()
         }
-        self.layers = _layers(model, self.known)
+        self.wholes = _wholes(model)
+        self.layers = _layers(self.wholes, self.known)
         self.unseen = unseen(model)
         self.passes = self.looks = 0
         self.listener = caches.Listener(self._moved)
@@ -157,28 +161,39 @@ class Follower:
         return frames
 
     def _models(self) -> list[nn.Module]:
-        from transformers import PreTrainedModel
-
-        inner = (module for module in self.model.modules() if isinstance(module, PreTrainedModel))
-        return [self.model, *(module for module in inner if module is not self.model)]
+        return [self.model, *(module for module in self.wholes if module is not self.model)]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if recomputing():
             return
-        frames, named = self._frames, _named(type(module), args, kwargs)
+        frames, named = self._frames, _named(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
             if module is self.model or frame.module is module:  # left by a pass that was interrupted
                 del frames[n:]
                 break
         cache = caches.cache_in(named.values())
         frame = Frame(module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None)
+        ids = {} if frame.reads else self._ids(module, named)
+        frame.reads = frame.reads or bool(ids)
         if not frames:
             self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
-            self.collector.begin(growing=frame.growth, ids=self._ids(module, named))
+            self.collector.begin(growing=frame.growth, ids=ids)
+        else:
+            self._within(frame, ids)
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
         frames.append(frame)
+
+    def _within(self, frame: Frame, ids: Mapping[str, Tensor]) -> None:
+        """A model in a wrapper reads tokens. If it reads others later, nobody could tell whose a text is."""
+        for kind, numbers in ids.items():
+            before = frame.read.setdefault(kind, numbers)
+            if before is numbers:
+                self.collector.note(kind, numbers)
+            elif before is not None and not frame.length and not _alike(before, numbers):
+                frame.read[kind] = None
+                self.collector.forget(kind)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if recomputing() or not self._frames:
@@ -223,7 +238,8 @@ class Follower:
 
     def _ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
-        both = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        whole = self.wholes.get(module) or next(iter(self.wholes.values()), module)
+        both = getattr(getattr(whole, "config", None), "is_encoder_decoder", False)
         source, target = named.get("input_ids"), named.get("decoder_input_ids")
         if both and target is None and named.get("labels") is not None:
             shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
@@ -266,14 +282,27 @@ def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
         yield
 
 
-def _layers(model: nn.Module, attending: Iterable[nn.Module]) -> frozenset[int] | None:
-    """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
+def _wholes(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Every model of Hugging Face's within this one, and the outermost to which it belongs."""
     from transformers import PreTrainedModel
 
-    if any(isinstance(module, PreTrainedModel) for module in model.modules()):
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module not in found:
+            found |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
+    return found
+
+
+def _layers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
+    """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
+    if wholes:
         return None
     numbers = {getattr(module, "layer_idx", None) for module in attending}
     return frozenset(number for number in numbers if isinstance(number, int))
+
+
+def _alike(some: Tensor, others: Tensor) -> bool:
+    return some.device == others.device and torch.equal(some, others)
 
 
 def longest(held: Mapping[int, Room]) -> int:
