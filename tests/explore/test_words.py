@@ -22,7 +22,7 @@ def joined(*tokens: str) -> str:
         (["[CLS]", "un", "##believ", "##able", "[SEP]"], "⟨CLS⟩ unbelievable ⟨SEP⟩"),
         (["The", "Ġun", "believ", "able"], "The unbelievable"),
         (["one", "two"], "one two"),
-        (["我爱", "北京", "。", "Yes", "."], "我爱北京。 Yes ."),
+        (["日", "本", "の", "Yes"], "日 本 の Yes"),
         (["Yes", "\n", "No", "▁", "x"], "Yes ⏎No ␣x"),
         (["<s>", "▁a", "</s>"], "⟨s⟩ a ⟨/s⟩"),
         ([], ""),

@@ -79,6 +79,36 @@ def test_of_different_texts_in_one_pass_none_is_taken_for_the_other(family, mode
     assert torch.equal(same.calls[0].ids["tokens"], tokens())
 
 
+class Turning(Around):
+    """Its own argument has the name of a model's."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.models[0](input_ids=input_ids.flip(1))
+
+
+class Changing(Around):
+    def forward(self, input_ids: Tensor) -> Any:
+        self.models[0](input_ids)
+        return self.models[0](input_ids.add_(1))
+
+
+def test_what_counts_is_what_the_model_within_reads():
+    record = recorded(Turning(made("bert")), tokens()).label(text)
+    assert record["encoder.0.self"].text(0, 0) == text(int(tokens()[0, -1]))
+    with pytest.raises(RecordError, match=UNKNOWN):
+        recorded(Changing(made("bert")), tokens()).label(text)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_texts_of_different_kinds_in_one_pass_are_not_told_apart(order):
+    vectors = {"inputs_embeds": torch.randn(3, 11, 21)}
+    with pytest.raises(RecordError, match=UNKNOWN):
+        recorded(Around(made("bert")), *[{"input_ids": tokens()}, vectors][::order]).label(text)
+    both = [(made("marian"), inputs("marian")), (made("llama"), {"input_ids": tokens()})][::order]
+    with pytest.raises(RecordError, match=UNKNOWN):
+        recorded(Around(*[model for model, _ in both]), *[given for _, given in both]).label(text)
+
+
 @torch.no_grad()
 def test_a_generation_in_a_wrapper_has_the_tokens_that_it_began_with():
     class Writer(Around):

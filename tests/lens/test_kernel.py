@@ -246,6 +246,20 @@ def test_what_is_no_number_shows(given):
     assert (found.top_keys[:, :, 40] == -1).all()
 
 
+@pytest.mark.skipif(not HERE, reason="the kernels need a GPU, or Triton's interpreter")
+@pytest.mark.parametrize("usual", [torch.float16, torch.float64])
+def test_the_usual_dtype_makes_no_difference(usual):
+    q, k = (t.to(DEVICE, torch.float32) for t in alone(23))
+    job = planned(checked(q, k, None, Mask.causal()), pixels=3, top=0)
+    torch.set_default_dtype(usual)
+    try:
+        found = kernel.run(job, tiles(job))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {found.entropy.dtype, found.received.dtype, found.map.dtype, found.top_weights.dtype} == {torch.float32}
+    assert_exact(found, job)
+
+
 @pytest.mark.skipif(not CUDA, reason="a large job takes a GPU")
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1000)], ids=["full", "causal", "window"])
 def test_a_large_job_in_bfloat16_is_as_exact(mask):

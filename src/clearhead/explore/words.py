@@ -12,7 +12,6 @@ from clearhead.lens.tokens import SPACE, bytes_of_marks
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-UNSPACED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")  # Chinese and Japanese
 BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
@@ -92,7 +91,7 @@ def _spelling(tokens: Sequence[str]) -> Callable[[str], _Piece]:
     plain = [token for token in tokens if not _special(token)]
     if any("\u0100" <= mark <= "\u0143" for token in plain for mark in token) and all(map(_is_bytes, plain)):
         return _in_bytes
-    return lambda token: _Piece(token, UNSPACED.match(token) is None)
+    return lambda token: _Piece(token, True)
 
 
 def _with_space_marks(token: str) -> _Piece:

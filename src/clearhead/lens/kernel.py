@@ -118,24 +118,24 @@ class Work:
 
     def _begin(self, shape: tuple[int, int, int], keys: int) -> None:
         """Room for what is found of each query, of each key and of each pixel."""
-        job, device = self.job, self.device
+        job, device, dtype = self.job, self.device, torch.float32
         self.given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
-        room = torch.empty(8 if job.top else 10, *shape, device=device).unbind()
+        room = torch.empty(8 if job.top else 10, *shape, dtype=dtype, device=device).unbind()
         self.logsumexp, self.entropy, self.peak, self.distance, self.first, self.threshold, self.natural = room[:7]
         # first key; if no others are asked for, the best key's tile and classes
         self.whole = tuple(one.view(torch.int32) for one in room[7:])
         self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.long, device=device)
-        self.top_weights = torch.empty(*shape, job.top, device=device)
+        self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
         if job.top:  # the slots of each query, of which the first counts
             self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=device)
             self.candidates[..., 0] = 0
         # These are summed up as tiles come, but for what keys receive in a pass of its own.
         high, wide = job.blocks
         pixels = (-(-shape[2] // high), -(-keys // wide)) if high else (0, 0)
-        self.cells = (torch.zeros if high else torch.empty)(*shape[:2], *pixels, device=device)
+        self.cells = (torch.zeros if high else torch.empty)(*shape[:2], *pixels, dtype=dtype, device=device)
         self.received: Tensor | None = None
         if job.received:
-            self.received = (torch.zeros if self.early else torch.empty)(*shape[:2], keys, device=device)
+            self.received = (torch.zeros if self.early else torch.empty)(*shape[:2], keys, dtype=dtype, device=device)
 
     def along_rows(self) -> None:
         job, shape, given = self.job, self.shapes.rows, self.given
@@ -261,9 +261,11 @@ class Work:
         cap, scale = self.call.softcap, self.call.scale
         unit = LOG2E if cap is None else 1 / cap
         if not isinstance(scale, Tensor):
-            heads, number = self.call.q.shape[1], scale * unit
+            heads, number, device = self.call.q.shape[1], scale * unit, self.device
             scales = reused(
-                ("scales", heads, number), self.device, lambda: torch.full((heads,), number, device=self.device)
+                ("scales", heads, number),
+                device,
+                lambda: torch.full((heads,), number, dtype=torch.float32, device=device),
             )
         else:
             scales = (scale.detach().double().flatten() * unit).float().expand(self.call.q.shape[1]).contiguous()

@@ -66,7 +66,7 @@ def _reading(tokenizer: Any) -> Mapping[str, int] | None:
     if isinstance(own, Mapping):
         return own
     engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    parts = [getattr(engine, name, None) for name in ("pre_tokenizer", "decoder")]
+    parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
     return bytes_of_marks() if any("ByteLevel" in _kinds(part) for part in parts if part is not None) else None
 
 

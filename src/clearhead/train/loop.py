@@ -71,7 +71,7 @@ class Trainer:
         )
         self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
         self.few = self.examples.batch(alike(examples.lengths))  # what the heads are watched with
-        self.looks: list[float] = []  # how many seconds each took
+        self.begun, self.looks = time.monotonic(), list[float]()  # how many seconds each took
         self.precision = precision_of(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
@@ -219,7 +219,7 @@ class Trainer:
         if step % (self.train.heads_every or EVERY):
             return False
         counted = self.looks[1:]  # the first one compiles what all need
-        dear = sum(counted + counted[-1:]) > SHARE * self.position.seconds
+        dear = sum(counted + counted[-1:]) > SHARE * (time.monotonic() - self.begun)
         return self.train.heads_every is not None or not self.processes.agree(float(dear))
 
     def _look(self, step: int) -> None:

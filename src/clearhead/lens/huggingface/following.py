@@ -111,26 +111,32 @@ class Follower:
                 break
         cache = caches.cache_in(named.values())
         frame = Frame(module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None)
-        ids = {} if frame.reads else self._ids(module, named)
+        vectors = named.get("inputs_embeds") is not None and not frame.reads
+        around = self.wholes and module not in self.wholes and not hasattr(module, "_orig_mod")  # not a model itself
+        ids = {} if frame.reads or around else self._ids(module, named)
         frame.reads = frame.reads or bool(ids)
         if not frames:
             self.passes += 1
             frame.growth = self._growth(module, cache, frame, named)
             self.collector.begin(growing=frame.growth, ids=ids)
         else:
-            self._within(frame, ids)
+            self._within(frame, {"vectors": None} if vectors and not ids else ids)
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
         frames.append(frame)
 
-    def _within(self, frame: Frame, ids: Mapping[str, Tensor]) -> None:
-        """A model in a wrapper reads tokens. If it reads others later, nobody could tell whose a text is."""
+    def _within(self, frame: Frame, ids: Mapping[str, Tensor | None]) -> None:
+        """A model in a wrapper reads tokens. If another text is read in the same pass, nobody can tell whose it is."""
+        read, mixed = frame.read, False
         for kind, numbers in ids.items():
-            before = frame.read.setdefault(kind, numbers)
-            if before is numbers:
-                self.collector.note(kind, numbers)
-            elif before is not None and not frame.length and not _alike(before, numbers):
-                frame.read[kind] = None
+            if kind not in read:
+                read[kind] = None if numbers is None else numbers.clone()  # the wrapper may change it
+                self.collector.note(kind, read[kind])
+            elif not frame.length:
+                mixed = mixed or not _alike(read[kind], numbers)
+        if mixed or ("tokens" in read and len(read) > 1) or ("vectors" in read and len(read) > 1):
+            for kind in read:
+                read[kind] = None
                 self.collector.forget(kind)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -239,7 +245,9 @@ def _layers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> fr
     return frozenset(number for number in numbers if isinstance(number, int))
 
 
-def _alike(some: Tensor, others: Tensor) -> bool:
+def _alike(some: Tensor | None, others: Tensor | None) -> bool:
+    if some is None or others is None:
+        return some is others
     return some.device == others.device and torch.equal(some, others)
 
 
