@@ -39,8 +39,8 @@ class Rollout(NamedTuple):
 def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> Rollout:
     """Where the vector of the token at this position came from, through all layers that were watched with keep="qk".
 
-    In an encoder-decoder it is a target token: what its layers take through cross-attention goes on through the
-    encoder's. `residual` is what passes a layer unchanged.
+    `token` counts from the end if it is negative. In an encoder-decoder it is a target token: what its layers take
+    through cross-attention goes on through the encoder's. `residual` is what passes a layer unchanged.
     """
     call = _only(record) if isinstance(record, Record) else record
     if not 0 <= residual <= 1:
@@ -75,7 +75,7 @@ def _beginning(sights: list[Sight], token: int) -> Tensor:
     if not sights:
         raise LensError("nothing was watched that a token could be followed through")
     q = sights[-1].attention().q
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < q.shape[2]:
+    if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
         raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token!r}")
     rows = torch.zeros(q.shape[0], q.shape[2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     rows[:, token] = 1.0

@@ -134,7 +134,7 @@ class Follower:
                 self.collector.note(kind, read[kind])
             elif not frame.length:
                 mixed = mixed or not _alike(read[kind], numbers)
-        if mixed or ("tokens" in read and len(read) > 1) or ("vectors" in read and len(read) > 1):
+        if mixed or (len(read) > 1 and read.keys() & {"tokens", "vectors"}):
             for kind in read:
                 read[kind] = None
                 self.collector.forget(kind)
