@@ -22,6 +22,7 @@ from typing import IO
 from measuring import RESULTS, hardware
 
 sys.path.append(str(Path(__file__).parents[1]))
+from tests.storage.killed_save import FOLDER_POINTS as POINTS
 from tests.train.corpus import write_recipe
 from tests.train.test_resume import assert_same, finish, start
 
@@ -34,7 +35,6 @@ COMMANDS = [
     ),
 ]
 TRAIN = "steps = 96\nevaluate_every = 24\nsave_every = 8"
-POINTS = ("written", "before fsync", "before rename", "after rename")  # of a save
 KILLS = 20
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from clearhead import folder
+from clearhead import model_folder
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks import TASKS, Prediction, Task
 
@@ -77,7 +77,7 @@ def write_echo(path: Path, **options: Any) -> EncoderDecoder:
     """A model folder of it."""
     task, model = echo()
     metrics = {"dev": {"same": 12.5}}
-    folder.write(path, **{"task": task, "model": model, "metrics": metrics, "card": CARD, **options})
+    model_folder.write(path, **{"task": task, "model": model, "metrics": metrics, "card": CARD, **options})
     return model
 
 

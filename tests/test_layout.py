@@ -10,21 +10,22 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 
 # What each part of the package may import, besides itself. DESIGN.md, "How data flows".
-MODEL = {"errors", "attention", "model"}
+MODEL = {"errors", "storage", "attention", "model"}
 TASKS = MODEL | {"text", "decode", "tasks"}
-TOP = TASKS | {"lens", "train", "folder", "predictor", "shipped"}
+TOP = TASKS | {"lens", "train", "model_folder", "predictor", "shipped"}
 MAY_IMPORT = {
     "errors": set(),
-    "attention": {"errors"},
-    "lens": {"errors", "attention"},
-    "model": {"errors", "attention"},
+    "storage": {"errors"},
+    "attention": {"errors", "storage"},
+    "lens": {"errors", "storage", "attention"},
+    "model": {"errors", "storage", "attention"},
     "text": MODEL,
     "decode": MODEL,
     "tasks": MODEL | {"text", "decode"},
-    "train": TASKS | {"lens", "folder", "shipped"},
+    "train": TASKS | {"lens", "model_folder", "shipped"},
     "shipped": set(),
-    "folder": TASKS | {"lens", "shipped"},
-    "predictor": TASKS | {"lens", "folder", "shipped"},
+    "model_folder": TASKS | {"lens", "shipped"},
+    "predictor": TASKS | {"lens", "model_folder", "shipped"},
     "explore": TOP,
     "serve": TOP,
     "export": TOP,

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.folder import ModelFolder
 from clearhead.lens import Record, watch
 from clearhead.lens.ablation import head_counts
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.devices import resolve_device
+from clearhead.model_folder import ModelFolder
 from clearhead.tasks import Prediction, Task
 from clearhead.tasks.reading import Reading, Reads
 from clearhead.text import Row

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clearhead import folder
+from clearhead import model_folder
 from clearhead.model import EncoderDecoder
 from clearhead.tasks import Translation
 from clearhead.text import Report, Row
@@ -62,5 +62,5 @@ def learned() -> tuple[Translation, EncoderDecoder]:
 
 def write(path: Path, task: Translation, model: EncoderDecoder) -> Path:
     """A model folder of these."""
-    folder.write(path, task=task, model=model, metrics={}, card="# a test\n")
+    model_folder.write(path, task=task, model=model, metrics={}, card="# a test\n")
     return path

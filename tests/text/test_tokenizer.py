@@ -319,11 +319,14 @@ def foreign(folder):
         (lambda folder: cut(folder, "tokenizer.json"), r"tokenizer\.json is damaged, or no tokenizer"),
         (lambda folder: cut(folder, "tokenizer.settings.json"), r"tokenizer\.settings\.json is damaged"),
         (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\xfe"), r"cannot be read: 'utf-8'"),
-        (lambda folder: (folder / "tokenizer.settings.json").write_text("[]"), r"has the format None"),
+        (lambda folder: (folder / "tokenizer.settings.json").write_text("[]"), r"says format = None"),
         (lambda folder: foreign(folder), r"is not the tokenizer that tokenizer\.settings\.json describes"),
         (lambda folder: changed(folder, size=2004), r"it should have 2004 pieces"),
-        (lambda folder: changed(folder, format=2), r"has the format 2, 1 can be read here; .* newer clearhead; update"),
-        (lambda folder: changed(folder, format=0), r"has the format 0, 1 can be read here"),
+        (
+            lambda folder: changed(folder, format=2),
+            r"by a newer clearhead \(format 2; this one reads 1\); upgrade",
+        ),
+        (lambda folder: changed(folder, format=0), r"says format = 0; this clearhead reads 1"),
         (lambda folder: changed(folder, lowercase="no", size=None), r"damaged: lowercase, size missing or wrong"),
     ],
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from clearhead import folder
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clearhead.train import run
 from clearhead.train.observers import Moment, Observer
@@ -22,16 +21,18 @@ from clearhead.train.recipe import read_recipe, to_toml
 from clearhead.train.runs import HEADER, open_run
 from tests.train.corpus import write_recipe
 
+KILLED_SAVE = Path(__file__).parents[1] / "storage" / "killed_save.py"
+
 
 def start(
-    recipe: Path, out: Path, *more: str, kill_at: str = "", signal_at: tuple[str, int] | None = None
+    recipe: Path, out: Path, *more: str, kill_at: str | None = None, signal_at: tuple[str, int] | None = None
 ) -> subprocess.Popen[str]:
     """`clearhead train` in a process of its own; it may die at a named point of a save, or at a line of its metrics."""
-    program = ["-m", "clearhead"]
+    program = ["-m", "clearhead"] if kill_at is None else [str(KILLED_SAVE), kill_at]
     if signal_at is not None:
         program = [str(Path(__file__).with_name("signalled.py")), *map(str, signal_at)]
     command = [sys.executable, *program, "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLEARHEAD_KILL_AT": kill_at}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -188,7 +189,7 @@ def test_a_corrupt_checkpoint_is_refused_with_the_remedy(tmp_path):
 
 def test_a_full_disk_loses_no_checkpoint(tmp_path, monkeypatch):
     recipe = write_recipe(tmp_path, train="steps = 16")
-    real, calls = folder.os.fsync, []
+    real, calls = os.fsync, []
 
     def full(descriptor: int) -> None:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -198,7 +199,7 @@ def test_a_full_disk_loses_no_checkpoint(tmp_path, monkeypatch):
                 raise OSError(28, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(folder.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="the disk is full"):
         train(recipe, tmp_path / "run")
     monkeypatch.undo()

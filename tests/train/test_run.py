@@ -15,7 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import clearhead
 from clearhead import cli
 from clearhead.errors import ConfigError, DataError, TrainingError
-from clearhead.folder import ModelFolder, verify
+from clearhead.model_folder import ModelFolder
+from clearhead.storage import verify_checksums
 from clearhead.tasks import Translation
 from clearhead.train import read_recipe, room, run
 from clearhead.train.observers import Curve
@@ -85,7 +86,7 @@ def test_the_newest_checkpoints_stay_and_the_best(finished):
     best = max((line for line in metrics_of(finished) if "dev" in line), key=lambda line: line["dev"]["bleu"])["step"]
     assert kept == sorted({20, 24, best})
     for path in (finished / "checkpoints").iterdir():
-        assert verify(path) == {"state.json", "state.safetensors"}
+        assert verify_checksums(path) == {"state.json", "state.safetensors"}
 
 
 def test_the_finished_model_loads_and_answers(finished):

@@ -7,10 +7,6 @@ header has a tensor, it has its number. A mask or bias that layers share is ther
 from __future__ import annotations
 
 import json
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +32,7 @@ from clearhead.lens.structure import (
     mask_to_json,
     whole,
 )
+from clearhead.storage import atomic_file, check_format
 
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
@@ -74,8 +71,11 @@ def write(record: Record, path: Path) -> None:
         raise RecordError(f"what is known about a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > LONGEST:
         raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
-    with _fresh(path) as fresh:
-        save_file(tensors, fresh, metadata={HEADER: text})
+    try:
+        with atomic_file(path, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
+            save_file(tensors, fresh, metadata={HEADER: text})
+    except (OSError, SafetensorError) as error:
+        raise RecordError(f"{path} cannot be written: {error}") from error
 
 
 def read(path: Path) -> Record:
@@ -111,10 +111,7 @@ def _header(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise RecordError(f"its header is not readable JSON ({error!s:.80})") from error
     if not isinstance(header, dict):
         raise RecordError(f"its header is a {type(header).__name__}")
-    if header.get("format") != FORMAT:
-        raise RecordError(
-            f"it is of format {header.get('format')!r:.40}, this clearhead reads {FORMAT}; a newer one may read it"
-        )
+    check_format("its header", header.get("format"), FORMAT)
     return header
 
 
@@ -291,30 +288,3 @@ def _part(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Part:
         if one is not None:
             one.check(q.shape[0], q.shape[1], queries, keys)
     return Part(first_query, first_key, queries, keys, mask, bias)
-
-
-@contextmanager
-def _fresh(path: Path) -> Iterator[Path]:
-    """A file beside the one that is wanted, which takes its place when all of it is on the disk."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield fresh
-        _flush(fresh)
-        os.replace(fresh, path)
-        _flush(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise RecordError(f"{path} cannot be written: {error}") from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink()
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk."""
-    if os.name == "nt":
-        return  # no folder can be flushed there, and a file only by who may write it
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

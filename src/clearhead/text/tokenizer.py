@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
+from clearhead.storage import check_format
 from clearhead.text.scripts import converter
 
 FORMAT = 1
@@ -201,10 +202,7 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
             raise
         raise CheckpointError(f"{path} is damaged: {error}") from None
     number = settings.get("format") if isinstance(settings, dict) else None
-    if number != FORMAT:
-        newer = isinstance(number, int) and number > FORMAT
-        remedy = "it was written by a newer clearhead; update this one" if newer else "is it clearhead's?"
-        raise CheckpointError(f"{path} has the format {number!r}, {FORMAT} can be read here; {remedy}")
+    check_format(path, number, FORMAT)
     kinds: dict[str, Any] = {"kind": str, "script": (str, type(None)), "lowercase": bool, "size": int}
     if wrong := [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]:
         raise CheckpointError(f"{path} is damaged: {', '.join(wrong)} missing or wrong")

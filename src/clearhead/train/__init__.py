@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import ClearheadError
-from clearhead.folder import MARK, fresh_folder, verify
-from clearhead.folder import write as write_folder
 from clearhead.model import ModelConfig
 from clearhead.model.packing import fill, packed, unpacked
+from clearhead.model_folder import write as write_folder
+from clearhead.storage import atomic_folder, temporary_path, verify_checksums
 from clearhead.tasks import TASKS, Examples, Task
 from clearhead.text import Report, Row
 from clearhead.train.card import card, counted
@@ -119,12 +119,12 @@ def _data(
     prepared = where / "task"
     if processes.first and not prepared.is_dir():
         task = kind.prepared(rows, recipe.text, recipe.model, recipe.decode)
-        with fresh_folder(prepared) as fresh:
+        with atomic_folder(prepared) as fresh:
             task.save(fresh)
             values = {"model": task.config.to_dict(), "settings": task.settings}
             (fresh / "task.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
     processes.wait()
-    verify(prepared)
+    verify_checksums(prepared)
     values = json.loads((prepared / "task.json").read_text(encoding="utf-8"))
     task = kind.load(prepared, ModelConfig.from_dict(values["model"]), values["settings"])
     report, dev = Report(), None
@@ -213,7 +213,7 @@ def _finish(where: Path, recipe: Recipe, trainer: Trainer, dev: tuple[Examples, 
         few = len(dev[1]) <= 200
         metrics["dev_first_200"] = metrics["dev"] if few else trainer.task.evaluate(model, dev[1][:200])
     text = card(where.name, recipe, trainer.task, metrics)
-    fresh = where / f".model{MARK}new"
+    fresh = temporary_path(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     write_folder(
         fresh,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import CheckpointError
-from clearhead.folder import MARK, fresh_folder, verify
+from clearhead.storage import atomic_folder, check_format, temporary_path, verify_checksums
 from clearhead.train.processes import Processes
 
 FORMAT = 1
@@ -52,7 +52,7 @@ class Checkpoints:
             self._save_shards(step, tensors, state)
         elif self.processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with fresh_folder(self.path(step), needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
+            with atomic_folder(self.path(step), needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
                 save_file(
                     {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
                     fresh / "state.safetensors",
@@ -69,14 +69,13 @@ class Checkpoints:
         """
         path = self.path(step)
         try:
-            verify(path)
+            verify_checksums(path)
         except CheckpointError as error:
             others = [other for other in self.steps() if other < step]
             remedy = f"delete that folder to go on from step {others[-1]}" if others else "start anew with --overwrite"
             raise CheckpointError(f"{error}; {remedy}") from None
         position = self._state(step)
-        if position.pop("format", None) != FORMAT:
-            raise CheckpointError(f"{path} was written by another version of clearhead; this one reads format {FORMAT}")
+        check_format(path / "state.json", position.pop("format", None), FORMAT)
         if (path / "state.safetensors").is_file():
             return load_file(path / "state.safetensors"), position
         return self._load_shards(path, tensors), position
@@ -95,7 +94,7 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 path = self.path(step)
-                gone = path.with_name(f".{path.name}{MARK}old")  # whole or not there: a kill may come while it goes
+                gone = temporary_path(path, "old")  # whole or not there: a kill may come while it goes
                 path.rename(gone)
                 shutil.rmtree(gone)
         for parts in self.folder.glob(".*.parts"):  # of a save that was killed
@@ -115,7 +114,7 @@ class Checkpoints:
         save(tensors, storage_writer=HuggingFaceStorageWriter(path=str(parts), save_distributed=True))
         self.processes.wait()
         if self.processes.first:
-            with fresh_folder(self.path(step)) as fresh:
+            with atomic_folder(self.path(step)) as fresh:
                 for file in parts.iterdir():
                     file.rename(fresh / file.name)
                 (fresh / "state.json").write_text(state, encoding="utf-8")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
 from clearhead.lens.names import attentions
+from clearhead.storage import atomic_file
 from clearhead.tasks.task import Model
 from clearhead.text.batches import Batch
 from clearhead.train.observers import Observer, cut, whole_lines
@@ -134,9 +135,8 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
         axes.hlines(edges[1:-1] - 0.5, -0.5, len(steps) - 0.5, colors="white", linewidth=1)
         axes.set_xlabel("step")
         figure.colorbar(image, ax=axes, shrink=0.8)
-    whole = path.with_name(f".{path.name}")
-    figure.savefig(whole, dpi=120, format="png")
-    whole.replace(path)
+    with atomic_file(path) as fresh:
+        figure.savefig(fresh, dpi=120, format="png")
 
 
 def _few(steps: list[int]) -> tuple[list[int], list[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from clearhead.storage import atomic_file
 from clearhead.tasks.task import Model
 
 if TYPE_CHECKING:
@@ -131,9 +132,8 @@ class Curve(Observer):
         axes.set(xlabel="step", ylabel="loss per token (nats)")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper right")
-        whole = self.folder / ".loss.png"
-        figure.savefig(whole, dpi=120, format="png")
-        whole.replace(self.folder / "loss.png")
+        with atomic_file(self.folder / "loss.png") as fresh:
+            figure.savefig(fresh, dpi=120)
 
 
 class Progress(Observer):
@@ -209,12 +209,8 @@ def clock(seconds: float) -> str:
 def cut(path: Path, step: int) -> IO[str]:
     """The file, open at its end, without what was written after that step: it will be written again."""
     kept = [line for line in whole_lines(path) if line["step"] <= step]
-    whole = path.with_name(f".{path.name}")
-    with whole.open("w", encoding="utf-8") as file:
+    with atomic_file(path) as fresh, fresh.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    whole.replace(path)
     return path.open("a", encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.folder import MARK, locked
+from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, temporary_path
 from clearhead.train.recipe import Recipe, checked, to_toml
 
 HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n"
@@ -48,14 +48,13 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
             f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
         )
     elif inside and not resume:
-        aside = where.with_name(f".{where.name}{MARK}old")
+        aside = temporary_path(where, "old")
         shutil.rmtree(aside, ignore_errors=True)
         where.rename(aside)
         where.mkdir()
         _lock(where, held)
-    whole = where / ".recipe.toml"
-    whole.write_text(HEADER + to_toml(recipe), encoding="utf-8")
-    whole.replace(saved)
+    with atomic_file(saved) as fresh:
+        fresh.write_text(HEADER + to_toml(recipe), encoding="utf-8")
     return aside
 
 
@@ -78,7 +77,7 @@ def _looked_into(where: Path, resume: bool) -> list[str]:
 
 def _lock(where: Path, held: ExitStack) -> None:
     try:
-        descriptor = locked(where)
+        descriptor = lock_folder(where)
     except BlockingIOError:
         raise ConfigError(f"another process is training in {where}; wait for it, or choose another --out") from None
     if descriptor is not None:
@@ -87,7 +86,7 @@ def _lock(where: Path, held: ExitStack) -> None:
 
 def _of_a_run(name: str) -> bool:
     """Whether a run writes a file of this name, or while it is being written."""
-    return name in FILES or (name.startswith(".") and name[1:].split(MARK)[0] in FILES)
+    return name in FILES or (name.startswith(".") and name[1:].split(TEMPORARY_MARK)[0] in FILES)
 
 
 def _same_recipe(saved: Path, recipe: Recipe) -> None:

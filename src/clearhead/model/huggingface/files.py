@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
+from clearhead.storage import flush_tree, move_into_place, temporary_folder
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
@@ -120,20 +119,14 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor])
         raise CheckpointError(f"{folder} is a file; name a folder to write into")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as name:
-            fresh = Path(name)
+        with temporary_folder(folder / WEIGHTS, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
             # transformers refuses files that do not say this
             save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
             (fresh / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-            for file in (WEIGHTS, CONFIG):
-                _flush(fresh / file)
+            (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors lets only the owner read it
+            flush_tree(fresh)
             (folder / CONFIG).unlink(missing_ok=True)
-            os.replace(fresh / WEIGHTS, folder / WEIGHTS)
-            os.replace(fresh / CONFIG, folder / CONFIG)
+            move_into_place(fresh / WEIGHTS, folder / WEIGHTS)
+            move_into_place(fresh / CONFIG, folder / CONFIG)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder} could not be written: {error}") from error
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 import errno
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clearhead import folder
+from clearhead import model_folder
 from clearhead.errors import CheckpointError, ConfigError, DiskFullError
-from clearhead.folder import ModelFolder, fresh_folder, verify
 from clearhead.model.packing import fill, packed, to_int8, unpacked
+from clearhead.model_folder import ModelFolder
+from clearhead.storage import file_checksum, verify_checksums
 from clearhead.tasks import TASKS
 from tests.echoing import CARD, Echo, echo, write_echo
 
 FILES = {"README.md", "checksums.json", "config.json", "marks.txt", "metrics.json", "model.safetensors"}
-POINTS = ("written", "before fsync", "before rename", "after rename")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,7 @@ def change_json(path: Path, **changes: object) -> None:
     """Changes a file as someone would who keeps the checksums right."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     listed = json.loads((path.parent / "checksums.json").read_text())
-    listed["files"][path.name] = folder._checksum(path)
+    listed["files"][path.name] = file_checksum(path)
     (path.parent / "checksums.json").write_text(json.dumps(listed))
 
 
@@ -92,7 +91,7 @@ def test_smaller_weights_are_nearly_the_same(tmp_path: Path, weights: str, shrin
     task, _ = echo()
     model = task.architecture(task.config.change(width=96, feedforward=160))
     task.config = model.config
-    folder.write(tmp_path / "one", task=task, model=model, metrics={}, card="", weights=weights)
+    model_folder.write(tmp_path / "one", task=task, model=model, metrics={}, card="", weights=weights)
     again = ModelFolder.open(tmp_path / "one").model("cpu")
     for name, value in model.state_dict().items():
         limit = {"float32": 0.0, "bfloat16": 2**-8, "int8": 1.01 / 254}[weights] * value.abs().max()
@@ -169,13 +168,6 @@ def test_checksums_that_are_none_are_refused(saved: Path, content: str) -> None:
         ModelFolder.open(saved)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
-def test_checksums_do_not_lead_out_of_the_folder(saved: Path, name: str) -> None:
-    (saved / "checksums.json").write_text(json.dumps({"format": 1, "files": {name: ""}}))
-    with pytest.raises(CheckpointError, match="which is not in this folder"):
-        verify(saved)
-
-
 def test_a_file_that_must_be_listed_is(saved: Path) -> None:
     (saved / "checksums.json").write_text(json.dumps({"format": 1, "files": {}}))
     with pytest.raises(CheckpointError, match=r"does not list config\.json"):
@@ -184,7 +176,7 @@ def test_a_file_that_must_be_listed_is(saved: Path) -> None:
 
 def test_other_files_do_no_harm(saved: Path) -> None:
     (saved / "notes.txt").write_text("mine")
-    assert "notes.txt" not in verify(saved)
+    assert "notes.txt" not in verify_checksums(saved)
     ModelFolder.open(saved)
 
 
@@ -263,106 +255,6 @@ def test_an_empty_folder_and_a_link_to_one_are_filled(tmp_path: Path) -> None:
     assert names_in(tmp_path / "empty") == FILES
 
 
-def write_half(path: Path, error: BaseException) -> None:
-    with fresh_folder(path) as fresh:
-        (fresh / "half").write_text("half")
-        raise error
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
-def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        write_half(tmp_path / "one", error)
-    assert names_in(tmp_path) == set()
-
-
-def write_while_another_does(path: Path) -> None:
-    with fresh_folder(path) as fresh:
-        (fresh / "file").write_text("new")
-        path.mkdir()
-        (path / "file").write_text("old")
-
-
-def test_a_folder_that_fills_up_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="exists already"):
-        write_while_another_does(tmp_path / "one")
-    assert names_in(tmp_path) == {"one"}
-    assert (tmp_path / "one" / "file").read_text() == "old"
-
-
-def test_folders_inside_are_checked_too(tmp_path: Path) -> None:
-    with fresh_folder(tmp_path / "one") as fresh:
-        (fresh / "inner").mkdir()
-        (fresh / "inner" / "file").write_text("x")
-    assert verify(tmp_path / "one") == {"inner/file"}
-    (tmp_path / "one" / "inner" / "file").write_text("y")
-    with pytest.raises(CheckpointError, match="inner/file is not what was written"):
-        verify(tmp_path / "one")
-
-
-def test_what_dead_runs_left_is_removed_and_what_live_ones_write_is_not(tmp_path: Path) -> None:
-    dead = tmp_path / f".other{folder.MARK}0123"
-    dead.mkdir()
-    (dead / "big").write_text("x")
-    (tmp_path / ".mine.tmp-1").mkdir()
-    with fresh_folder(tmp_path / "one") as live:
-        assert not dead.exists()
-        with fresh_folder(tmp_path / "two"):
-            assert live.exists()
-    assert names_in(tmp_path) == {"one", "two", ".mine.tmp-1"}
-
-
-def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    flush, rename = folder._flush, Path.rename
-    monkeypatch.setattr(folder, "_flush", lambda path: (events.append(path.name), flush(path))[1])
-    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1])
-    with fresh_folder(tmp_path / "one") as fresh:
-        (fresh / "a").write_text("a")
-        (fresh / "b").write_text("b")
-    place = events.index("rename")
-    assert set(events[:place]) == {"a", "b", "checksums.json", fresh.name}
-    assert events[place - 1] == fresh.name
-    assert events[place + 1 :] == [tmp_path.name]
-
-
-KILLED = """
-import os, pathlib, sys
-from clearhead.folder import fresh_folder
-for point in sys.argv[2:]:
-    child = os.fork()
-    if not child:
-        os.environ["CLEARHEAD_KILL_AT"] = point
-        for name in ("first", "second"):
-            with fresh_folder(pathlib.Path(sys.argv[1], point, name)) as fresh:
-                (fresh / "file").write_text("x" * 1000)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_kill_at_any_point_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
-    points = [f"{point}:{time}" for point in POINTS for time in (1, 2)]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path, *points, "never"], capture_output=True, text=True, check=True
-    )
-    assert list(map(int, done.stdout.split())) == [-signal.SIGKILL] * len(points) + [0]
-    for point in points:
-        whole = {"first", "second"}
-        if point.startswith("after"):
-            whole = whole if point.endswith("2") else {"first"}
-        else:
-            whole = {"first"} if point.endswith("2") else set()
-        there = {path.name for path in (tmp_path / point).iterdir() if not path.name.startswith(".")}
-        assert there == whole, point
-        for name in whole:
-            verify(tmp_path / point / name)
-        shutil.rmtree(tmp_path / point / "second", ignore_errors=True)
-        with fresh_folder(tmp_path / point / "second"):
-            pass
-        assert names_in(tmp_path / point) == {"second"} | whole
-
-
 @pytest.mark.parametrize("words", ["errno", "safetensors"])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     from safetensors import SafetensorError
@@ -372,12 +264,10 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "No space left on device")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(folder, "save_file", fails)
+    monkeypatch.setattr(model_folder, "save_file", fails)
     with pytest.raises(DiskFullError, match=r"the disk is full: .* needs 0\.0 MB, and .* free"):
         write_echo(tmp_path / "new")
     assert names_in(tmp_path) == set()
-    with pytest.raises(DiskFullError, match=r"needs more than 0\.0 MB"), fresh_folder(tmp_path / "new"):
-        fails()
 
 
 FULL = """

@@ -1,0 +1,156 @@
+"""Atomic writes: a file or a folder is written beside its place, flushed to the disk, and renamed.
+
+Whatever happens on the way (an error, a kill, a power cut, a full disk), there is the old content or the new one.
+Processes that were killed leave temporary folders behind; the next write in the same place removes them. A process
+that is alive holds a lock on its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from clearhead.errors import CheckpointError
+from clearhead.storage.checksums import CHECKSUMS, write_checksums
+from clearhead.storage.disk import disk_full_error, flush_to_disk, format_bytes, is_disk_full
+from clearhead.storage.locks import lock_folder
+
+TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders
+WITHOUT_LOCKS = 24 * 3600  # seconds after which a temporary folder counts as abandoned where nothing can be locked
+
+
+@contextmanager
+def atomic_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path]:
+    """A temporary folder beside `path` that becomes `path` at the end of the block.
+
+    By then its files are listed in its checksums.json and are on the disk. A `path` that holds something is refused; an
+    empty folder is replaced. `needs`, in bytes, is for the error message of a full disk.
+    """
+    path, final = Path(path), Path(path).resolve()
+    _refuse_filled(final, path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(path, needs=needs) as temporary:
+        yield temporary
+        names = write_checksums(temporary)
+        for name in names:  # safetensors makes files that only their owner may read
+            (temporary / name).chmod((temporary / CHECKSUMS).stat().st_mode)
+        flush_tree(temporary)
+        _refuse_filled(final, path)
+        move_into_place(temporary, final)
+
+
+@contextmanager
+def atomic_file(path: str | Path, *, needs: int | None = None) -> Iterator[Path]:
+    """A path of the same name in a temporary folder: the file written there takes the place of `path` at the end.
+
+    An existing file is replaced and keeps its permissions; of a link, its target. Devices and pipes, such as
+    /dev/stdout, are written directly.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    final = path.resolve()
+    mode = stat.S_IMODE(final.stat().st_mode) if final.exists() else None
+    if mode is not None and not os.access(final, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    with temporary_folder(path, needs=needs) as temporary:
+        fresh = temporary / final.name
+        yield fresh
+        fresh.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666 if mode is None else mode)
+        flush_to_disk(fresh)
+        move_into_place(fresh, final)
+
+
+@contextmanager
+def temporary_folder(path: str | Path, *, needs: int | None = None) -> Iterator[Path]:
+    """A locked folder beside `path`, in which its content is prepared; removed at the end with what is left in it.
+
+    Raises DiskFullError, with the name of `path`, if the disk gets full inside the block.
+    """
+    path, final = Path(path), Path(path).resolve()
+    _remove_abandoned(final.parent)
+    try:
+        temporary, lock = _make_locked(final)
+    except OSError as error:  # with the name that the user knows
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    try:
+        yield temporary
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        needed = format_bytes(needs) if needs else f"more than {format_bytes(_bytes_in(temporary))}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise disk_full_error(path, final.parent, needed) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def temporary_path(path: Path, tag: str) -> Path:
+    """A hidden name beside `path` for what may be removed once no process holds a lock on it.
+
+    >>> temporary_path(Path("runs/mine"), "old").name
+    '.mine.tmp-clearhead-old'
+    """
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}{tag}")
+
+
+def flush_tree(folder: Path) -> None:
+    """Waits until a folder is on the disk with all that is in it."""
+    for inside in (*folder.rglob("*"), folder):
+        flush_to_disk(inside)
+
+
+def move_into_place(fresh: Path, final: Path) -> None:
+    """Renames a file or folder in one step, over a file or an empty folder, and flushes the new name to the disk."""
+    os.replace(fresh, final)
+    flush_to_disk(final.parent)
+
+
+def _make_locked(final: Path) -> tuple[Path, int | None]:
+    """Makes a temporary folder and locks it; another process may have removed it in between, as abandoned."""
+    while True:
+        temporary = temporary_path(final, secrets.token_hex(4))
+        temporary.mkdir()
+        try:
+            lock = lock_folder(temporary)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        if temporary.exists():
+            return temporary, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes the temporary folders of processes that were killed."""
+    for folder in parent.glob(f".*{TEMPORARY_MARK}*"):
+        with suppress(OSError):  # locked by its process, removed by another one, or not ours
+            lock = lock_folder(folder)
+            if lock is not None or time.time() - folder.stat().st_mtime > WITHOUT_LOCKS:
+                shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
+
+
+def _refuse_filled(final: Path, path: Path) -> None:
+    if final.exists() and not (final.is_dir() and not any(final.iterdir())):
+        raise CheckpointError(f"{path} exists already; name another folder, or remove it first")
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    with suppress(OSError):
+        total = sum(path.stat().st_size for path in folder.rglob("*"))
+    return total
