@@ -11,14 +11,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
+from clearhead.model import Model, ModelConfig
+from clearhead.model.devices import empty_weights
 from clearhead.model.packing import fill, packed, unpacked
 from clearhead.storage import CHECKSUMS, atomic_folder, check_format, read_json, verify_checksums, write_json
-from clearhead.tasks import TASKS
-from clearhead.tasks.task import Task
+from clearhead.tasks import TASKS, AnyTask
 
 FORMAT = 1
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
@@ -28,7 +27,7 @@ FIELDS = {"task": str, "architecture": str, "model": dict, "settings": dict, "we
 def write(
     folder: str | Path,
     *,
-    task: Task,
+    task: AnyTask,
     model: nn.Module,
     metrics: dict[str, Any],
     card: str,
@@ -36,15 +35,16 @@ def write(
     weights: str = "float32",
 ) -> None:
     """Writes a model folder: all of it or nothing. `weights` is how they are stored: float32, bfloat16 or int8."""
-    if not isinstance(model, task.architecture):
-        kind = task.architecture.__name__
-        raise ConfigError(f"{task.name} is a task for the bare {kind}, not for a {type(model).__name__}")
+    with empty_weights():
+        kind = type(task.build())
+    if type(model) is not kind:
+        raise ConfigError(f"{task.name} is a task for the bare {kind.__name__}, not for a {type(model).__name__}")
     tensors = packed(model, weights)
     config = {
         "format": FORMAT,
         "clearhead": sys.modules["clearhead"].__version__,
         "task": task.name,
-        "architecture": task.architecture.__name__,
+        "architecture": kind.__name__,
         "model": task.config.to_dict(),
         "weights": weights,
         "settings": task.settings,
@@ -57,19 +57,6 @@ def write(
         (fresh / CARD).write_text(card, encoding="utf-8")
         if recipe is not None:
             (fresh / RECIPE).write_text(recipe, encoding="utf-8")
-
-
-class _NoRandomNumbers(TorchFunctionMode):
-    """Weights that are about to be read need no first values; on the meta device these would even cost seconds."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in (
-            torch.Tensor.normal_,
-            torch.Tensor.uniform_,
-        ):
-            return args[0] if args else kwargs["tensor"]
-        return function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -98,36 +85,36 @@ class ModelFolder:
                 raise CheckpointError(f"{path / CONFIG} says {name} = {config.get(name)!r}, which makes no sense")
         return cls(path, config, read_json(path / METRICS))
 
-    def task(self) -> Task:
+    def task(self) -> AnyTask:
         """What the model is for, with its tokenizers."""
-        return self._kind().load(self.path, self._model_config(), self.config["settings"])
+        name = self.config["task"]
+        if name not in TASKS:
+            raise CheckpointError(
+                f"{self.path} is a model for the task {name!r}; this clearhead knows {', '.join(TASKS)}, so upgrade it"
+            )
+        return TASKS[name].load(self.path, self._model_config(), self.config["settings"])
 
-    def model(self, device: str | torch.device = "cpu") -> Encoder | Decoder | EncoderDecoder:
-        """The model with its weights in float32, however they are stored, in evaluation mode."""
-        kind, config = self._kind().architecture, self._model_config()
+    def model(self, device: str | torch.device = "cpu", *, task: AnyTask | None = None) -> Model:
+        """The model with its weights in float32, however they are stored, in evaluation mode.
+
+        `task` is what `task()` returned, for those who have called it already.
+        """
+        task = self.task() if task is None else task
         try:
-            with torch.device("meta"), _NoRandomNumbers():
-                model = kind(config)
-        except (RuntimeError, TypeError) as error:
+            with empty_weights():
+                model: Model = task.build()
+        except (RuntimeError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model ({error})") from error
+        if self.config["architecture"] != type(model).__name__:
+            raise CheckpointError(
+                f"{self.path / CONFIG} says architecture = {self.config['architecture']!r}, but {task.name} is a task "
+                f"for {type(model).__name__}"
+            )
         try:
             fill(model, unpacked(load_file(self.path / WEIGHTS)))
         except (SafetensorError, CheckpointError) as error:
             raise CheckpointError(f"{self.path / WEIGHTS} does not hold this model: {error}") from error
         return model.to(device).eval()
-
-    def _kind(self) -> type[Task]:
-        name, architecture = self.config["task"], self.config["architecture"]
-        if name not in TASKS:
-            raise CheckpointError(
-                f"{self.path} is a model for the task {name!r}; this clearhead knows {', '.join(TASKS)}, so upgrade it"
-            )
-        if architecture != TASKS[name].architecture.__name__:
-            raise CheckpointError(
-                f"{self.path / CONFIG} says architecture = {architecture!r}, but {name} is a task for "
-                f"{TASKS[name].architecture.__name__}"
-            )
-        return TASKS[name]
 
     def _model_config(self) -> ModelConfig:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,12 @@ import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.lens import Record, watch
 from clearhead.lens.ablation import head_counts
-from clearhead.model import Decoder, Encoder, EncoderDecoder
+from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
-from clearhead.tasks import Prediction, Task
-from clearhead.tasks.reading import Reading, Reads
+from clearhead.tasks import AnyTask, Prediction
+from clearhead.tasks.settings import option_names, refuse_unknown, validate
+from clearhead.tasks.trace import Trace, Traceable
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
@@ -36,7 +37,8 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
-    return Predictor(folder.model(place).requires_grad_(False), folder.task(), name=name, device=place)
+    task = folder.task()
+    return Predictor(folder.model(place, task=task).requires_grad_(False), task, name=name, device=place)
 
 
 def find_model(path_or_name: str | Path) -> Path:
@@ -55,31 +57,36 @@ def find_model(path_or_name: str | Path) -> Path:
 class Predictor:
     """A model together with what turns raw input into tokens, and its output into answers."""
 
-    def __init__(
-        self, model: Encoder | Decoder | EncoderDecoder, task: Task, *, name: str, device: torch.device
-    ) -> None:
+    def __init__(self, model: Model, task: AnyTask, *, name: str, device: torch.device) -> None:
         self.model, self.task, self.name, self.device = model, task, name, device
 
     @overload
-    def predict(self, inputs: str, **options: Any) -> Prediction: ...
+    def predict(self, inputs: str | Path, **options: Any) -> Prediction: ...
 
     @overload
-    def predict(self, inputs: Sequence[str], **options: Any) -> list[Prediction]: ...
+    def predict(self, inputs: Sequence[Any], **options: Any) -> list[Prediction]: ...
 
-    def predict(self, inputs: str | Sequence[str], **options: Any) -> Prediction | list[Prediction]:
-        """An answer for one text, or a list of them for several. What `options` there are, the task says."""
-        _check_options(options, self.task.predict)
-        many = [inputs] if isinstance(inputs, str) else _texts(inputs)
+    def predict(self, inputs: str | Path | Sequence[Any], **options: Any) -> Prediction | list[Prediction]:
+        """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`."""
+        checked = self.task.read_options("predict", options)
+        one = isinstance(inputs, (str, Path))
+        given = [self.task.check_input(inputs)] if one else _check_inputs(inputs, self.task)
         with torch.inference_mode():
-            answers = self.task.predict(self.model, many, **options)
-        return answers[0] if isinstance(inputs, str) else answers
+            answers = list(self.task.predict(self.model, given, checked))
+        return answers[0] if one else answers
+
+    def stream(self, given: str | Path, **options: Any) -> Iterator[str]:
+        """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
+        checked = self.task.read_options("predict", options)
+        with torch.inference_mode():
+            yield from self.task.stream(self.model, self.task.check_input(given), checked)
 
     def look(self, text: str, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
 
         The model answers first, unless an `answer` is given, and then reads both in one forward pass. A text that is
         answered in parts is read in parts: `record.calls` has one for each. `options` are those of `watch` and of the
-        task's `readings`, such as `beams`.
+        task, such as `beams`.
         """
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
@@ -98,9 +105,9 @@ class Predictor:
             rows = list(self.task.read(_located(data), columns))
         else:
             rows = _rows(data, columns, self.task)
-        _check_options(options, self.task.evaluate, self.task.predict)
+        checked = self.task.read_options("evaluate", options)
         with torch.inference_mode():
-            return self.task.evaluate(self.model, rows, **options)
+            return self.task.evaluate(self.model, rows, checked).scores
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
@@ -109,7 +116,7 @@ class Predictor:
 
 def look_through(
     model: nn.Module,
-    task: Reads,
+    task: Traceable,
     text: str,
     *,
     name: str,
@@ -122,23 +129,23 @@ def look_through(
         raise DataError(
             f"one text is looked at, not a {type(text).__name__}: {text!r:.60}; call it for each of several"
         )
-    _check_options(options, Predictor.look, watch, task.readings)
-    own = inspect.signature(task.readings).parameters
-    asked = {option: options.pop(option) for option in list(options) if option in own}
+    own = option_names(task.options, "look")
+    refuse_unknown("look", options, [*_option_names(Predictor.look), *_option_names(watch), *own])
+    asked = validate(task.options, {name: options.pop(name) for name in list(options) if name in own}, "look")
     with torch.inference_mode():
-        readings = task.readings(model, text, answer=answer, **asked)
-        if not readings:
+        traces = task.traces(model, text, answer=answer, options=asked)
+        if not traces:
             raise DataError(f"there is nothing to look at: {text!r} has no tokens")
-        longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
+        longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
         with watch(model, keep=keep, **{"norms": True, "pixels": _pixels(model, longest), **options}) as record:
-            scores = [task.read_through(model, reading) for reading in readings]
-    for call, reading, written in zip(record.calls, readings, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text, **told(task, reading, written)})
+            scores = [task.run_trace(model, trace) for trace in traces]
+    for call, trace, written in zip(record.calls, traces, scores, strict=True):
+        call.about.update({"model": name, "task": task.name, "input": text, **describe_answer(task, trace, written)})
 
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
 
-    return record.label(**{kind: partial(piece, kind) for kind in readings[0].reads})
+    return record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
 
 
 def _pixels(model: nn.Module, tokens: int) -> int:
@@ -149,35 +156,31 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def told(task: Reads, reading: Reading, scores: Tensor | None) -> dict[str, Any]:
+def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> dict[str, Any]:
     """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
-    about: dict[str, Any] = {"text": reading.text, "given": reading.given, "notes": list(reading.notes)}
-    if scores is None or not reading.writes:
+    about: dict[str, Any] = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+    if scores is None or not trace.writes:
         return about
-    kind = list(reading.reads)[-1]
+    kind = list(trace.reads)[-1]
     sure = scores.float().log_softmax(-1).cpu()
     best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
     pieces = [task.pieces(kind, row) for row in best.indices.tolist()]
     rows = zip(pieces, best.values.tolist(), strict=True)
     about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
-    about["written"], about["writes"] = list(reading.writes), task.pieces(kind, reading.writes)
-    written = torch.tensor(reading.writes)
+    about["written"], about["writes"] = list(trace.writes), task.pieces(kind, trace.writes)
+    written = torch.tensor(trace.writes)
     lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]
     about["loss"] = float(lost.mean()) if len(lost) else None
     return about
 
 
-def _texts(inputs: Any) -> list[str]:
+def _check_inputs(inputs: Any, task: AnyTask) -> list[Any]:
     if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
-        raise DataError(f"a text is wanted, or a list of texts; got {inputs!r:.60}")
-    many = list(inputs)
-    for number, text in enumerate(many, 1):
-        if not isinstance(text, str):
-            raise DataError(f"input {number} must be a text, got {text!r:.60}")
-    return many
+        raise DataError(f"an input is wanted, or a list of them; got {inputs!r:.60}")
+    return [task.check_input(one, f"input {number}") for number, one in enumerate(inputs, 1)]
 
 
-def _rows(examples: Iterable[Any], columns: Sequence[str] | None, task: Task) -> list[Row]:
+def _rows(examples: Iterable[Any], columns: Sequence[str] | None, task: AnyTask) -> list[Row]:
     """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
     if columns is not None:
         raise ConfigError(f"columns are those of a file; give each example as {', '.join(task.columns)}, in this order")
@@ -209,12 +212,6 @@ def _unknown(name: str, known: Sequence[str], kind: str) -> str:
     return f"no shipped {kind} is called {name!r}; {what}{hint}"
 
 
-def _check_options(options: Mapping[str, Any], *functions: Callable[..., Any]) -> None:
-    """Refuses an option that none of the task's functions has."""
-    parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
-    known = list(dict.fromkeys(one.name for one in parameters if one.kind is one.KEYWORD_ONLY))
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known) or 'none'}"
-            raise ConfigError(f"{functions[0].__name__} has no option {name!r}{hint}")
+def _option_names(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]

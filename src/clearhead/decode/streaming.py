@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from clearhead.decode.following import likeliest
 from clearhead.decode.rules import Rules
-from clearhead.decode.sampling import Cuts, drawn
+from clearhead.decode.sampling import Cuts, Generators, drawn
 from clearhead.decode.steps import Choice, Step, steps
 from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
@@ -24,7 +22,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators | None = None,
     prefix: Sequence[int] = (),
     no_repeat_ngram: int = 0,
     forbidden: Sequence[int] = (),

@@ -15,7 +15,8 @@ from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live import Live
 from clearhead.lens.tokens import named_by
 from clearhead.model.devices import resolve_device
-from clearhead.tasks.reading import Reading
+from clearhead.tasks.settings import Options, option
+from clearhead.tasks.trace import Trace
 
 SCORED = 2**28  # scores over the vocabulary that fit: of longer texts none are computed
 WRITTEN = 64  # tokens that an encoder-decoder writes, at most
@@ -57,35 +58,41 @@ def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live
     return Live(model, HuggingFaceText(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options})
 
 
+class HuggingFaceOptions(Options):
+    beams: int | None = option(None, "How many beams the search keeps.", flag="--beam", ge=1)
+    most: int | None = option(None, "How many tokens the model writes.", ge=1)
+
+
 class HuggingFaceText:
     """How encoders, decoders and encoder-decoders of Hugging Face's read a text, with their own tokenizer."""
 
     name: ClassVar[str] = "text"
+    options: ClassVar[type[Options]] = HuggingFaceOptions
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.name_of = tokenizer, named_by(tokenizer)
 
-    def readings(
-        self, model: Any, text: str, *, answer: str | None = None, beams: int = 1, most: int | None = None
-    ) -> list[Reading]:
-        """One reading. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
+    def traces(
+        self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions
+    ) -> list[Trace]:
+        """One trace. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
 
         An encoder-decoder writes an answer of 64 tokens at most.
         """
-        numbers = self._numbers(text)
+        numbers, beams, most = self._numbers(given), options.beams or 1, options.most
         if not numbers:
             return []
         if model.config.is_encoder_decoder:
             return [self._pair(model, numbers, answer, beams, most or WRITTEN)]
         if not model.can_generate():
-            return [Reading({"tokens": numbers})]
+            return [Trace({"tokens": numbers})]
         more = self._written(model, numbers, beams, most) if answer is None and most else []
         if answer is not None:
             more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         whole = [*numbers, *more]
-        return [Reading({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
+        return [Trace({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
 
-    def _pair(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Reading:
+    def _pair(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
         start = model.config.decoder_start_token_id
         start = model.config.bos_token_id if start is None else start
         if start is None:
@@ -96,7 +103,7 @@ class HuggingFaceText:
             target = list(self.tokenizer(text_target=answer)["input_ids"])
         target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
         text = self.tokenizer.decode(target, skip_special_tokens=True) if answer is None else answer
-        return Reading({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
+        return Trace({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
 
     def _written(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
         given = torch.tensor([numbers], device=model.device)
@@ -104,15 +111,15 @@ class HuggingFaceText:
         found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
         return found if model.config.is_encoder_decoder else found[len(numbers) :]
 
-    def read_through(self, model: Any, reading: Reading) -> Tensor | None:
-        tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in reading.reads.items()}
+    def run_trace(self, model: Any, trace: Trace) -> Tensor | None:
+        tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in trace.reads.items()}
         if "source" in tensors:
             found = model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
             scores: Tensor | None = getattr(found, "logits", None)
             return None if scores is None else scores[0]
         tokens, known = tensors["tokens"], inspect.signature(model.forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-        if not reading.writes:
+        if not trace.writes:
             model(input_ids=tokens, **options)
             return None
         if tokens.numel() * int(model.config.get_text_config().vocab_size) > SCORED and "logits_to_keep" in known:

@@ -15,8 +15,9 @@ from clearhead.explore.scene import probable
 from clearhead.lens.ablation import ablate, head_effects
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
-from clearhead.predictor import Predictor, look_through, told
-from clearhead.tasks.reading import Reading, Reads
+from clearhead.predictor import Predictor, describe_answer, look_through
+from clearhead.tasks.settings import option_names, validate
+from clearhead.tasks.trace import Trace, Traceable
 
 LONGEST = 100_000  # characters of a text that a page may send
 PATIENCE = 5.0  # seconds that the effects of all heads may take
@@ -25,7 +26,7 @@ PATIENCE = 5.0  # seconds that the effects of all heads may take
 class Live:
     """A model and what knows how it reads; one request at a time, since a head that is off is off for everybody."""
 
-    def __init__(self, model: nn.Module, task: Reads, name: str, **options: Any) -> None:
+    def __init__(self, model: nn.Module, task: Traceable, name: str, **options: Any) -> None:
         self.model, self.task, self.name, self.options = model, task, name, options
         self.took: float | None = None  # seconds, for the last text
         self.lock = threading.RLock()
@@ -72,23 +73,29 @@ class Live:
         """Of a text in parts the answer to all of it is asked for once."""
         calls = [record.calls[number] for number in numbers]
         with self.lock, torch.inference_mode(), ablate(self.model, heads):
-            again = [told(self.task, _reading(one), self.task.read_through(self.model, _reading(one))) for one in calls]
+            again = [self._repeat(_trace(one)) for one in calls]
             texts: dict[int, str] = {}
             if any(one.about.get("text") and not one.about.get("given") for one in calls):
-                asked = {name: value for name, value in self.options.items() if name == "beams"}
-                answers = self.task.readings(self.model, calls[0].about["input"], **asked)
+                own = option_names(self.task.options, "look")
+                asked = {name: value for name, value in self.options.items() if name in own}
+                options = validate(self.task.options, asked)
+                answers = self.task.traces(self.model, calls[0].about["input"], answer=None, options=options)
                 texts = {number: answers[number].text for number in numbers}
         return [_changes(*one) for one in zip(calls, again, [texts.get(number) for number in numbers], strict=True)]
+
+    def _repeat(self, trace: Trace) -> dict[str, Any]:
+        """What the model answers in a forward pass that it made before."""
+        return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
 
     def effects(self, record: Record, number: int = 0, patience: float = PATIENCE) -> dict[str, list[float]] | None:
         """By how much the loss grows without each head, one after the other; None if that would take too long."""
         call = record.calls[number]
         if call.about.get("loss") is None:
             return None
-        reading = _reading(call)
+        trace = _trace(call)
 
         def loss() -> float:
-            return float(told(self.task, reading, self.task.read_through(self.model, reading))["loss"])
+            return float(self._repeat(trace)["loss"])
 
         with self.lock, torch.inference_mode():
             loss()
@@ -114,10 +121,10 @@ def _changes(call: Forward, again: Mapping[str, Any], text: str | None) -> dict[
     }
 
 
-def _reading(call: Forward) -> Reading:
+def _trace(call: Forward) -> Trace:
     """What went into a call, from what the record kept of it."""
     if "input" not in call.about:
         raise LensError("the record does not say what the model was asked; look at a text with the model itself")
     reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
     about = call.about
-    return Reading(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))
+    return Trace(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))

@@ -1,6 +1,9 @@
 """Layers into models."""
 
 from clearhead.model.config import ModelConfig
+from clearhead.model.output_heads import Classifier
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
-__all__ = ["Decoder", "Encoder", "EncoderDecoder", "ModelConfig"]
+Model = Encoder | Decoder | EncoderDecoder
+
+__all__ = ["Classifier", "Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig"]

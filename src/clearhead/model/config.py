@@ -59,6 +59,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
+    labels: int | None = None  # of a Classifier: how many there are to choose from
     dropout: float = 0.1
     attention_dropout: float | None = None  # None: dropout
 

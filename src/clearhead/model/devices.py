@@ -1,8 +1,13 @@
-"""Where a model computes."""
+"""Where a model computes, and models without numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import ConfigError
 
@@ -28,3 +33,28 @@ def resolve_device(device: str, local: int = 0) -> torch.device:
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"{device} was asked for, but PyTorch has no such device here; choose cpu")
     return torch.device("cuda", local) if place.type == "cuda" and place.index is None else place
+
+
+@contextmanager
+def empty_weights() -> Iterator[None]:
+    """Models built within it have shapes and dtypes but no numbers: on the meta device, and without initialisation.
+
+    >>> with empty_weights():
+    ...     torch.nn.Linear(1000, 1000).weight.device
+    device(type='meta')
+    """
+    with torch.device("meta"), _SkipInitialisation():
+        yield
+
+
+class _SkipInitialisation(TorchFunctionMode):
+    """Leaves out random numbers: on the meta device they mean nothing and would still cost seconds."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in (
+            torch.Tensor.normal_,
+            torch.Tensor.uniform_,
+        ):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)

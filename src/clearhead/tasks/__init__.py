@@ -1,8 +1,9 @@
-"""What models are trained for, one file a task."""
+"""What models are trained for, one file or folder a task."""
 
-from clearhead.tasks.task import Examples, Prediction, Task
+from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
+from clearhead.tasks.classification import Classification
 from clearhead.tasks.translation import Translation
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Translation,)}
+TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification)}
 
-__all__ = ["TASKS", "Examples", "Prediction", "Task", "Translation"]
+__all__ = ["TASKS", "AnyTask", "Classification", "Examples", "Prediction", "Task", "Translation"]

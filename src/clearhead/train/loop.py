@@ -15,19 +15,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import ConfigError, TrainingError
-from clearhead.tasks import Examples, Task
-from clearhead.tasks.task import Model
+from clearhead.model import Model
+from clearhead.tasks import AnyTask
+from clearhead.tasks.base import Evaluation, Examples
 from clearhead.text import Row
 from clearhead.text.batches import Batch, BatchPlan
 from clearhead.train.checkpoints import Checkpoints, gathered, restore
-from clearhead.train.heads import EVERY, SHARE, alike, head_states
-from clearhead.train.observers import Moment, Observer
+from clearhead.train.cuda_graphs import Replayed
+from clearhead.train.head_monitor import EVERY, SHARE, alike, head_states
+from clearhead.train.observers import Moment, Observer, Sample
+from clearhead.train.parallel import Step, compiled, precision_of, spread, whole
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Train
-from clearhead.train.replaying import Replayed
+from clearhead.train.recipe import CHANGEABLE, Train
 from clearhead.train.schedules import learning_rate
-from clearhead.train.spreading import Step, compiled, precision_of, spread, whole
 
+PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, from one sign of life, or checkpoint, to the next
+SAMPLES = 3  # answers that are shown at each evaluation
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,6 +44,7 @@ class Position:
     tokens: int = 0  # real ones of all sides, since the beginning
     best: float | None = None
     best_step: int | None = None
+    best_loss: float | None = None  # on dev, of the best: among equal scores the lower one wins
     stale: int = 0  # evaluations since the best
     seconds: float = 0.0
     stopped: str | None = None  # why it ended
@@ -52,10 +56,10 @@ class Trainer:
     def __init__(
         self,
         train: Train,
-        task: Task,
+        task: AnyTask,
         model: Model,
-        examples: Examples,
-        dev: tuple[Examples, Sequence[Row]] | None,
+        examples: Examples[Any],
+        dev: tuple[Examples[Any], Sequence[Row]] | None,
         checkpoints: Checkpoints,
         processes: Processes,
         observers: Sequence[Observer] = (),
@@ -66,18 +70,20 @@ class Trainer:
         self.examples, self.dev = examples.to(processes.device), dev
         self.checkpoints, self.observers = checkpoints, observers
         self.position, self.done, self.interrupted = Position(), 0.0, False
-        self.plan = BatchPlan(
-            examples.lengths, tokens=train.batch_tokens * processes.count, seed=seed, shapes=train.shapes
-        )
-        self.windows = -(-self.plan.batches // train.accumulate)  # updates in an epoch
-        self.few = self.examples.batch(alike(examples.lengths))  # what the heads are watched with
+        # All processes share each batch, or, where that would change the loss, take whole ones in turn.
+        shared = processes.count if task.splits_batches else 1
+        self.plan = BatchPlan(examples.lengths, tokens=train.batch_tokens * shared, seed=seed, shapes=train.shapes)
+        self.batches_per_step = train.accumulate * processes.count // shared
+        self.windows = -(-self.plan.batches // self.batches_per_step)  # updates in an epoch
+        self.few = self.examples.collate(alike(examples.lengths))  # what the heads are watched with
         self.begun, self.looks = time.monotonic(), list[float]()  # how many seconds each took
+        self.shown = self.saved = self.begun  # when progress was last shown, and a checkpoint last saved
         self.precision = precision_of(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
         if train.compile:
             compiled(self.model, task)
-        self.step = Step(self.model, task, train.label_smoothing)
+        self.step = Step(self.model, task)
         self.forward = spread(self.step, self.model, processes, shard=train.shard)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = self._optimizer()
@@ -100,8 +106,8 @@ class Trainer:
             if (step - 1) // self.windows != epoch:
                 epoch = (step - 1) // self.windows
                 batches = self.plan.epoch(epoch)
-            place = (step - 1) % self.windows * self.train.accumulate
-            window = batches[place : place + self.train.accumulate]
+            place = (step - 1) % self.windows * self.batches_per_step
+            window = batches[place : place + self.batches_per_step]
             self._set_rate(step)
             loss, norm = self.update(window, step)
             self._pending.append((window, loss, norm))
@@ -121,11 +127,11 @@ class Trainer:
         total = sum(int(self.examples.counts[batch.examples].sum()) for batch in window)
         self._draw_from(step)
         self.model.train()
-        losses = []
-        for number, batch in enumerate(window):
-            last = number == len(window) - 1
+        losses, shares = [], self._own_shares(window)
+        for number, share in enumerate(shares):
+            last = number == len(shares) - 1
             with contextlib.nullcontext() if last else self._without_sync():
-                losses.append(self._both_passes(batch, self.processes.count / total))  # processes are averaged
+                losses.append(self._both_passes(*share, self.processes.count / total))  # processes are averaged
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or math.inf, foreach=True)
         self.scaler.step(self.optimizer)
@@ -137,19 +143,29 @@ class Trainer:
             torch._foreach_lerp_(_local(self.average), _local(self.parameters), 1 - decay)
         return torch.stack(losses).sum(), norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _both_passes(self, batch: Batch, factor: float) -> Tensor:
-        """The loss of a batch (of this process's part in it), whose gradient is added to the others'."""
+    def _own_shares(self, window: Sequence[Batch]) -> list[tuple[Batch, float]]:
+        """What this process computes of a window, with the weight of each batch: all do equally many.
+
+        One that has nothing left to do joins in with a weight of 0.
+        """
+        rank, count = self.processes.rank, self.processes.count
+        if count == 1:
+            return [(batch, 1.0) for batch in window]
+        if self.task.splits_batches:
+            parts = [(batch.part(rank, count), batch) for batch in window]
+            idle = [(Batch(batch.examples[:1], batch.sizes), 0.0) for batch in window]
+            return [(part, 1.0) if len(part.examples) else idle[n] for n, (part, _) in enumerate(parts)]
+        own = [(batch, 1.0) for batch in window[rank::count]]
+        return own + [(window[0], 0.0)] * (-(-len(window) // count) - len(own))
+
+    def _both_passes(self, batch: Batch, weight: float, factor: float) -> Tensor:
+        """The loss of a batch, whose gradient is added to the others'."""
+        tensors = self.examples.collate(batch)
         if self.replayed is not None:
-            return self.replayed(self.examples.batch(batch), factor)
-        loss = self._loss(self.examples, batch)
+            return self.replayed(tensors, factor)
+        loss = self._forward(tensors) * weight
         self.scaler.scale(loss * factor).backward()
         return loss.detach()
-
-    def _loss(self, examples: Examples, batch: Batch) -> Tensor:
-        mine, weight = batch.part(self.processes.rank, self.processes.count), 1.0
-        if not len(mine.examples):  # fewer sentences than processes: it joins in, and counts nothing
-            mine, weight = Batch(batch.examples[:1], batch.sizes), 0.0
-        return self._forward(examples.batch(mine)) * weight
 
     def _forward(self, batch: Any) -> Tensor:
         with self._autocast():
@@ -167,11 +183,13 @@ class Trainer:
         if step % train.log_every == 0 or ended:
             self._settle()
             self._log(step)
+        elif time.monotonic() - self.shown > PROGRESS_EVERY:
+            self._show_progress(step)
         if train.heads_every != 0 and (ended or self._due(step)):
             self._look(step)
         if step % train.evaluate_every == 0 or ended:
             self._evaluate(step)
-        if self.interrupted or self._planned():
+        if self.interrupted or self._planned() or self._overdue(step):
             self.save()
         if self.interrupted:
             raise TrainingError(f"interrupted at step {step}, which is saved; go on with --resume")
@@ -212,7 +230,24 @@ class Trainer:
             "norm": self._norm if math.isfinite(self._norm) else None,  # float16 may overflow; JSON knows no infinity
         }
         position.loss, position.counted = 0.0, 0
+        self.shown = time.monotonic()
         self._tell("logged", step, metrics)
+
+    def _show_progress(self, step: int) -> None:
+        """A sign of life between two lines of the log, for those who watch: it is in no file."""
+        if self.processes.count == 1:
+            self._settle()
+        self.shown = time.monotonic()
+        if self.position.counted:
+            self._tell("progressed", step, {"loss": self.position.loss / self.position.counted})
+
+    def _overdue(self, step: int) -> bool:
+        """Whether the last checkpoint is so long ago that another one is due, whatever the recipe says."""
+        if self.processes.count == 1:
+            return time.monotonic() - self.saved > SAVE_EVERY
+        if step % self.train.log_every:  # all must agree, which costs a message
+            return False
+        return bool(self.processes.agree(float(time.monotonic() - self.saved > SAVE_EVERY)))
 
     def _due(self, step: int) -> bool:
         """Whether it is time to look at the heads: if nobody says how often, looks take a small share of the time."""
@@ -240,36 +275,44 @@ class Trainer:
         if self.dev is None:
             position.best_step = step
             return
-        metrics = self.evaluate()
+        loss, found = self.evaluate()
+        metrics = {"loss": loss, **found.scores}
         name = train.metric or self.task.metric
         score = self.processes.agree(float(metrics[name]) * (-1 if name == "loss" else 1))
-        if position.best is None or score > position.best:
-            position.best, position.best_step, position.stale = score, step, 0
+        tied = score == position.best and position.best_loss is not None and loss < position.best_loss
+        if position.best is None or score > position.best or tied:
+            position.best, position.best_step, position.best_loss, position.stale = score, step, loss, 0
         else:
             position.stale += 1
             if train.patience is not None and position.stale >= train.patience:
                 position.stopped = position.stopped or "patience"
-        self._tell("evaluated", step, metrics)
+        self._tell("evaluated", step, metrics, self._samples(found))
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float | str]:
-        """Scores of the averaged weights on dev: the loss over all of it, the rest over its first lines, quickly."""
+    def evaluate(self) -> tuple[float, Evaluation]:
+        """The averaged weights on dev: the loss over all of it, the scores over its first rows, with quick options."""
         assert self.dev is not None
         examples, rows = self.dev
         examples.to(self.processes.device)
         plan = BatchPlan(examples.lengths, tokens=4 * self.train.batch_tokens, seed=0, shapes=self.train.shapes)
         total = 0.0
-        self.step.smoothing, smoothing = 0.0, self.step.smoothing
         # What was compiled is compiled for training: dev would be compiled once more, and decoding at every length.
         with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):
             self.model.eval()
-            for batch in plan.epoch(0):
-                total += float(self._loss(examples, batch))
+            for batch, weight in self._own_shares(plan.epoch(0)):
+                total += float(self._forward(examples.collate(batch)) * weight)
             with whole(self.model):
-                scores = self.task.evaluate(self.model, rows[: self.train.evaluate_lines], beams=1)
+                rows = rows[: self.train.evaluate_lines]
+                found = self.task.evaluate(self.model, rows, self.task.quick_options())
             self.model.train()
-        self.step.smoothing = smoothing
-        return {"loss": self.processes.sum(total)[0] / int(examples.counts.sum()), **scores}
+        return self.processes.sum(total)[0] / int(examples.counts.sum()), found
+
+    def _samples(self, found: Evaluation) -> list[Sample]:
+        """The first few rows with the model's answers."""
+        return [
+            Sample(str(self.task.input_of(row)), prediction.text, self.task.answer_of(row))
+            for row, prediction in zip(found.rows[:SAMPLES], found.predictions, strict=False)
+        ]
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -298,7 +341,14 @@ class Trainer:
         tensors = gathered(self.model, self.optimizer, self.average)
         state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
         state |= {"scaler": self.scaler.state_dict(), "planned": self._planned(), "data": self.data}
+        state["settings"] = self.learned_settings()
         self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
+        self.saved = time.monotonic()
+
+    def learned_settings(self) -> dict[str, Any]:
+        """Settings that change what is learned: a checkpoint goes on with the same, or not at all."""
+        settings = self.train.model_dump(mode="json")
+        return {"seed": self.seed, **{f"train.{key}": settings[key] for key in settings if key not in CHANGEABLE}}
 
     def resume(self, step: int) -> None:
         """Goes back to a checkpoint; what follows is what would have followed then."""
@@ -312,6 +362,10 @@ class Trainer:
             )
         if state["data"] != self.data:
             raise ConfigError("the data of this run have changed since it was begun: restore them, or start anew")
+        before, now = state.get("settings", {}), self.learned_settings()
+        if changed := [key for key, value in before.items() if key in now and now[key] != value]:
+            said = ", ".join(f"{key} = {before[key]!r} (now {now[key]!r})" for key in changed)
+            raise ConfigError(f"the checkpoint of step {step} was trained with {said}; restore it, or start anew")
         restore(tensors, self.model, self.optimizer, self.average)
         self.position = position = Position(**state["position"])
         self.scaler.load_state_dict(state["scaler"])
@@ -370,11 +424,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def _sharded_without_sync(self) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(False)  # type: ignore[operator]
+        self.model.set_requires_gradient_sync(False)
         yield
-        self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+        self.model.set_requires_gradient_sync(True)
 
-    def _tell(self, what: str, step: int, metrics: dict[str, float | str]) -> None:
+    def _tell(
+        self, what: str, step: int, metrics: dict[str, float | str], samples: Sequence[Sample] = ()
+    ) -> None:
         position = self.position
         moment = Moment(
             step=step,
@@ -385,6 +441,7 @@ class Trainer:
             seconds=position.seconds,
             done=self.done,
             best=position.best,
+            samples=samples,
         )
         for observer in self.observers:
             getattr(observer, what)(moment)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from clearhead.model import Model
 from clearhead.storage import atomic_file
-from clearhead.tasks.task import Model
 
 if TYPE_CHECKING:
-    from clearhead.train.heads import HeadState
+    from clearhead.train.head_monitor import HeadState
+
+QUIET = 30.0  # seconds without a line after which one is printed where there is no bar
+
+
+class Sample(NamedTuple):
+    """One row of dev: what went in, what the model answered, and what would be right."""
+
+    given: str
+    answer: str
+    right: str
 
 
 class Moment(NamedTuple):
@@ -26,6 +39,7 @@ class Moment(NamedTuple):
     seconds: float  # since the beginning
     done: float  # of the whole, from 0 to 1
     best: float | None  # the best score on dev so far; a loss has a minus before it
+    samples: Sequence[Sample] = ()  # at an evaluation: a few answers
 
 
 class Observer:
@@ -33,6 +47,9 @@ class Observer:
 
     def logged(self, moment: Moment) -> None:
         """Every `train.log_every` steps."""
+
+    def progressed(self, moment: Moment) -> None:
+        """Every few seconds between them, if steps take long."""
 
     def evaluated(self, moment: Moment) -> None:
         """After each look at dev."""
@@ -145,6 +162,7 @@ class Progress(Observer):
         from rich.progress import Progress as Bar
 
         self.metric, self.best, self.pace, self.left = metric, best, "", ""
+        self.printed = time.monotonic()
         self.seen: list[tuple[float, float, int]] = []  # of each line: how much was done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
@@ -158,12 +176,17 @@ class Progress(Observer):
         if self.console.is_terminal:
             self.bar.start()
 
+    def progressed(self, moment: Moment) -> None:
+        if self.console.is_terminal or time.monotonic() - self.printed > QUIET:
+            self.logged(moment)
+
     def logged(self, moment: Moment) -> None:
         self.seen = [*self.seen[-9:], (moment.done, moment.seconds, moment.tokens)]
         done, seconds, tokens = (new - old for new, old in zip(self.seen[-1], self.seen[0], strict=True))
         if len(self.seen) == 1:
             done, seconds, tokens = self.seen[0]
-        self.left = f" · {clock(seconds / done * (1 - moment.done))} left" if done > 0 and moment.done < 1 else ""
+        left = clock(seconds / done * (1 - moment.done)) if done > 0 and moment.done < 1 else None
+        self.left = "" if left is None else f" · about {left} left"
         where = f"step {moment.step:,} of {moment.steps:,}"
         rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
         self.pace = f"loss {moment.metrics['loss']:.3f} · {rate}"
@@ -176,6 +199,9 @@ class Progress(Observer):
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
+        for given, answer, right in moment.samples:
+            told = "right" if answer == right else f"right would be: {_shorten(right)}"
+            self._print(f"    {_shorten(given)} → {_shorten(answer) or 'nothing'} ({told})")
         self.best = moment.best
         if self.console.is_terminal and self.pace:  # else the last bar would stay with the best score before
             self.bar.update(self.task, said=self._said())
@@ -189,7 +215,27 @@ class Progress(Observer):
             self.bar.stop()
 
     def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, emoji=False, soft_wrap=True)  # one line, however long
+        self.printed = time.monotonic()
+        self.console.print(printable(line), markup=False, emoji=False, soft_wrap=True)  # one line, however long
+
+
+def say(text: str) -> None:
+    """Prints a message to stderr, apart from all output."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Text without control characters: a file's name or content may hold what moves a terminal's cursor.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def _shorten(text: str, width: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def clock(seconds: float) -> str:

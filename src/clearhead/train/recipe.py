@@ -7,50 +7,33 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, create_model, model_validator
 
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
 from clearhead.model import ModelConfig
-from clearhead.tasks import TASKS
+from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks.settings import Section, Source, TaskRecipe, suggest, validate
 
-Source = str | dict[str, str]  # one file, or one file for each column
+RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
+DECIDED = {  # keys of [model] that the data decide
+    "vocabulary": "the tokenizer decides that; set text.vocabulary",
+    "source_vocabulary": "the tokenizer decides that; set text.source_vocabulary",
+    "labels": "the data decide that",
+}
 
+# Keys of [train] that a run may change when it is resumed: how long it is, and what is kept or shown of it.
+CHANGEABLE = {
+    *("steps", "minutes", "patience", "log_every", "evaluate_lines", "save_every", "heads_every"),
+    *("keep", "weights", "tensorboard"),
+}
 
 Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-
-class Data(Section):
-    """Which files, and which of their lines are used."""
-
-    train: Source | list[Source]
-    dev: Source | list[Source] | None = None
-    # The fields of a TSV in their order ("-" skips one), or { source = "zh", target = "en" } of a CSV or JSONL with
-    # names of its own; None: the task's names.
-    columns: list[str] | dict[str, str] | None = None
-    lines: int | None = Field(None, ge=1)  # only the first so many of each training file
-    longest: int = Field(128, ge=1)  # tokens of either side; longer pairs are dropped, and the report says so
-    ratio: float = Field(6.0, ge=0)  # how many times longer a side of more than 10 tokens may be than the other; 0: any
-
-
-class Text(Section):
-    """How text becomes tokens."""
-
-    tokenizer: Literal["bpe", "unigram", "character"] = "bpe"
-    vocabulary: int = Field(8000, ge=300)
-    shared: bool = True  # one tokenizer for both languages, or one for each
-    source_vocabulary: int | None = Field(None, ge=300)  # of the source's own tokenizer; None: as vocabulary
-    script: Literal["simplified"] | None = None  # traditional Chinese characters become these
-    lowercase: bool = False
 
 
 class Train(Section):
@@ -59,14 +42,13 @@ class Train(Section):
     steps: int = Field(10_000, ge=1)  # updates of the weights
     minutes: float | None = Field(None, gt=0)  # stop after so many, too; the schedule then ends with the time
     batch_tokens: int = Field(8192, ge=16)  # of one batch: all sides, pads included
-    shapes: int = Field(16, ge=1)  # of how many different sizes batches may be, twice over
+    shapes: int = Field(16, ge=1)  # at most 2 × shapes distinct padded shapes of batches
     accumulate: int = Field(1, ge=1)  # batches to one update
     learning_rate: float = Field(5e-4, gt=0)
     warmup: int = Field(1000, ge=0)  # steps in which the learning rate rises to that
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[Share, Share] = (0.9, 0.98)
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
     average: Literal["none", "ema", "last"] = "none"  # weights that are kept: the last, a moving average, or…
     decay: float = Field(0.999, ge=0, lt=1)  # …of that average
@@ -77,7 +59,7 @@ class Train(Section):
     log_every: int = Field(50, ge=1)
     evaluate_every: int = Field(1000, ge=1)  # steps from one evaluation (and checkpoint) to the next
     save_every: int | None = Field(None, ge=1)  # further checkpoints between; None: none
-    evaluate_lines: int = Field(500, ge=1)  # of dev are translated each time; all of them at the end
+    evaluate_lines: int = Field(500, ge=1)  # rows of dev that are answered each time; all of them at the end
     patience: int | None = Field(None, ge=1)  # evaluations without a better score, then stop; None: never
     metric: str | None = None  # what is better: a score of the task, or "loss"; None: the task's own
     keep: int = Field(2, ge=1)  # newest checkpoints that stay, besides the best
@@ -87,40 +69,28 @@ class Train(Section):
     tensorboard: bool = True
 
 
-class Recipe(Section):
-    task: str
-    about: str = ""  # for the model's card: what it is, on what it was trained
-    licence: str = ""
-    seed: int = Field(1, ge=0, lt=2**63)
-    data: Data
-    text: Text = Text()
-    model: dict[str, Any] = {}  # shape = "classic", and changes to it
+class Recipe(TaskRecipe):
+    """A whole recipe. That of a task, with its sections, is made by `recipe_class`."""
+
     train: Train = Train()
-    decode: dict[str, Any] = {}  # beam, length_penalty, part: the finished model's defaults
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Recipe:
-        if self.task not in TASKS:
-            raise ValueError(f"task: {_unknown(self.task, TASKS)}")
+    def _check_together(self) -> Recipe:
         self._check_model()
         task = TASKS[self.task]
-        for key in self.decode:
-            if key not in task.defaults:
-                raise ValueError(f"decode.{key}: {_unknown(key, task.defaults)}")
         if self.train.metric not in (None, "loss", *task.metrics):
-            raise ValueError(f"train.metric: {_unknown(self.train.metric, ('loss', *task.metrics))}")
+            raise ValueError(f"train.metric: {suggest(self.train.metric, ('loss', *task.metrics))}")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self
 
     def _check_model(self) -> None:
-        for key in ("vocabulary", "source_vocabulary"):
+        for key, remedy in DECIDED.items():
             if key in self.model:
-                raise ValueError(f"model.{key}: the tokenizer decides that; set text.{key}")
-        shape = self.model.get("shape", "classic")
-        changes = {key: value for key, value in self.model.items() if key != "shape"}
+                raise ValueError(f"model.{key}: {remedy}")
+        changes = dict(self.model)
         try:
-            config = ModelConfig.named(str(shape), vocabulary=1, **changes)
+            config = ModelConfig.named(str(changes.pop("shape", TASKS[self.task].default_shape)), vocabulary=1, **changes)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
         if config.positions == "learned" and config.max_length <= self.data.longest:
@@ -130,13 +100,19 @@ class Recipe(Section):
             )
 
 
+@cache
+def recipe_class(task: type[AnyTask]) -> type[Recipe]:
+    """The recipe of a task: its own sections, and the trainer's."""
+    return create_model(f"{task.recipe.__name__}WithTraining", __base__=(task.recipe, Recipe))
+
+
 def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = None) -> tuple[Recipe, Path]:
     """A recipe by its path or by the name of a shipped one, and the folder that its own paths start from."""
     path = Path(name)
     if not path.is_file():
         found = shipped.recipe(name)
         if found is None:
-            raise ConfigError(f"no file {name} and no shipped recipe: {_unknown(name, shipped.recipes())}")
+            raise ConfigError(f"no file {name} and no shipped recipe: {suggest(name, shipped.recipes())}")
         path = found
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -151,14 +127,24 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
 
 def checked(values: dict[str, Any], source: str) -> Recipe:
     """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
-    try:
-        return Recipe(**values)
-    except ValidationError as error:
-        problems = error.errors()
-        missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
-        said = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
-        said += [_said(problem) for problem in problems if problem["type"] != "missing"]
-        raise ConfigError("\n".join(f"{source}: {one}" for one in said)) from None
+    name = values.get("task")
+    if name is not None and name not in TASKS:
+        raise ConfigError(f"{source}: task: {suggest(name, TASKS)}")
+    kind = Recipe if name is None else recipe_class(TASKS[name])
+    return validate(kind, _rename_keys(values), source)
+
+
+def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with keys of earlier versions under their new names."""
+    values = {section: dict(inside) if isinstance(inside, dict) else inside for section, inside in values.items()}
+    for old, new in RENAMED.items():
+        (old_section, old_key), (section, key) = old.split("."), new.split(".")
+        inside, target = values.get(old_section), values.setdefault(section, {})
+        if isinstance(inside, dict) and old_key in inside and isinstance(target, dict):
+            target[key] = inside.pop(old_key)
+        if not target:
+            del values[section]
+    return values
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -186,7 +172,7 @@ def _located(name: str, base: Path) -> Path:
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:
             wanted = name.removeprefix("shipped:")
-            raise ConfigError(f"no shipped corpus: {_unknown(wanted, shipped.corpora())}")
+            raise ConfigError(f"no shipped corpus: {suggest(wanted, shipped.corpora())}")
         return found
     given = Path(name).expanduser()
     # One that was given with --set may well be meant from where the user stands.
@@ -207,37 +193,6 @@ def _override(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override}: {section} is no section")
     values[last] = value
-
-
-def _said(problem: Any) -> str:
-    """One of pydantic's findings in our words: where, what, and the nearest name if one is unknown."""
-    place = _place(problem)
-    if problem["type"] == "extra_forbidden":
-        *sections, key = problem["loc"]
-        fields = _fields(sections)
-        return f"{place}: {_unknown(key, fields)}"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    return f"{place}: {message}, got {problem['input']!r}" if place else message
-
-
-def _place(problem: Any) -> str:
-    return ".".join(str(step) for step in problem["loc"] if not _is_type(step))
-
-
-def _is_type(step: Any) -> bool:
-    return isinstance(step, str) and (step in ("str", "int", "float", "bool") or "[" in step)
-
-
-def _fields(sections: Sequence[Any]) -> list[str]:
-    model: Any = Recipe
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return list(model.model_fields)
-
-
-def _unknown(name: Any, known: Iterable[str]) -> str:
-    near = get_close_matches(str(name), list(known), n=1)
-    return f"{name!r} is not known; " + (f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}")
 
 
 def _key(key: str) -> str:

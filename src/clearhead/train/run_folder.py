@@ -10,7 +10,9 @@ from pathlib import Path
 
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, temporary_path
-from clearhead.train.recipe import Recipe, checked, to_toml
+from clearhead.tasks import TASKS
+from clearhead.tasks.settings import Section
+from clearhead.train.recipe import CHANGEABLE, Recipe, checked, to_toml
 
 HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n"
 FILES = (
@@ -26,8 +28,6 @@ FILES = (
     "tensorboard",
     "model",
 )
-# What may differ when a run goes on: the length of the run, and what is kept or shown of it.
-CHANGEABLE = {"steps", "minutes", "keep", "patience", "tensorboard", "weights", "save_every", "heads_every"}
 
 
 def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:
@@ -42,7 +42,7 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
     begun = "checkpoints" in inside or "model" in inside  # else it ended before its first checkpoint
     aside = None
     if begun and resume:
-        _same_recipe(saved, recipe)
+        _refuse_changes(saved, recipe)
     elif begun and not overwrite:
         raise ConfigError(
             f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
@@ -53,9 +53,26 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
         where.rename(aside)
         where.mkdir()
         _lock(where, held)
-    with atomic_file(saved) as fresh:
-        fresh.write_text(HEADER + to_toml(recipe), encoding="utf-8")
+    if not begun or not resume:  # a run that is resumed keeps its files until all is known to be right
+        save_recipe(where, recipe)
     return aside
+
+
+def save_recipe(where: Path, recipe: Recipe) -> None:
+    """Writes the whole recipe into the run's folder; by it the folder is known as a run's."""
+    with atomic_file(where / "recipe.toml") as fresh:
+        fresh.write_text(HEADER + to_toml(recipe), encoding="utf-8")
+
+
+def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
+    """A recipe without a [model] section, with what was chosen for it when the run was begun."""
+    saved = where / "recipe.toml"
+    if recipe.model or not saved.is_file():
+        return recipe
+    before = _read_saved(saved)
+    chosen = TASKS[recipe.task].fit(0, gpu=False).get("train", {})
+    train = {key: getattr(before.train, key) for key in chosen if key not in recipe.train.model_fields_set}
+    return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
 
 
 def put_back(where: Path, aside: Path | None) -> None:
@@ -89,16 +106,26 @@ def _of_a_run(name: str) -> bool:
     return name in FILES or (name.startswith(".") and name[1:].split(TEMPORARY_MARK)[0] in FILES)
 
 
-def _same_recipe(saved: Path, recipe: Recipe) -> None:
+def _read_saved(saved: Path) -> Recipe:
     try:
-        before = checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved)).model_dump()
+        return checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{saved} is damaged ({error}); start anew with --overwrite") from None
-    now = recipe.model_dump()
-    changed = [key for key in before if key not in ("train", "about", "licence") and before[key] != now[key]]
-    changed += [
-        f"train.{key}" for key, value in before["train"].items() if now["train"][key] != value and key not in CHANGEABLE
-    ]
+
+
+def _refuse_changes(saved: Path, recipe: Recipe) -> None:
+    """Refuses a recipe that would have learned something else than the one that the run was begun with."""
+    before, now = _read_saved(saved), recipe
+    changed = []
+    for name, value in before:
+        other = getattr(now, name, None)
+        if name in ("about", "licence") or value == other or (isinstance(value, Section) and not value.learned):
+            continue
+        if not isinstance(value, Section) or not isinstance(other, Section):
+            changed.append(name)
+            continue
+        free = {"train": CHANGEABLE, "data": {"test"}}.get(name, set())
+        changed += [f"{name}.{key}" for key, old in value if getattr(other, key, None) != old and key not in free]
     if changed:
         raise ConfigError(
             f"{saved.parent} was begun with another {', '.join(changed)}; a run goes on exactly, or not at all: "

@@ -1,4 +1,4 @@
-"""Sentences of any language: where to cut a long text, how to join answers, whether one runs in circles."""
+"""Text segmentation: where to split a long text, how to join the parts again, whether tokens loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SEAMS = [
 ALONE = 16  # a sentence of at least this share of a part stands alone
 
 
-def parts(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
+def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
     """The text's tokens in pieces of at most `limit`, cut at the best places there are.
 
     Sentences stand alone, as they mostly do in training data; only the shortest, such as "Mr.", go with what follows.
 
-    >>> [bytes(part).decode() for part in parts("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 13)]
+    >>> [bytes(part).decode() for part in split_text("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 13)]
     ['Yes.', 'It is so.', 'Really,', 'it is.']
     """
     enough = limit // ALONE if seams == 0 else limit
@@ -40,7 +40,7 @@ def parts(text: str, encode: Callable[[str], list[int]], limit: int, seams: int 
         tokens = encode(gathered)
         if len(tokens) > limit:
             # One character may be several bytes: those are cut as numbers.
-            finer = parts(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunks(tokens, limit)
+            finer = split_text(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunks(tokens, limit)
             whole += finer
             gathered, tokens = "", []
     return [*whole, tokens] if tokens else whole
@@ -55,10 +55,10 @@ def sentence_count(text: str) -> int:
     return sum(not piece.endswith("…") for piece in SEAMS[0].split(text))
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_texts(texts: Sequence[str]) -> str:
     """One text of several: with a space between, unless both neighbours are of a script without spaces.
 
-    >>> joined(["One.", "Two."]), joined(["一。", "二。"])
+    >>> join_texts(["One.", "Two."]), join_texts(["一。", "二。"])
     ('One. Two.', '一。二。')
     """
     out = ""
@@ -94,12 +94,12 @@ def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
     return False
 
 
-def shortened(
+def cut_repeats(
     tokens: Sequence[int], kept: AbstractSet[int] = frozenset(), longest: int = 8, times: int = 3
 ) -> list[int]:
     """The tokens with no run of them more than `times` times in a row, but for runs of those that are `kept`.
 
-    >>> shortened([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), shortened([7, 7, 7, 7, 7], kept={7})
+    >>> cut_repeats([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), cut_repeats([7, 7, 7, 7, 7], kept={7})
     ([5, 1, 2, 1, 2, 1, 2, 6], [7, 7, 7, 7, 7])
     """
     out: list[int] = []

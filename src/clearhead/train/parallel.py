@@ -11,21 +11,21 @@ import torch.fx.experimental._config
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
+from clearhead.model import Model
 from clearhead.model.layers import Stack
-from clearhead.tasks import Task
-from clearhead.tasks.task import Model
+from clearhead.tasks import AnyTask
 from clearhead.train.processes import Processes
 
 
 class Step(nn.Module):
     """A batch in, its loss out: what PyTorch's wrappers take for a model."""
 
-    def __init__(self, model: Model, task: Task, smoothing: float) -> None:
+    def __init__(self, model: Model, task: AnyTask) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing = model, task, smoothing
+        self.model, self.task = model, task
 
     def forward(self, batch: Any) -> Tensor:
-        return self.task.loss(self.model, batch, self.smoothing)
+        return self.task.loss(self.model, batch)
 
 
 def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn.Module:
@@ -59,7 +59,7 @@ def whole(model: Model) -> Iterator[None]:
         model.reshard()
 
 
-def compiled(model: Model, task: Task) -> None:
+def compiled(model: Model, task: AnyTask) -> None:
     """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
     # Else a first batch whose sides happen to be equally long is compiled for such batches only.
     torch.fx.experimental._config.use_duck_shape = False
@@ -67,8 +67,7 @@ def compiled(model: Model, task: Task) -> None:
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 layer.compile(dynamic=True)
-    if hasattr(task, "token_loss"):
-        task.token_loss = torch.compile(task.token_loss, dynamic=True)
+    task.compile_loss()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Quantities: which numbers of a text its translation has lost."""
+"""Number check: which numbers of a text its translation has lost."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def lost_numbers(text: str, translation: str) -> list[str]:
     return [number for number in missing if len(number) > LONGEST or not _said(number, lower, there)]
 
 
-def listed(numbers: Sequence[str]) -> str:
+def list_numbers(numbers: Sequence[str]) -> str:
     """The first few numbers, each as far as its first twenty marks.
 
-    >>> listed(["23:59", "31415926535897932384626433"])
+    >>> list_numbers(["23:59", "31415926535897932384626433"])
     '23:59, 31415926535897932384…'
     """
     named = [number if len(number) <= SHOWN else f"{number[:SHOWN]}…" for number in numbers[:NAMED]]

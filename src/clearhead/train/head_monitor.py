@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
 from clearhead.lens.names import attentions
+from clearhead.model import Model
 from clearhead.storage import atomic_file
-from clearhead.tasks.task import Model
 from clearhead.text.batches import Batch
 from clearhead.train.observers import Observer, cut, whole_lines
 

@@ -1,4 +1,4 @@
-"""Reading: a text as a model reads it in one forward pass, and what it writes there, so that one can look at it."""
+"""Trace: the tokens of one forward pass over an input and its answer, so that `look` can repeat it under a watch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from clearhead.tasks.settings import Options
 
-class Reading(NamedTuple):
+
+class Trace(NamedTuple):
     """What goes into one forward pass, and what should come out.
 
     `reads` are token numbers: of "source" and "target", or of "tokens". `writes[i]` is what the model writes at the
@@ -18,18 +20,19 @@ class Reading(NamedTuple):
     reads: dict[str, list[int]]
     writes: Sequence[int] = ()
     text: str = ""  # the answer
-    given: bool = False  # by the user: the model itself might have written something else
+    given: bool = False  # by the user: the model itself might have answered something else
     notes: Sequence[str] = ()
 
 
 @runtime_checkable
-class Reads(Protocol):
-    """What knows how a model reads a text: every task, and what stands in for one."""
+class Traceable(Protocol):
+    """What can trace a model: every task that shows its attention, and the reader of Hugging Face's folders."""
 
     name: ClassVar[str]
+    options: ClassVar[type[Options]]
 
-    def readings(self, model: Any, text: str, *, answer: str | None = None) -> list[Reading]: ...
+    def traces(self, model: Any, given: Any, *, answer: str | None, options: Any) -> list[Trace]: ...
 
-    def read_through(self, model: Any, reading: Reading) -> Tensor | None: ...
+    def run_trace(self, model: Any, trace: Trace) -> Tensor | None: ...
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]: ...

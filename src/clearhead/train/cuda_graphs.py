@@ -1,4 +1,4 @@
-"""Replaying: on a GPU the two passes of a batch are recorded once for each shape, and then played without Python."""
+"""CUDA graphs: the forward and backward pass of a batch is captured once for each shape, and then replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Replayed:
     """A loss and its gradients, computed by `loss_of(batch)` at first and by a recording (a CUDA graph) from then on.
 
     Launching the thousands of kernels of a step takes Python longer than computing them takes the GPU. Batches come in
-    few shapes, so each is recorded at its second visit; the first warms up what is compiled or chosen by size.
+    few shapes (a batch is a NamedTuple of tensors, as `Examples.collate` promises), so each is recorded at its second visit; the first warms up what is compiled or chosen by size.
     Gradients are added up in place, as recordings need, so they are zeroed and never freed.
     """
 

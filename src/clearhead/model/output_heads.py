@@ -1,0 +1,54 @@
+"""Output heads: what turns an encoder's hidden states into something else than scores over the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Encoder
+
+
+def mean_pool(
+    hidden: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch width"]:
+    """The mean of the first `lengths` hidden states of each sample; zeros where there are none.
+
+    >>> mean_pool(torch.tensor([[[2.0], [4.0], [100.0]], [[7.0], [8.0], [9.0]]]), torch.tensor([2, 0]))
+    tensor([[3.],
+            [0.]])
+    """
+    real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+    total = hidden.masked_fill(~real[..., None], 0.0).sum(1)
+    return total / lengths.clamp(min=1)[:, None].to(total.dtype)
+
+
+class Classifier(Encoder):
+    """An encoder with one score for each of `config.labels`, from the mean of its hidden states.
+
+    >>> from clearhead.attention import Mask
+    >>> model = Classifier(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> tokens, lengths = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([3, 4])
+    >>> model.label_scores(model(tokens, mask=Mask.padding(lengths)), lengths).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if config.labels is None:
+            raise ConfigError("a Classifier needs to know how many labels there are: set labels in its ModelConfig")
+        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
+            raise ConfigError("a Classifier scores labels, not words: leave tie_embeddings, logits_bias and _transform")
+        self.dropout = nn.Dropout(config.dropout)
+        self.to_labels = nn.Linear(config.width, config.labels)
+        nn.init.xavier_uniform_(self.to_labels.weight)
+        nn.init.zeros_(self.to_labels.bias)
+
+    def label_scores(
+        self, hidden: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch labels"]:
+        """Scores of the labels, before the softmax; only the first `lengths` tokens of each sample count."""
+        scores: Tensor = self.to_labels(self.dropout(mean_pool(hidden, lengths)))
+        return scores

@@ -1,0 +1,273 @@
+"""Task: one kind of work. It turns raw data into batches, batches into a loss, and a model's output into answers.
+
+Everything particular to a task is in its subclass: its recipe, columns, model, options, predictions, metrics. Trainer,
+model folder, predictor and command line know only what is declared here. CONTRIBUTING.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError, DataError
+from clearhead.model import ModelConfig
+from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_unknown, validate
+from clearhead.tasks.trace import Trace
+
+if TYPE_CHECKING:
+    from clearhead.text import Report, Row
+    from clearhead.text.batches import Batch
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+InputT = TypeVar("InputT")
+BatchT = TypeVar("BatchT", bound=tuple[Tensor, ...])
+OptionsT = TypeVar("OptionsT", bound=Options)
+Scores = dict[str, float | str]
+SMALL, LARGE = 5_000, 50_000  # rows up to which a model of width 128 is enough, and from which on 512 pays
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer. `text` is what the command line prints; a task adds fields, and says in `to_json` what they are."""
+
+    text: str
+    notes: Sequence[str] = ()  # what the user should know about it
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `predict --json` prints, beside the input."""
+        return {"output": self.text, "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        """This answer and its alternatives with their scores, best first."""
+        return [(self.text, None)]
+
+
+class Examples(ABC, Generic[BatchT]):
+    """A data set as numbers, ready for batches.
+
+    `lengths` is (examples, sides), what batches are planned by; `counts` says how many predictions of an example the
+    loss is a sum over, so that every process knows a window's total without asking the others.
+    """
+
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: Sequence[Row]  # that the examples were made of
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def collate(self, batch: Batch) -> BatchT:
+        """The tensors of one batch as a NamedTuple of tensors, on the device that `to` named.
+
+        Nothing but tensors: CUDA graphs copy a batch field by field, and tell batches apart by their shapes.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Self:
+        """Moves the data to where the batches are wanted."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The same for the same examples in the same order, and for no others."""
+
+    def where(self, example: int) -> str:
+        """The file and line that an example came from."""
+        return self.rows[example].where
+
+
+class Evaluation(NamedTuple):
+    """Scores, and the rows and predictions that they were computed from."""
+
+    scores: Scores
+    rows: Sequence[Row]
+    predictions: Sequence[Prediction]
+
+
+class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
+    """One kind of work, of a model, an input, a batch and options: `class Translation(Task[EncoderDecoder, str, …])`."""
+
+    name: ClassVar[str]
+    recipe: ClassVar[type[TaskRecipe]]  # with the task's own sections
+    options: ClassVar[type[Options]] = Options  # of predict, evaluate and look: OptionsT
+    columns: ClassVar[tuple[str, ...]]  # of its data
+    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
+    metric: ClassVar[str]  # the one of them that the best model is chosen by
+    default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
+    # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
+    # processes take whole batches instead of sharing each.
+    splits_batches: ClassVar[bool] = True
+    config: ModelConfig
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Whatever else the task must know again after loading, as JSON."""
+        return {}
+
+    # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """The rows of a file, with their values in the order of the task's columns.
+
+        `columns` are the file's in their order, by the task's names; or, of the task's names, what the file calls them.
+        """
+        from clearhead.text import read
+        from clearhead.text.corpora import SKIP
+
+        known = list(columns or cls.columns)
+        named = [column for column in known if column != SKIP]
+        if missing := [column for column in cls.columns if column not in named]:
+            raise ConfigError(f"{cls.name} needs {', '.join(missing)}, which columns {', '.join(known)} do not name")
+        places = [named.index(column) for column in cls.columns]
+        for row in read(source, list(columns.values()) if isinstance(columns, Mapping) else known):
+            yield row._replace(values=tuple(row.values[place] for place in places))
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
+        """From training data: tokenizers trained, labels collected, sizes of the model known."""
+
+    def configure(self, recipe: TaskRecipe) -> None:
+        """Takes over what a recipe sets and training does not learn, such as loss and decoding; at every start."""
+
+    @abstractmethod
+    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[BatchT]:
+        """Rows as numbers; those that cannot be used are dropped, and the report says why.
+
+        With a recipe they are for training, and its limits hold.
+        """
+
+    def input_of(self, row: Row) -> InputT:
+        """What `predict` would be given for this row."""
+        return cast(InputT, row.values[0])
+
+    def answer_of(self, row: Row) -> str:
+        """The right answer, to be shown beside a prediction."""
+        return str(row.values[-1])
+
+    def check_input(self, given: Any, place: str = "the input") -> InputT:
+        """An input of `predict`, if it is of the right kind; here a text."""
+        if not isinstance(given, str):
+            raise DataError(f"{place} must be a text, got {given!r:.60}")
+        return cast(InputT, given)
+
+    # Model
+
+    @abstractmethod
+    def build(self) -> ModelT:
+        """A new model with random weights and the task's output head.
+
+        This is the only place where one is made: trainer, model folder and memory check call it.
+        """
+
+    @classmethod
+    def make_config(cls, recipe: TaskRecipe, **sizes: int) -> ModelConfig:
+        """The model that a recipe's [model] describes, with the sizes that the data decide."""
+        changes = dict(recipe.model)
+        return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
+
+    @classmethod
+    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
+        """What suits a recipe that has no [model] section: settings for so many rows, on a GPU or a CPU."""
+        if gpu and rows >= LARGE:
+            return {"model": {"shape": "classic", "norm_first": True}}
+        size = {} if rows < SMALL else {"width": 256, "layers": 3, "feedforward": 1024}
+        model = {"shape": "tiny", **size, "dropout": 0.1 if rows >= LARGE else 0.2}
+        train = {"learning_rate": 1e-3, "warmup": 400, "evaluate_every": 500}
+        return {"model": model, "train": train if gpu else {**train, "batch_tokens": 2048}}
+
+    @abstractmethod
+    def loss(self, model: ModelT, batch: BatchT) -> Tensor:
+        """The sum of the losses of all predictions in a batch, as one number.
+
+        Smoothing and the like only while `model.training`: dev is judged by the plain loss.
+        """
+
+    def compile_loss(self) -> None:
+        """Compiles what the loss costs beside the layers, where that pays."""
+
+    # Answers
+
+    @abstractmethod
+    def predict(self, model: ModelT, inputs: Sequence[InputT], options: OptionsT) -> Sequence[Prediction]:
+        """An answer for every input, in their order."""
+
+    @abstractmethod
+    def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
+        """How good predictions are for these rows, and the signatures of how that was computed."""
+
+    def check_rows(self, rows: Sequence[Row], report: Report) -> list[Row]:
+        """The rows that can be scored; the report says which were left out."""
+        report.keep(len(rows))
+        return list(rows)
+
+    @torch.no_grad()
+    def evaluate(self, model: ModelT, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """Scores of a model's answers; a `note` says which rows were left out, if any were."""
+        from clearhead.text import Report
+
+        report = Report()
+        usable = self.check_rows(rows, report)
+        if rows and not usable:
+            raise DataError(f"no row is left to score: {report}")
+        predictions = self.predict(model, [self.input_of(row) for row in usable], options)
+        scores = self.score(usable, predictions, options)
+        return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
+
+    def quick_options(self) -> OptionsT:
+        """Options for the evaluations during training, where speed matters more than the last tenth."""
+        return self.read_options("evaluate", {})
+
+    @classmethod
+    def read_options(cls, command: str, values: Mapping[str, Any]) -> OptionsT:
+        """Options by name, checked; those that a command does not have are refused, and the nearest is suggested."""
+        refuse_unknown(command, values, option_names(cls.options, command))
+        return cast(OptionsT, validate(cls.options, values, command))
+
+    def stream(self, model: ModelT, given: InputT, options: OptionsT) -> Iterator[str]:
+        """The answer in pieces, each as soon as it is there."""
+        raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
+
+    # Attention
+
+    def traces(self, model: ModelT, given: InputT, *, answer: str | None, options: OptionsT) -> list[Trace]:
+        """How a model reads an input and its answer, one trace for each forward pass."""
+        raise self._untraceable()
+
+    def run_trace(self, model: ModelT, trace: Trace) -> Tensor | None:
+        """One forward pass over it: (tokens, vocabulary) scores at each place where a token is written, if any are."""
+        raise self._untraceable()
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        """Tokens of a trace as they can be shown."""
+        raise self._untraceable()
+
+    def _untraceable(self) -> ConfigError:
+        return ConfigError(f"{self.name} does not trace its forward passes, so there is nothing to look at")
+
+    # Model folder
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes what turns raw input into tokens."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+        """Reads it again."""
+
+
+AnyTask = Task[Any, Any, Any, Any]

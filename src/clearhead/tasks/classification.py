@@ -1,0 +1,236 @@
+"""Classification: texts with a label each, and a model that says which label a new text has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clearhead.attention import Mask
+from clearhead.errors import CheckpointError, DataError
+from clearhead.model import Classifier, ModelConfig
+from clearhead.tasks.base import Examples, Prediction, Scores, Task
+from clearhead.tasks.metrics import label_scores
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text
+from clearhead.tasks.trace import Trace
+from clearhead.text.batches import Batch, Ragged
+
+if TYPE_CHECKING:
+    from clearhead.text import Report, Row, Tokenizer
+
+
+class ClassificationData(Data):
+    longest: int = Field(256, ge=1)
+
+
+class ClassificationLoss(Section):
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+
+
+class ClassificationRecipe(TaskRecipe):
+    data: ClassificationData
+    text: Text = Text()
+    loss: ClassificationLoss = ClassificationLoss()
+
+
+@dataclass(frozen=True)
+class LabelPrediction(Prediction):
+    """The likeliest label as `text` and `label`, its probability, and those of all labels, likeliest first."""
+
+    score: float = 0.0
+    scores: dict[str, float] | None = None
+
+    @property
+    def label(self) -> str:
+        return self.text
+
+    def to_json(self) -> dict[str, Any]:
+        return {"label": self.label, "score": self.score, "scores": self.scores, "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        return list((self.scores or {self.text: self.score}).items())
+
+
+class LabelledTexts(NamedTuple):
+    """A batch: texts as tokens, and the number of each one's label."""
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+class TextExamples(Examples[LabelledTexts]):
+    """Texts as tokens, with a label each."""
+
+    def __init__(self, texts: list[list[int]], labels: list[int], rows: list[Row], pad: int) -> None:
+        self.texts, self.labels, self.rows, self.pad = Ragged(texts), torch.tensor(labels), rows, pad
+        self.lengths = self.texts.lengths.numpy()[:, None]
+        self.counts = np.ones(len(labels), dtype=np.int64)
+
+    def to(self, device: torch.device) -> Self:
+        self.texts.to(device)
+        self.labels = self.labels.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> LabelledTexts:
+        rows = torch.from_numpy(batch.examples).to(self.labels.device, non_blocking=True)
+        return LabelledTexts(*self.texts.padded(rows, batch.sizes[0], self.pad), self.labels[rows])
+
+    def fingerprint(self) -> str:
+        return f"{self.texts.fingerprint()} {Ragged([self.labels.tolist()]).fingerprint()}"
+
+
+class Classification(Task[Classifier, str, LabelledTexts, Options]):
+    name = "classification"
+    recipe = ClassificationRecipe
+    columns = ("text", "label")
+    metrics = ("accuracy", "macro_f1")
+    metric = "accuracy"
+    default_shape = "tiny"
+
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], config: ModelConfig) -> None:
+        self.tokenizer, self.labels, self.config = tokenizer, list(labels), config
+        self.label_smoothing = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"labels": self.labels}
+
+    # Data
+
+    @classmethod
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
+        from clearhead.text import Tokenizer
+
+        assert isinstance(recipe, ClassificationRecipe)
+        labels = Counter(label for _, label in (row.values for row in rows) if label)
+        if len(labels) < 2:
+            raise DataError(f"there is nothing to tell apart: the labels are {', '.join(labels) or 'all empty'}")
+        text = recipe.text
+        tokenizer = Tokenizer.train(
+            (row.values[0] for row in rows),
+            kind=text.tokenizer,
+            vocabulary=text.vocabulary,
+            script=text.script,
+            lowercase=text.lowercase,
+        )
+        config = cls.make_config(recipe, vocabulary=tokenizer.size, labels=len(labels))
+        return cls(tokenizer, sorted(labels), config)
+
+    def configure(self, recipe: TaskRecipe) -> None:
+        assert isinstance(recipe, ClassificationRecipe)
+        self.label_smoothing = recipe.loss.label_smoothing
+
+    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TextExamples:
+        rows = list(rows)
+        longest = recipe.data.longest if isinstance(recipe, ClassificationRecipe) else None
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        kept: list[tuple[list[int], int, Row]] = []
+        for row, tokens in zip(rows, self.tokenizer.encode_all([row.values[0] for row in rows]), strict=True):
+            label = row.values[1]
+            if not label or not tokens:
+                report.drop(row, "without a label" if tokens else "without a text")
+            elif label not in numbers:
+                report.drop(row, "with a label that is not in the training data")
+            elif longest is not None and len(tokens) > longest:
+                report.drop(row, f"longer than {longest} tokens")
+            else:
+                report.keep()
+                kept.append((self._enclose(tokens), numbers[label], row))
+        if not kept:
+            raise DataError(f"no text is left to use\n{report}")
+        texts, labels, used = zip(*kept, strict=True)
+        return TextExamples(list(texts), list(labels), list(used), self.tokenizer.pad)
+
+    def check_rows(self, rows: Sequence[Row], report: Report) -> list[Row]:
+        labelled = [row for row in rows if row.values[1]]
+        report.keep(len(labelled))
+        for row in rows:
+            if not row.values[1]:
+                report.drop(row, "without a label")
+        return labelled
+
+    def _enclose(self, tokens: list[int]) -> list[int]:
+        """With start and end, so that even an empty text has something to look at."""
+        return [self.tokenizer.start, *tokens, self.tokenizer.end]
+
+    # Model
+
+    def build(self) -> Classifier:
+        return Classifier(self.config)
+
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Tensor:
+        scores = self._label_scores(model, batch.tokens, batch.lengths)
+        smoothing = self.label_smoothing if model.training else 0.0
+        return F.cross_entropy(scores, batch.labels, reduction="sum", label_smoothing=smoothing)
+
+    def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
+        return model.label_scores(model(tokens, mask=Mask.padding(lengths, queries=True)), lengths)
+
+    # Answers
+
+    @torch.no_grad()
+    def predict(self, model: Classifier, inputs: Sequence[str], options: Options) -> list[LabelPrediction]:
+        texts = [self._enclose(tokens) for tokens in self.tokenizer.encode_all(inputs)]
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        device = model.vocabulary.words.weight.device
+        found: dict[int, LabelPrediction] = {}
+        for begin in range(0, len(order), options.batch):
+            places = order[begin : begin + options.batch]
+            ragged = Ragged([texts[place] for place in places])
+            tokens, lengths = ragged.padded(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
+            scores = self._label_scores(model, tokens.to(device), lengths.to(device))
+            for place, row in zip(places, scores.softmax(-1).tolist(), strict=True):
+                found[place] = self._prediction(row)
+        return [found[place] for place in range(len(texts))]
+
+    def _prediction(self, probabilities: list[float]) -> LabelPrediction:
+        order = sorted(range(len(self.labels)), key=lambda number: -probabilities[number])
+        scores = {self.labels[number]: probabilities[number] for number in order}
+        return LabelPrediction(self.labels[order[0]], (), probabilities[order[0]], scores)
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: Options) -> Scores:
+        return label_scores([row.values[1] for row in rows], [prediction.label for prediction in predictions])
+
+    # Attention
+
+    def traces(self, model: Classifier, given: str, *, answer: str | None, options: Options) -> list[Trace]:
+        """A text, read once."""
+        if answer is not None:
+            raise DataError("classification reads no answer: leave --answer away")
+        [prediction] = self.predict(model, [given], options)
+        return [Trace({"tokens": self._enclose(self.tokenizer.encode(given))}, text=prediction.text)]
+
+    def run_trace(self, model: Classifier, trace: Trace) -> None:
+        tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
+        model(tokens)
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return self.tokenizer.pieces(numbers)
+
+    # Model folder
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+        from clearhead.text import Tokenizer
+
+        labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
+        if (len(labels), tokenizer.size) != (config.labels, config.vocabulary):
+            raise CheckpointError(
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
+            )
+        return cls(tokenizer, labels, config)

@@ -1,0 +1,19 @@
+"""What tasks share whose answer is written token by token: search settings, splitting and joining, loop guards."""
+
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, SequenceToSequence
+from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
+from clearhead.tasks.sequence_to_sequence.text_to_text import Loss, PairData, PairExamples, Pairs, PairText, TextToText
+
+__all__ = [
+    "Decode",
+    "GeneratedText",
+    "Loss",
+    "PairData",
+    "PairExamples",
+    "PairText",
+    "Pairs",
+    "Search",
+    "SearchOptions",
+    "SequenceToSequence",
+    "TextToText",
+]

@@ -1,0 +1,217 @@
+"""SequenceToSequence: a task whose answer an encoder-decoder writes token by token, from any kind of input.
+
+An input is split into parts that the model can take; each part is written by the search, and written again if the output
+loops; the texts of the parts are joined.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from clearhead.decode import Hypothesis, Writer
+from clearhead.model import EncoderDecoder
+from clearhead.tasks.base import BatchT, InputT, Prediction, Task
+from clearhead.tasks.segmentation import join_texts, loops
+from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
+
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
+PartT = TypeVar("PartT")
+BROKEN = re.compile("\ufffd+")  # bytes that are no character
+CUT, WITHOUT_REPEATS = "cut", "without repeats"  # how a part was written again
+
+
+@dataclass(frozen=True)
+class GeneratedText(Prediction):
+    """A written answer: how likely the model finds it (mean log-probability of a token), and what else it found."""
+
+    score: float | None = None
+    alternatives: Sequence[tuple[str, float]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        others = [{"output": text, "score": _finite(score)} for text, score in self.alternatives]
+        shown = {"output": self.text, "score": _finite(self.score), "alternatives": others}
+        return {**shown, "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        return [(self.text, self.score), *self.alternatives]
+
+
+class WrittenPart(NamedTuple, Generic[PartT]):
+    """What the search found for a part, best first; `retry` says how it was written again, if it looped."""
+
+    hypotheses: list[Hypothesis]
+    part: PartT
+    retry: str | None = None
+
+
+class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Generic[InputT, BatchT, PartT]):
+    """What translation, summaries, captions and transcription share. A subclass says how inputs become parts."""
+
+    options = SearchOptions
+    output_name: ClassVar[str]  # what its answer is called in notes: "translation"
+    target: Tokenizer
+    decode: Decode
+
+    def build(self) -> EncoderDecoder:
+        return EncoderDecoder(self.config)
+
+    # What a subclass says about its inputs
+
+    @abstractmethod
+    def split(self, given: InputT) -> list[PartT]:
+        """The parts of an input that are written one by one; none if it is empty."""
+
+    @abstractmethod
+    def part_length(self, part: PartT) -> int:
+        """How long a part is, in tokens, patches or frames: parts of similar length are written together."""
+
+    @abstractmethod
+    def writer(self, model: EncoderDecoder, parts: Sequence[PartT]) -> Writer:
+        """A writer with a row for each part."""
+
+    def output_limit(self, part: PartT) -> int:
+        """The most tokens that may be written for a part, the end included."""
+        return 2 * self.part_length(part) + 10
+
+    def cut_repeats(self, part: PartT) -> PartT | None:
+        """A part with its own repetitions cut, for a second try; None if there is nothing to cut."""
+        return None
+
+    def looped(self, hypothesis: Hypothesis, part: PartT) -> bool:
+        """Whether an output repeats itself for no reason."""
+        return loops(hypothesis.tokens)
+
+    def spell(self, hypothesis: Hypothesis) -> str:
+        """The text of a hypothesis; bytes that are no character become one �."""
+        return BROKEN.sub("\ufffd", self.target.decode(hypothesis.tokens))
+
+    def input_notes(self, given: InputT, text: str) -> list[str]:
+        """What else the user should know about an answer, from comparing it with its input."""
+        return []
+
+    # Answers
+
+    def predict(self, model: EncoderDecoder, inputs: Sequence[InputT], options: SearchOptions) -> list[GeneratedText]:
+        """Answers to all inputs: empty in, empty out."""
+        search, prefix = Search.of(options, self.decode), self._encode_prefix(options.prefix)
+        split = [self.split(given) for given in inputs]
+        firsts = [number == 0 for parts in split for number in range(len(parts))]
+        prefixes = [prefix if first else [] for first in firsts]
+        written = iter(self.write(model, list(chain.from_iterable(split)), search, prefixes))
+        return [
+            self._join(given, [next(written) for _ in parts], search.best)
+            for given, parts in zip(inputs, split, strict=True)
+        ]
+
+    def quick_options(self) -> SearchOptions:
+        return SearchOptions(beams=1)
+
+    def stream(self, model: EncoderDecoder, given: InputT, options: SearchOptions) -> Iterator[str]:
+        """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
+        search = Search.of(options.model_copy(update={"beams": options.beams or 1}), self.decode)
+        prefix = self._encode_prefix(options.prefix)
+        told = ""
+        for number, part in enumerate(self.split(given)):
+            before, tokens = told, list[int]()
+            begin = [] if number else prefix
+            rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
+            limit = search.limit(self.output_limit(part)) + len(begin)
+            for token in search.stream(self.writer(model, [part]), number, max_length=limit, **rules):
+                tokens.append(token)
+                text = self.spell(Hypothesis(tokens, 0.0, 0.0, True))
+                if not text.endswith("\ufffd"):  # the rest of a character may be yet to come
+                    whole = join_texts([before, text])
+                    if whole.startswith(told):
+                        yield whole[len(told) :]
+                        told = whole
+
+    def write(
+        self,
+        model: EncoderDecoder,
+        parts: Sequence[PartT],
+        search: Search,
+        prefixes: Sequence[Sequence[int]] | None = None,
+    ) -> list[WrittenPart[PartT]]:
+        """What the model writes for every part. An output that loops is written again.
+
+        First from a part whose repetitions are cut, where there are any; if that does not help, without repeated
+        trigrams.
+        """
+        begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
+        found = [
+            WrittenPart(*both) for both in zip(self._search(model, parts, search, begins), parts, strict=True)
+        ]
+        for retry, again in ((CUT, search), (WITHOUT_REPEATS, search._replace(no_repeat_ngram=3))):
+            looping = [place for place, one in enumerate(found) if self.looped(one.hypotheses[0], one.part)]
+            shorter = {place: self.cut_repeats(parts[place]) for place in looping}
+            chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
+            if retry == CUT:
+                chosen = {place: part for place, part in chosen.items() if shorter[place] is not None}
+            better = self._search(model, list(chosen.values()), again, [begins[place] for place in chosen])
+            for (place, part), hypotheses in zip(chosen.items(), better, strict=True):
+                found[place] = WrittenPart(hypotheses, part, retry)
+        return found
+
+    def _search(
+        self, model: EncoderDecoder, parts: Sequence[PartT], search: Search, prefixes: Sequence[list[int]]
+    ) -> list[list[Hypothesis]]:
+        """Batches of similar length, longest first: what does not fit into memory fails at once."""
+        order = sorted(range(len(parts)), key=lambda place: -self.part_length(parts[place]))
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        for begin in range(0, len(order), search.batch):
+            rows = order[begin : begin + search.batch]
+            rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
+            limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
+            if any(prefixes[row] for row in rows):
+                rules["prefix"] = [prefixes[row] for row in rows]
+            writer = self.writer(model, [parts[row] for row in rows])
+            written = search.run(writer, rows, max_length=limits, **rules)
+            for row, hypotheses in zip(rows, written, strict=True):
+                found[row] = hypotheses
+        return found
+
+    def _join(self, given: InputT, found: list[WrittenPart[PartT]], best: int) -> GeneratedText:
+        """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
+        if not found:
+            return GeneratedText("", [], None, [])
+        firsts = [one.hypotheses[0] for one in found]
+        texts = [self.spell(first) for first in firsts]
+        length = sum(len(first.tokens) + 1 for first in firsts)
+        score = sum(first.log_probability for first in firsts) / length
+        others = [] if len(found) > 1 else found[0].hypotheses[1:best]
+        ranked = [(self.spell(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
+        return GeneratedText(join_texts(texts), self._notes(given, found, texts, best), score, ranked)
+
+    def _notes(self, given: InputT, found: list[WrittenPart[PartT]], texts: list[str], best: int) -> list[str]:
+        """What the user should know about an answer."""
+        name, firsts = self.output_name, [one.hypotheses[0] for one in found]
+        notes = [] if len(found) == 1 else [f"the {name} was written in {len(found)} parts"]
+        if len(found) > 1 and best > 1:
+            notes[0] += ", so there are no alternatives to the whole"
+        if any(one.retry == CUT for one in found):
+            notes.append(f"the {name} looped; retried with repeated input cut to three")
+        if any(one.retry == WITHOUT_REPEATS for one in found):
+            notes.append(f"the {name} looped; retried without repeated trigrams")
+        if any(not first.finished for first in firsts):
+            notes.append(f"the {name} was cut off at its longest length")
+        if "\ufffd" in "".join(texts) and "\ufffd" not in str(given):
+            notes.append("the model wrote bytes that are no character, shown as \ufffd")
+        if missing := sum(not text for text in texts):
+            notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
+            return notes
+        return notes + self.input_notes(given, join_texts(texts))
+
+    def _encode_prefix(self, prefix: str) -> list[int]:
+        return self.target.encode(prefix) if prefix else []
+
+
+def _finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None

@@ -1,0 +1,98 @@
+"""Search: how an answer is looked for (greedy, beams, sampling), from a recipe's `[decode]` and the user's options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, StrictFloat, StrictInt
+
+from clearhead.decode import Hypothesis, Writer, beam, greedy, sample, stream
+from clearhead.errors import ConfigError
+from clearhead.tasks.settings import Options, Section, option
+
+PREDICT = ("predict",)
+
+
+class Decode(Section):
+    """`[decode]` of a recipe: how the finished model writes unless `predict` is told otherwise."""
+
+    learned = False
+
+    beam: StrictInt = Field(5, ge=1)
+    length_penalty: StrictFloat | StrictInt = 1.0
+
+
+class SearchOptions(Options):
+    """How an answer is looked for; None: as the recipe's `[decode]` says."""
+
+    beams: StrictInt | None = option(None, "How many beams the search keeps.", flag="--beam", ge=1)
+    length_penalty: StrictFloat | StrictInt | None = option(None, "Above 1 favours long answers, below 1 short ones.")
+    best: StrictInt = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
+    longest: StrictInt | None = option(None, "The most tokens of an answer.", ge=1)
+    prefix: str = option("", "What every answer begins with.", only=PREDICT)
+    temperature: float = option(0.0, "Draw tokens by their probability; 0 takes the likeliest.", only=PREDICT, ge=0)
+    top_k: StrictInt | None = option(None, "Draw among so many likeliest tokens.", only=PREDICT, ge=1)
+    top_p: float | None = option(None, "Draw among the likeliest with this much probability.", only=PREDICT, gt=0, le=1)
+    min_p: float | None = option(None, "Draw among those with this share of the likeliest's.", only=PREDICT, ge=0, le=1)
+    seed: StrictInt = option(0, "Of the random numbers that tokens are drawn with.", only=PREDICT, ge=0)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best > 1
+
+
+class Search(NamedTuple):
+    """All that a search needs to know, defaults filled in."""
+
+    beams: int
+    best: int
+    batch: int
+    length_penalty: float
+    longest: int | None = None
+    no_repeat_ngram: int = 0
+    cuts: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p of sampling; None: the likeliest
+    seed: int = 0
+
+    @classmethod
+    def of(cls, options: SearchOptions, decode: Decode) -> Search:
+        cuts = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        beams = options.beams or (1 if options.temperature else decode.beam)
+        if options.temperature:
+            if beams > 1 or options.best > 1:
+                raise ConfigError("temperature draws one answer token by token: leave beams and best away, or it")
+        elif named := [name for name in ("top_k", "top_p", "min_p") if cuts[name] is not None]:
+            raise ConfigError(f"{', '.join(named)}: nothing is drawn at temperature 0; give a temperature, such as 1")
+        if options.best > beams:
+            raise ConfigError(f"the best {options.best} of {beams} beams cannot be given; ask for at most as many")
+        penalty = decode.length_penalty if options.length_penalty is None else options.length_penalty
+        sampling = cuts if options.temperature else None
+        return cls(beams, options.best, options.batch, penalty, options.longest, 0, sampling, options.seed)
+
+    def limit(self, natural: int) -> int:
+        """The most tokens of an answer, its end included, where the length of the input suggests `natural`."""
+        return natural if self.longest is None else self.longest + 1
+
+    def run(self, writer: Writer, rows: Sequence[int], **rules: Any) -> list[list[Hypothesis]]:
+        """The best hypotheses of each row of a writer. What row n draws depends on the seed and on rows[n] alone."""
+        rules["no_repeat_ngram"] = self.no_repeat_ngram
+        if self.cuts is not None:
+            return [[one] for one in sample(writer, generator=self._generators(rows), **self.cuts, **rules)]
+        if self.beams == 1:
+            return [[one] for one in greedy(writer, **rules)]
+        return beam(writer, beams=self.beams, best=self.best, length_penalty=self.length_penalty, **rules)
+
+    def stream(self, writer: Writer, row: int, **rules: Any) -> Iterator[int]:
+        """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this row."""
+        if self.beams > 1:
+            raise ConfigError("beams are compared at their end, so they cannot be streamed; take 1 beam, or sample")
+        if self.cuts is None:
+            return stream(writer, **rules)
+        return stream(writer, generator=self._generators([row]), **self.cuts, **rules)
+
+    def _generators(self, rows: Sequence[int]) -> list[torch.Generator]:
+        """Random numbers for each row, which depend on the seed and the row's number."""
+        seeds = [int(np.random.SeedSequence([self.seed, row]).generate_state(1, np.uint64)[0] >> 1) for row in rows]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]

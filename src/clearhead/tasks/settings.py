@@ -1,0 +1,172 @@
+"""What users may set for a task: the sections of its recipe, and the options of `predict` and `evaluate`.
+
+Both are pydantic models: values are checked, unknown names are refused and the nearest one is suggested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import groupby
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from clearhead.errors import ConfigError
+
+Source = str | dict[str, str]  # one file, or one file for each column
+SectionT = TypeVar("SectionT", bound="Section")
+
+
+class Section(BaseModel):
+    """One section of a recipe: immutable, without unknown keys, infinities or NaN."""
+
+    learned: ClassVar[bool] = True  # whether it changes what is learned: if so, a run that is resumed must keep it
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """`[data]`: which files, and which of their rows are used."""
+
+    train: Source | list[Source]
+    # A float is the share of `train` that is split off for it: dev = 0.02.
+    dev: Source | list[Source] | float | None = None
+    test: Source | list[Source] | None = None  # scored once, with the finished model
+    # The fields of a TSV in their order ("-" skips one), or { source = "zh", target = "en" } of a CSV or JSONL with
+    # names of its own; None: the task's names.
+    columns: list[str] | dict[str, str] | None = None
+    lines: int | None = Field(None, ge=1)  # only the first so many of each training file
+    longest: int = Field(128, ge=1)  # tokens of a text; longer rows are dropped from training, and the report says so
+
+    @field_validator("dev")
+    @classmethod
+    def _check_share(cls, dev: Any) -> Any:
+        if isinstance(dev, float) and not 0 < dev < 1:
+            raise ValueError("a share of train should be greater than 0 and less than 1")
+        return dev
+
+
+class Text(Section):
+    """`[text]`: how text becomes tokens."""
+
+    tokenizer: Literal["bpe", "unigram", "character"] = "bpe"
+    vocabulary: int = Field(8000, ge=300)
+    script: Literal["simplified"] | None = None  # traditional Chinese characters become these
+    lowercase: bool = False
+
+
+class TaskRecipe(Section):
+    """What every recipe has, but for `[train]`, which is the trainer's. A task adds its own sections in a subclass."""
+
+    task: str
+    about: str = ""  # for the model's card: what it is, on what it was trained
+    licence: str = ""
+    seed: int = Field(1, ge=0, lt=2**63)
+    data: Data
+    model: dict[str, Any] = {}  # shape = "classic", and changes to it; empty: what fits the machine and the data
+
+
+class Options(Section):
+    """Options of `predict` and `evaluate`, in Python and on the command line. A task adds its own in a subclass."""
+
+    batch: int = Field(64, ge=1, description="How many inputs are computed together.")
+
+    @property
+    def ranked(self) -> bool:
+        """Whether several answers to each input are wanted, best first."""
+        return False
+
+
+def option(
+    default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any
+) -> Any:
+    """A field of `Options`: its `flag` on the command line (`--beam`; None: its name), and the commands that have it."""
+    extra: Any = {"flag": flag, "only": list(only)}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+def option_names(kind: type[Options], command: str) -> list[str]:
+    """The options of a task that a command (`predict`, `evaluate`, `look`) has."""
+    found = []
+    for name, field in kind.model_fields.items():
+        extra = field.json_schema_extra
+        only = extra.get("only") if isinstance(extra, dict) else None
+        if not only or command in only:  # type: ignore[operator]
+            found.append(name)
+    return found
+
+
+def refuse_unknown(command: str, values: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses an option that a command does not have."""
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+            raise ConfigError(f"{command} has no option {name!r}; {hint}")
+
+
+def validate(kind: type[SectionT], values: Mapping[str, Any], place: str = "") -> SectionT:
+    """The section that these values make; what is wrong with them is one line each, what is missing one line."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        before = f"{place}: " if place else ""
+        raise ConfigError("\n".join(f"{before}{line}" for line in _explain(error, kind))) from None
+
+
+def suggest(name: Any, known: Iterable[str]) -> str:
+    """What is said about an unknown name: the nearest known one, or all of them.
+
+    >>> suggest("step", ["steps", "minutes"])
+    "'step' is not known; did you mean 'steps'?"
+    """
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1)
+    return f"{name!r} is not known; " + (f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}")
+
+
+def _explain(error: ValidationError, kind: type[Section]) -> list[str]:
+    problems = error.errors()
+    missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
+    lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
+    for place, same in groupby((one for one in problems if one["type"] != "missing"), key=_place):
+        found = list(same)
+        if len(found) == 1 or not place:
+            lines += [_describe(problem, kind) for problem in found]
+        else:  # what a union may be: one line for all of its members
+            wanted = [_message(problem).removeprefix("should be ") for problem in found]
+            said = f"{', '.join(wanted[:-1])} or {wanted[-1]}"
+            lines.append(f"{place}: should be {said}, got {found[0]['input']!r:.80}")
+    return lines
+
+
+def _describe(problem: Any, kind: type[Section]) -> str:
+    """One of pydantic's findings in our words: where, what, and the nearest name if one is unknown."""
+    place = _place(problem)
+    if problem["type"] == "extra_forbidden":
+        *sections, key = problem["loc"]
+        return f"{place}: {suggest(key, _fields(kind, sections))}"
+    message = _message(problem)
+    return f"{place}: {message}, got {problem['input']!r:.80}" if place else message
+
+
+def _message(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
+
+
+def _place(problem: Any) -> str:
+    return ".".join(str(step) for step in problem["loc"] if not _is_type(step))
+
+
+def _is_type(step: Any) -> bool:
+    """Whether a step of pydantic's path names a member of a union, which the user has never written."""
+    return isinstance(step, str) and (step in ("str", "int", "float", "bool") or "[" in step)
+
+
+def _fields(kind: type[Section], sections: Sequence[Any]) -> list[str]:
+    model: Any = kind
+    for section in sections:
+        model = model.model_fields[section].annotation
+        model = next((one for one in (model, *get_args(model)) if hasattr(one, "model_fields")), model)
+    return list(model.model_fields)

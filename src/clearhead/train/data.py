@@ -1,0 +1,96 @@
+"""The data of a run: rows read, the task prepared once and shared by all processes, examples for training and dev."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.model import ModelConfig
+from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
+from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks.base import Examples
+from clearhead.tasks.settings import Source
+from clearhead.text import Report, Row
+from clearhead.train.processes import Processes
+from clearhead.train.recipe import Recipe, sources
+
+
+class TrainingData(NamedTuple):
+    """What a run learns from, and what it is judged by."""
+
+    recipe: Recipe  # with what was chosen for it, if it had no [model] section
+    fitted: bool  # whether something was
+    task: AnyTask
+    examples: Examples[Any]
+    dev: tuple[Examples[Any], Sequence[Row]] | None
+    test: list[Row]  # scored at the end
+    report: str  # which rows were dropped
+
+
+def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
+    """Reads the rows; trains the tokenizers once, in the first process; turns rows into examples."""
+    kind = TASKS[recipe.task]
+    rows = _read(recipe, recipe.data.train, base, recipe.data.lines)
+    dev_rows: list[Row] | None = None
+    if isinstance(recipe.data.dev, float):
+        rows, dev_rows = split_off(rows, recipe.data.dev, recipe.seed)
+    elif recipe.data.dev is not None:
+        dev_rows = _read(recipe, recipe.data.dev, base)
+    test = [] if recipe.data.test is None else _read(recipe, recipe.data.test, base)
+    fitted = not recipe.model and not (where / "task").is_dir()
+    recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
+    task = _prepared_task(where / "task", kind, rows, recipe, processes)
+    report, said = Report(), ""
+    examples = task.examples(rows, report, recipe)
+    said, dev = f"train: {report}", None
+    if dev_rows is not None:
+        report = Report()
+        usable = task.examples(dev_rows, report)
+        dev = (usable, usable.rows)
+        said += f"\ndev: {report}"
+    return TrainingData(recipe, fitted, task, examples, dev, test, said)
+
+
+def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
+    """A recipe without a [model] section, with a model that suits the data and the machine.
+
+    What its [train] section says stays as it is.
+    """
+    chosen = TASKS[recipe.task].fit(rows, gpu=gpu)
+    given = recipe.train.model_fields_set
+    train = {key: value for key, value in chosen.get("train", {}).items() if key not in given}
+    return recipe.model_copy(update={"model": chosen["model"], "train": recipe.train.model_copy(update=train)})
+
+
+def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """The rows without a random share of them, at least one, and that share; the same for the same seed."""
+    count = max(1, round(share * len(rows)))
+    chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
+    kept = [row for place, row in enumerate(rows) if place not in chosen]
+    return kept, [row for place, row in enumerate(rows) if place in chosen]
+
+
+def _read(recipe: Recipe, given: Source | list[Source], base: Path, lines: int | None = None) -> list[Row]:
+    kind, columns = TASKS[recipe.task], recipe.data.columns
+    return [row for source in sources(given, base) for row in islice(kind.read(source, columns), lines)]
+
+
+def _prepared_task(
+    folder: Path, kind: type[AnyTask], rows: Sequence[Row], recipe: Recipe, processes: Processes
+) -> AnyTask:
+    """The task as it is stored in the run's folder, so that all processes, and a run that is resumed, have the same."""
+    if processes.first and not folder.is_dir():
+        task = kind.prepare(rows, recipe)
+        with atomic_folder(folder) as fresh:
+            task.save(fresh)
+            write_json(fresh / "task.json", {"model": task.config.to_dict(), "settings": task.settings})
+    processes.wait()
+    verify_checksums(folder)
+    values = read_json(folder / "task.json")
+    task = kind.load(folder, ModelConfig.from_dict(values["model"]), values["settings"])
+    task.configure(recipe)
+    return task

@@ -1,0 +1,173 @@
+"""The end of a run: the best weights, or the average of the last, are scored and written as a model folder."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from clearhead.model.layers import Stack
+from clearhead.model.packing import fill, packed, unpacked
+from clearhead.model_folder import write as write_folder
+from clearhead.storage import temporary_path
+from clearhead.tasks import AnyTask
+from clearhead.tasks.base import Evaluation
+from clearhead.text import Row
+from clearhead.train.checkpoints import averaged, gathered
+from clearhead.train.data import TrainingData
+from clearhead.train.loop import Trainer
+from clearhead.train.observers import clock, say
+from clearhead.train.recipe import Recipe, to_toml
+
+FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
+TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1  # rows that show the pace; scoring takes so many seconds, or of the training
+
+
+def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: TrainingData) -> None:
+    """Scores the finished weights as they will be stored, and writes the model folder."""
+    target, processes, position = where / "model", trainer.processes, trainer.position
+    weights = _final_weights(trainer, recipe)
+    if not processes.first:
+        return
+    say(f"ended after step {position.step:,}: {_why_ended(trainer)}")
+    model = trainer.task.build()
+    model.load_state_dict(weights)
+    fill(model, unpacked(packed(model, recipe.train.weights)))  # scored as it is stored
+    model.to(processes.device).eval()
+    metrics: dict[str, Any] = {
+        "step": position.best_step or position.step,
+        "averaged": _averaged_steps(trainer, recipe),
+        "stopped": position.stopped,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "examples": len(trainer.examples),
+        "tokens": position.tokens,
+    }
+    for name, rows in (("dev", data.dev[1] if data.dev else []), ("test", data.test)):
+        if rows:
+            metrics |= _scores(name, trainer.task, model, rows, position.seconds)
+    fresh = temporary_path(target, "new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    write_folder(
+        fresh,
+        task=trainer.task,
+        model=model,
+        metrics=metrics,
+        card=model_card(where.name, recipe, trainer.task, model, metrics),
+        recipe=to_toml(recipe),
+        weights=recipe.train.weights,
+    )
+    if target.exists():  # of a run that went on
+        shutil.rmtree(target)
+    fresh.rename(target)
+    for name in ("dev", "test"):
+        scores = metrics.get(name, {})
+        shown = ", ".join(f"{key} {value}" for key, value in scores.items() if not isinstance(value, str))
+        if shown:
+            say(f"on {name}: {shown}")
+        for key, value in scores.items():
+            if isinstance(value, str):
+                say(f"  {key} {value}")
+    say(f'wrote {target}; try it: clearhead predict {where} "…"')
+
+
+def _why_ended(trainer: Trainer) -> str:
+    train = trainer.train
+    if trainer.position.stopped == "patience":
+        return f"no better {train.metric or trainer.task.metric} in {train.patience} evaluations (train.patience)"
+    if trainer.position.stopped == "time":
+        return f"its time is over (train.minutes = {train.minutes:g})"
+    return f"all steps are done (train.steps = {train.steps})"
+
+
+def _scores(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], trained: float) -> dict[str, Any]:
+    """Scores on a set of rows: on all of them, unless that would take much longer than people like to wait."""
+    limit, options = max(SHORTEST, SHARE * trained), task.read_options("evaluate", {})
+    used = rows
+    if len(rows) > TRIAL:
+        begin = time.monotonic()
+        task.evaluate(model, rows[:TRIAL], options)
+        expected = (time.monotonic() - begin) / TRIAL * len(rows)
+        used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
+        say(f"scoring {format_count(len(used), 'row')} of {name}: about {clock(min(expected, limit))}")
+    found = task.evaluate(model, used, options)
+    scores: dict[str, Any] = dict(found.scores)
+    if len(used) < len(rows):
+        scores["rows"] = f"the first {len(used):,} of {len(rows):,}; clearhead evaluate scores all"
+    if name != "dev":
+        return {name: scores}
+    return {name: scores, "dev_first_200": _first_scores(task, found, scores, options)}
+
+
+def _first_scores(task: AnyTask, found: Evaluation, scores: dict[str, Any], options: Any) -> dict[str, Any]:
+    if len(found.rows) <= FIRST or len(found.predictions) != len(found.rows):
+        return scores
+    return dict(task.score(found.rows[:FIRST], found.predictions[:FIRST], options))
+
+
+def _averaged_steps(trainer: Trainer, recipe: Recipe) -> list[int]:
+    """The checkpoints that the finished weights are the mean of: the last ones, or only the best."""
+    kept = trainer.checkpoints.planned()
+    if recipe.train.average == "last":
+        return kept[-recipe.train.keep :]
+    best = trainer.position.best_step
+    return [best if best in kept else kept[-1]]  # a damaged one may have been deleted
+
+
+def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
+    steps = _averaged_steps(trainer, recipe)
+    kind = "average." if recipe.train.average == "ema" else "model."
+
+    def weights(step: int) -> dict[str, Tensor]:
+        tensors, _ = trainer.checkpoints.load(step, gathered(trainer.model, trainer.optimizer, trainer.average))
+        return {
+            name.removeprefix(kind): (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+            for name, tensor in tensors.items()
+            if name.startswith(kind)
+        }
+
+    return averaged(weights, steps) if len(steps) > 1 else weights(steps[0])
+
+
+def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metrics: dict[str, Any]) -> str:
+    """A short README for a model folder: what it is, what it learned from, how good it is."""
+    config = task.config
+    given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
+    data = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
+    layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
+    lines = [
+        f"# {name}",
+        "",
+        recipe.about or f"A model for {task.name}, trained with clearhead.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| task | {task.name} |",
+        f"| weights | {metrics['parameters']:,}, stored as {recipe.train.weights} |",
+        f"| layers, width, heads | {layers}, {config.width}, {config.heads} |",
+        f"| data | {', '.join(data)}: {format_count(metrics['examples'], 'example')} |",
+        f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
+        f"{datetime.date.today().isoformat()} |",
+        f"| licence | {recipe.licence or 'not stated: the data decides'} |",
+    ]
+    for part in ("dev", "test"):
+        if part in metrics:
+            lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
+    use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
+    return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])
+
+
+def format_count(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> format_count(1, "step"), format_count(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,207 @@
+"""A training run: the recipe is read, the data are prepared, the trainer runs, the finished model is written.
+
+runs/NAME/
+  recipe.toml      the whole recipe, defaults included       report.txt    which rows were dropped, and why
+  task/            tokenizers                                checkpoints/  the newest, and the best
+  metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
+  loss.png         the same, as a curve                      tensorboard/
+  heads.jsonl      what every head did while it learned      heads.png     the same, to look at
+  model/           the finished model: `clearhead predict runs/NAME`
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.storage import check_free
+from clearhead.tasks import TASKS
+from clearhead.train.checkpoints import Checkpoints
+from clearhead.train.data import TrainingData, prepare_data
+from clearhead.train.finished_model import format_count, write_finished_model
+from clearhead.train.head_monitor import Heads
+from clearhead.train.loop import Trainer
+from clearhead.train.memory_check import check_memory, refuse_out_of_memory
+from clearhead.train.observers import Board, Curve, Journal, Observer, Progress, say
+from clearhead.train.parallel import precision_of, short_kernels
+from clearhead.train.processes import Processes, joined
+from clearhead.train.recipe import Recipe, read_recipe, sources
+from clearhead.train.run_folder import fill_from_saved, open_run, put_back, save_recipe
+
+
+def run_training(
+    recipe: str,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Path:
+    """Trains as the recipe says; returns the run folder, with the finished model in it."""
+    wanted, base = read_recipe(recipe, overrides, seed)
+    where = Path("runs") / Path(recipe).stem if out is None else Path(out)
+    where = where.resolve() if where.is_symlink() else where
+    with joined(device) as processes, ExitStack() as held:
+        precision_of(wanted.train.precision, processes.device)
+        wanted = fill_from_saved(where, wanted) if resume else wanted
+        aside, made = None, False
+        if processes.first:
+            made = not where.exists()
+            aside = open_run(where, wanted, held, resume=resume, overwrite=overwrite)
+        processes.wait()
+        with _undo_on_error(where, aside, made):
+            data = prepare_data(where, wanted, base, processes)
+            wanted = data.recipe
+            check_memory(data.task, wanted.train, processes)
+            checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
+            torch.manual_seed(wanted.seed)
+            with refuse_out_of_memory(processes.device):
+                trainer = Trainer(
+                    wanted.train,
+                    data.task,
+                    data.task.build(),
+                    data.examples,
+                    data.dev,
+                    checkpoints,
+                    processes,
+                    seed=wanted.seed,
+                )
+            steps = checkpoints.steps()
+            if resume and steps:
+                trainer.resume(steps[-1])
+            if processes.first:
+                _check_disk(where, trainer)
+                save_recipe(where, wanted)
+                (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
+        if aside is not None:
+            shutil.rmtree(aside)
+        _introduce(where, trainer, data, base)
+        with (
+            _observed(trainer, where, wanted, processes, observers),
+            _interruptible(trainer),
+            short_kernels(float(data.examples.lengths.mean())),
+        ):
+            trainer.run()
+        write_finished_model(where, wanted, trainer, data)
+        processes.wait()  # all leave together: one that leaves early may crash in gloo's threads
+    return where
+
+
+@contextmanager
+def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None]:
+    """If the data are not sound or the model does not fit, all is as before.
+
+    The old run that was set aside is back, a new folder is gone.
+    """
+    try:
+        yield
+    except BaseException as error:
+        put_back(where, aside)
+        if made and isinstance(error, (ClearheadError, OSError)):
+            shutil.rmtree(where)
+        raise
+
+
+def _check_disk(where: Path, trainer: Trainer) -> None:
+    """Refuses a run whose checkpoints do not fit on the disk, before its first step."""
+    numbers = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    one = numbers * (3 + bool(trainer.average))  # weights, the two moments of Adam, the average
+    missing = max(1, trainer.train.keep + 2 - len(trainer.checkpoints.steps()))
+    check_free(where, one * missing + numbers, f"a run with {missing} more checkpoints and a model")
+
+
+@contextmanager
+def _observed(
+    trainer: Trainer, where: Path, recipe: Recipe, processes: Processes, others: Sequence[Observer]
+) -> Iterator[None]:
+    """With all observers; only the first process prints and writes."""
+    metric = recipe.train.metric or trainer.task.metric
+    metric = metric if trainer.dev is not None else "loss"
+    begun = trainer.position.step
+    observers: list[Observer] = list(others)
+    if processes.first:
+        observers += [Journal(where, begun), Progress(metric, trainer.position.best)]
+        if recipe.train.tensorboard:
+            observers.append(Board(where / "tensorboard", begun))
+        observers.append(Curve(where, metric))
+        if recipe.train.heads_every != 0:
+            observers.append(Heads(where, begun))
+    trainer.observers = observers
+    with ExitStack() as stack:
+        for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote
+            stack.callback(observer.close)
+        yield
+
+
+@contextmanager
+def _interruptible(trainer: Trainer) -> Iterator[None]:
+    """An interruption (Ctrl-C, SIGTERM, a closed terminal) waits for the step to end and for a checkpoint.
+
+    A second one does not. Several processes would get it at different steps, and wait for each other for ever: they
+    just end.
+    """
+    if trainer.processes.count > 1:
+        yield
+        return
+
+    def interrupt(number: int, _: Any) -> None:
+        trainer.interrupted = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    try:
+        before = {signal.Signals[name]: signal.signal(signal.Signals[name], interrupt) for name in names}
+    except ValueError:  # only the main thread may
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _introduce(where: Path, trainer: Trainer, data: TrainingData, base: Path) -> None:
+    """What is about to be trained, and what in the recipe is worth a second look."""
+    if not trainer.processes.first:
+        return
+    say(data.report)
+    recipe, train = data.recipe, data.recipe.train
+    if data.fitted:
+        chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
+        say(f"no [model] section: {chosen} suits {format_count(len(data.examples), 'example')}")
+    if trainer.dev is None and (train.patience is not None or train.metric not in (None, "loss")):
+        say("train.patience and train.metric do nothing without data.dev: the last weights are kept")
+    if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):
+        same = [one for one in sources(recipe.data.dev, base) if one in sources(recipe.data.train, base)]
+        if same:
+            say(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
+    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    examples, steps = format_count(len(trainer.examples), "example"), format_count(trainer.windows, "step")
+    say(
+        f"{where}: {trainer.task.name}, {size:,} weights, {examples}, {steps} an epoch, "
+        f"{trainer.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
+    )
+
+
+def _describe_start(trainer: Trainer) -> str:
+    """Where training begins, or why there is nothing left to train."""
+    train, step = trainer.train, trainer.position.step
+    if trainer.position.stopped is None:
+        return f"going on after step {step:,}" if step else "from the beginning"
+    if step >= train.steps:
+        why, key = f"{'past' if step > train.steps else 'at'} its end, step {step:,} of {train.steps:,}", "steps"
+    elif trainer.done >= 1:
+        why, key = f"at the end of its time, {train.minutes:g} min", "minutes"
+    else:
+        why, key = f"at the end of its patience, {train.patience}", "patience"
+    return f"already {why}: nothing is trained; a larger train.{key} goes on"
