@@ -115,7 +115,10 @@ def _data(
     """The task with its tokenizers (trained once, by the first process), and the examples."""
     kind = TASKS[recipe.task]
     columns, lines = recipe.data.columns, recipe.data.lines
-    rows = [row for source in sources(recipe.data.train, base) for row in islice(kind.read(source, columns), lines)]
+    train_files = [kind.read(source, columns) for source in sources(recipe.data.train, base)]
+    # before any is read: a missing file or wrong columns are refused at once
+    dev_files = [kind.read(source, columns) for source in sources(recipe.data.dev or [], base)]
+    rows = [row for file in train_files for row in islice(file, lines)]
     prepared = where / "task"
     if processes.first and not prepared.is_dir():
         task = kind.prepared(rows, recipe.text, recipe.model, recipe.decode)
@@ -132,8 +135,7 @@ def _data(
     said = f"train: {report}"
     if recipe.data.dev is not None:
         report = Report()
-        dev_rows = [row for source in sources(recipe.data.dev, base) for row in kind.read(source, columns)]
-        usable = task.examples(dev_rows, report)
+        usable = task.examples([row for file in dev_files for row in file], report)
         dev = (usable, usable.rows)
         said += f"\ndev: {report}"
     if processes.first:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
@@ -40,6 +40,18 @@ class Data(Section):
     lines: int | None = Field(None, ge=1)  # only the first so many of each training file
     longest: int = Field(128, ge=1)  # tokens of either side; longer pairs are dropped, and the report says so
     ratio: float = Field(6.0, ge=0)  # how many times longer a side of more than 10 tokens may be than the other; 0: any
+
+    @field_validator("train", "dev", "columns", mode="wrap")
+    @classmethod
+    def _in_one_line(cls, value: Any, validate: Any, field: Any) -> Any:
+        """What does not fit a union is refused once, not once for each of its members."""
+        try:
+            return validate(value)
+        except ValidationError:
+            wanted = "a list of names, or { a column of the task = its name in the file }"
+            if field.field_name != "columns":
+                wanted = "a file, { column = file } for each column, or a list of these"
+            raise ValueError(f"should be {wanted}") from None
 
 
 class Text(Section):
