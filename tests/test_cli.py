@@ -164,6 +164,28 @@ def test_scores_are_printed_with_their_signature(model: Path, tmp_path: Path) ->
     assert three.err == "clearhead: 3 files for the 2 columns source, target; give one for each, or one for all\n"
 
 
+def test_columns_of_a_csv_are_given_with_their_names_in_it(model: Path, tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("en,zh\ncba!,abc\nwrong,de\n")
+    done = run("evaluate", model, table, "--columns", "source=zh,target=en")
+    assert done.out.startswith("same       50.0\n")
+    for columns in ("source=zh,target", "source=zh,source=en"):
+        done = run("evaluate", model, table, "--columns", columns)
+        assert done.code == 2
+        assert done.err.startswith(
+            f"clearhead: --columns {columns}: give each of the task's columns once, as A=X,B=Y, "
+        )
+    done = run("evaluate", model, "a.zh", "a.en", "--columns", "source=zh,target=en")
+    assert done.err == (
+        "clearhead: --columns source=zh,target=en is for one CSV or JSONL; for a file a column name them in the files' "
+        "order, as --columns source,target\n"
+    )
+    (tmp_path / "pairs.tsv").write_text("cba!\tabc\n")
+    done = run("evaluate", model, tmp_path / "pairs.tsv", "--columns", "target=en,source=zh")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pairs.tsv: a TSV has no header line with zh, en in it; give columns as the list" in done.err
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_what_was_left_out_of_a_score_is_said(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
@@ -342,7 +364,7 @@ def test_help_and_version() -> None:
 
 
 def program(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONIOENCODING": "latin-1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "LC_ALL": "C", "PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, ROOT / "tests" / "echoing.py", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload]

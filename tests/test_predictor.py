@@ -88,11 +88,14 @@ def test_evaluation_reads_rows_files_and_shipped_corpora(
         "same": 50.0,
         "signature": "lowercase:True|[red]",
     }
+    named = tmp_path / "named.csv"
+    named.write_text("".join(f"{target},{source}\n" for source, target in [("zh", "en"), *pairs]))
+    assert echo.evaluate(named, columns={"target": "en", "source": "zh"})["same"] == 50.0
     with pytest.raises(
         ConfigError, match="no shipped corpus is called 'pears'; the shipped ones are pairs; did you mean"
     ):
         echo.evaluate("shipped:pears")
-    with pytest.raises(ConfigError, match="echo needs target, which columns -, source do not name"):
+    with pytest.raises(ConfigError, match="columns must name target; they name -, source"):
         echo.evaluate(swapped, columns=["-", "source"])
     with pytest.raises(DataError, match="no file"):
         echo.evaluate(tmp_path / "nowhere.tsv")

@@ -94,12 +94,13 @@ class Predictor:
         self,
         data: str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]],
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
         **options: Any,
     ) -> dict[str, float | str]:
         """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
 
-        `columns` names the fields of a file in their order, where they are not the task's own.
+        `columns` says where a file's names are not the task's: the fields of a TSV in their order ("-" skips one), or
+        what a CSV or JSONL calls each column, `{"source": "zh", "target": "en"}`.
         """
         if isinstance(data, DATA):
             rows = list(self.task.read(_located(data), columns))
@@ -180,7 +181,7 @@ def _check_inputs(inputs: Any, task: AnyTask) -> list[Any]:
     return [task.check_input(one, f"input {number}") for number, one in enumerate(inputs, 1)]
 
 
-def _rows(examples: Iterable[Any], columns: Sequence[str] | None, task: AnyTask) -> list[Row]:
+def _rows(examples: Iterable[Any], columns: Any, task: AnyTask) -> list[Row]:
     """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
     if columns is not None:
         raise ConfigError(f"columns are those of a file; give each example as {', '.join(task.columns)}, in this order")

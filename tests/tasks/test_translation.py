@@ -497,5 +497,5 @@ def test_the_loss_is_the_sum_over_all_words_that_count(translator):
 
 
 def test_columns_without_one_of_the_two_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="translation needs target, which columns source do not name"):
+    with pytest.raises(ConfigError, match="columns must name target; they name source"):
         list(Translation.read(tmp_path / "x.tsv", ["source"]))

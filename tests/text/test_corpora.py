@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.text import Report, Row, read
 
 PAIRS = [("你好。", "Hello."), ("再见", "Bye, now"), ('他说："好"', 'He said "yes"'), ("", "empty")]
@@ -35,9 +35,16 @@ def as_jsonl(pairs) -> bytes:
 FORMATS = {".tsv": as_tsv, ".csv": as_csv, ".jsonl": as_jsonl}
 
 
-def problem(source, columns=NAMES) -> str:
+def problem(source, wanted=NAMES) -> str:
     with pytest.raises(DataError) as caught:
-        list(read(source, columns))
+        list(read(source, wanted))
+    return str(caught.value)
+
+
+def refusal(source, columns, wanted=NAMES) -> str:
+    """Of columns, which comes before any row is asked for."""
+    with pytest.raises(ConfigError) as caught:
+        read(source, wanted, columns)
     return str(caught.value)
 
 
@@ -93,18 +100,68 @@ def test_parallel_files_are_read_side_by_side(write, gz):
     rows = list(read({"zh": chinese, "en": str(english)}, NAMES))
     assert [row.values for row in rows] == PAIRS
     assert [row.where for row in rows] == [f"{chinese}:{line}" for line in (1, 2, 3, 4)]
-    assert [row.values for row in read({"zh": chinese, "en": english}, ["en", "-"])] == [(en,) for _, en in PAIRS]
+    assert [row.values for row in read({"zh": chinese, "en": english}, ["en"])] == [(en,) for _, en in PAIRS]
 
 
 def test_columns_of_a_tsv_go_by_their_place_and_a_dash_skips_one(write):
     path = write("three.tsv", "1\t你好\tHello\tmore\n2\t再见\tBye\tmore\n")
-    assert [row.values for row in read(path, ["-", "zh", "en"])] == [("你好", "Hello"), ("再见", "Bye")]
+    assert [row.values for row in read(path, NAMES, ["-", "zh", "en"])] == [("你好", "Hello"), ("再见", "Bye")]
+    assert [row.values for row in read(path, NAMES, ["-", "en", "zh", "-"])] == [("Hello", "你好"), ("Bye", "再见")]
+    assert [row.values for row in read(path, ["en"], ["-", "zh", "en"])] == [("Hello",), ("Bye",)]
     assert [row.values for row in read(path, ["id"])] == [("1",), ("2",)]
 
 
 def test_columns_of_csv_and_jsonl_go_by_their_name(write):
     assert [row.values for row in read(write("a.csv", as_csv(PAIRS)), ["en", "zh"])] == [pair[::-1] for pair in PAIRS]
     assert [row.values for row in read(write("a.jsonl", as_jsonl(PAIRS)), ["en"])] == [(en,) for _, en in PAIRS]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_mapping_says_what_a_file_with_names_calls_its_columns(write, suffix):
+    path = write(f"a{suffix}", FORMATS[suffix](PAIRS))
+    for columns in ({"source": "zh", "target": "en"}, {"target": "en", "source": "zh"}):
+        assert [row.values for row in read(path, ["source", "target"], columns)] == PAIRS
+    assert [row.values for row in read(path, NAMES, ["-", "en", "zh"])] == PAIRS, "a list has the names as they are"
+
+
+def test_a_mapping_for_a_tsv_is_refused_with_what_to_do_instead(write):
+    path = write("dev.tsv", "Hello\t你好\n")
+    assert refusal(path, {"target": "en", "source": "zh"}, ["source", "target"]) == (
+        f"{path}: a TSV has no header line with zh, en in it; give columns as the list of its fields in their order, "
+        'such as ["source", "target"], or save it as .csv with the header zh,en'
+    )
+
+
+def test_columns_do_not_matter_where_each_has_a_file_of_its_own(write):
+    files = {"zh": write("a.zh", "你好\n"), "en": write("a.en", "Hello\n")}
+    for columns in (None, ["-", "en", "zh"], ["other"], {"zh": "chinese", "en": "english"}, {"zh": "chinese"}):
+        assert [row.values for row in read(files, NAMES, columns)] == [("你好", "Hello")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ([], "columns must name zh, en; they name nothing"),
+        (["-", "zh"], "columns must name en; they name -, zh"),
+        ({"zh": "a"}, "columns must name en; they name zh"),
+        ({"zh": "a", "en": "b", "de": "c"}, "columns name de, which is none of zh, en"),
+        ({"zh": "a", "en": "a"}, "columns name 'a' more than once: a, a"),
+        (["zh", "en", "zh"], "columns name 'zh' more than once: zh, en, zh"),
+        ("zh,en", "columns must be a list of names, or a mapping of zh, en to names; got 'zh,en'"),
+    ],
+)
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_columns_that_do_not_name_each_wanted_one_once_are_refused(write, suffix, columns, said):
+    assert refusal(write(f"a{suffix}", FORMATS[suffix](PAIRS)), columns) == said
+
+
+@pytest.mark.parametrize("suffix", [*FORMATS, ".txt"])
+def test_lines_that_end_in_carriage_returns_alone_are_refused(write, suffix):
+    data = FORMATS.get(suffix, as_tsv)(PAIRS).replace(b"\n", b"\r")
+    for path in (write(f"mac{suffix}", data), write(f"mac{suffix}.gz", packed(data))):
+        said = f"{path}: its lines end in carriage returns alone, as those of an old Mac; convert them to line feeds"
+        assert problem({"zh": path, "en": path} if suffix == ".txt" else path) == f"{said}, as tr '\\r' '\\n' does"
+    assert [row.values for row in read(write("one.tsv", "a\tb\r"), NAMES)] == [("a", "b")]
 
 
 def test_a_quoted_field_of_a_csv_may_go_over_lines_and_rows_keep_their_first_line(write):
@@ -116,8 +173,8 @@ def test_a_quoted_field_of_a_csv_may_go_over_lines_and_rows_keep_their_first_lin
 def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("lines") / "a.tsv"
     lines = [f"{text}\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\ra\tb" for text in texts]
-    path.write_bytes("\n".join(lines).encode())
-    rows = list(read(path, ["text", "-"]))
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    rows = list(read(path, ["text"], ["text", "-"]))
     assert [row.values[0] for row in rows] == [line.removesuffix("\tb") for line in lines]
 
 
@@ -150,6 +207,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ),
         ("a.csv", "zh,eng\n1,2\n", "a.csv:1: the header line has no en; did you mean 'eng'?"),
         ("a.csv", "x,y\n1,2\n", "a.csv:1: the header line has no zh, en; there is x, y"),
+        ("a.csv", "zh,en,zh\n1,2,3\n", "a.csv:1: the header line has zh more than once; rename all but one"),
         ("a.csv", "zh,en\n1,2\n3\n", "a.csv:3: 1 field where the header line has 2: '3'"),
         (
             "a.csv",
@@ -209,9 +267,10 @@ def test_a_column_without_a_file_is_refused(write):
     assert problem({"zh": write("a.zh", "1\n")}) == "no file is given for en; there is one for zh"
 
 
-@pytest.mark.parametrize("columns", [[], ["-"], ["zh", "zh"]])
-def test_columns_must_be_different_names(write, columns):
-    assert "columns must be different names, at least one" in problem(write("a.tsv", "a\tb\n"), columns)
+@pytest.mark.parametrize("wanted", [[], ["-", "zh"], ["zh", "zh"]])
+def test_wanted_columns_must_be_different_names(write, wanted):
+    said = refusal(write("a.tsv", "a\tb\n"), None, wanted)
+    assert said == f"the wanted columns must be different names, at least one; got {wanted}"
 
 
 def test_a_missing_file_is_noticed_at_once_and_near_names_are_given(write, tmp_path):

@@ -56,6 +56,10 @@ def test_overrides_are_values_of_their_kind(tmp_path):
         ("train.metric=ter", "train.metric: 'ter' is not known"),
         ("text.script=traditional", "text.script: should be 'simplified', got 'traditional'"),
         ("decode.beams=3", "decode.beams: 'beams' is not known; did you mean 'beam'"),
+        ("data.train=3", r"data.train: should be a file, .* or a list of these, got 3"),
+        ("data.train=['a', 3]", r"data.train: should be a file, .*got \['a', 3\]"),
+        ("data.dev={source = 3}", r"data.dev: should be a file, .*got \{'source': 3\}"),
+        ("data.columns=source", "data.columns: should be a list of names, or .*got 'source'"),
         ("train.keep=1", "train.keep must be at least 2"),
     ],
 )

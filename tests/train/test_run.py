@@ -307,6 +307,18 @@ def test_columns_the_other_way_round_train_the_other_way_round(tmp_path, from_ts
     assert here.target.pieces(here.target.encode("爱")) == ["爱"], "it writes Chinese"
 
 
+def test_a_dev_file_that_does_not_fit_the_columns_is_refused_before_training(tmp_path):
+    (tmp_path / "named.csv").write_text("zh,en\n" + "".join(f"{one},{two}\n" for one, two in sentences(61, 1)))
+    recipe = quick(tmp_path, data='train = "named.csv"\ndev = "dev.tsv"\ncolumns = { source = "zh", target = "en" }')
+    with pytest.raises(ConfigError, match=r"dev\.tsv: a TSV has no header line .*as \.csv with the header zh,en$"):
+        train(recipe, tmp_path / "run")
+    parallel = '{ source = "dev.zh", target = "dev.en" }'
+    (tmp_path / "dev.zh").write_text("我\n")
+    (tmp_path / "dev.en").write_text("I\n")
+    out = train(recipe, tmp_path / "run", f"data.dev={parallel}")
+    assert (out / "report.txt").read_text() == "train: kept 61 of 61\ndev: kept 1 of 1\n"
+
+
 def test_only_the_first_lines_are_used_if_so_wanted(tmp_path):
     out = train(quick(tmp_path), tmp_path / "run", "data.lines=20")
     assert (out / "report.txt").read_text().startswith("train: kept 20 of 20\n")

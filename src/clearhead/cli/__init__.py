@@ -24,7 +24,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import exploring, listing, together
-from clearhead.cli.options import Batch, Beam, Device, Json, Model, given
+from clearhead.cli.options import Batch, Beam, Columns, Device, Json, Model, given, parse_columns
 from clearhead.cli.reading import groups, inputs
 from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
 
@@ -115,9 +115,7 @@ def evaluate(
     data: Annotated[
         list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
     ],
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B", help="The file's columns in their order.", show_default="the task's")
-    ] = None,
+    columns: Columns = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
     as_json: Json = False,
     device: Device = "auto",
@@ -128,7 +126,12 @@ def evaluate(
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
-    names = columns.split(",") if columns else list(predictor.task.columns)
+    names = parse_columns(columns) if columns else list(predictor.task.columns)
+    if len(data) > 1 and isinstance(names, dict):
+        raise ConfigError(
+            f"--columns {columns} is for one CSV or JSONL; for a file a column name them in the files' order, as "
+            f"--columns {','.join(names)}"
+        )
     if len(data) > 1 and len(data) != len(names):
         raise ConfigError(
             f"{len(data)} files for the {len(names)} columns {', '.join(names)}; give one for each, or one for all"

@@ -6,14 +6,43 @@ from typing import Annotated, Any
 
 import typer
 
+from clearhead.errors import ConfigError
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model's folder, a run's folder, or a shipped model's name.")
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Batch = Annotated[int | None, typer.Option(min=1, help="How many inputs are computed together.", show_default="64")]
 Beam = Annotated[int | None, typer.Option(min=1, help="How many beams the search keeps.", show_default="the model's")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B|A=X,B=Y",
+        help="The fields of a TSV in their order, - skips one; or what a CSV or JSONL calls them.",
+        show_default="the task's",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_columns(written: str) -> list[str] | dict[str, str]:
+    """Names in their order, or the task's names with those of the file.
+
+    >>> parse_columns("-,source,target")
+    ['-', 'source', 'target']
+    >>> parse_columns("source=zh,target=en")
+    {'source': 'zh', 'target': 'en'}
+    """
+    parts = written.split(",")
+    if "=" not in written:
+        return parts
+    names = dict(part.split("=", 1) for part in parts if "=" in part)
+    if len(names) < len(parts):
+        raise ConfigError(
+            f"--columns {written}: give each of the task's columns once, as A=X,B=Y, or the fields in order, as A,B"
+        )
+    return names

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import groupby
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -39,12 +38,22 @@ class Data(Section):
     lines: int | None = Field(None, ge=1)  # only the first so many of each training file
     longest: int = Field(128, ge=1)  # tokens of a text; longer rows are dropped from training, and the report says so
 
-    @field_validator("dev")
+    @field_validator("train", "dev", "test", "columns", mode="wrap")
     @classmethod
-    def _check_share(cls, dev: Any) -> Any:
-        if isinstance(dev, float) and not 0 < dev < 1:
-            raise ValueError("a share of train should be greater than 0 and less than 1")
-        return dev
+    def _check_union(cls, value: Any, validate: Any, field: Any) -> Any:
+        """What fits no member of a union is refused in one line, not in one for each member."""
+        wanted = "a file, { column = file } for each column, or a list of these"
+        try:
+            checked = validate(value)
+        except ValidationError:
+            if field.field_name == "columns":
+                wanted = "a list of names, or { a column of the task = its name in the file }"
+            elif field.field_name == "dev":
+                wanted += ", or the share of train that is split off for it"
+            raise ValueError(f"should be {wanted}") from None
+        if isinstance(checked, float) and not 0 < checked < 1:
+            raise ValueError("as a share of train it should be greater than 0 and less than 1")
+        return checked
 
 
 class Text(Section):
@@ -130,14 +139,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> list[str]:
     problems = error.errors()
     missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
     lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
-    for place, same in groupby((one for one in problems if one["type"] != "missing"), key=_place):
-        found = list(same)
-        if len(found) == 1 or not place:
-            lines += [_describe(problem, kind) for problem in found]
-        else:  # what a union may be: one line for all of its members
-            wanted = [_message(problem).removeprefix("should be ") for problem in found]
-            said = f"{', '.join(wanted[:-1])} or {wanted[-1]}"
-            lines.append(f"{place}: should be {said}, got {found[0]['input']!r:.80}")
+    lines += [_describe(problem, kind) for problem in problems if problem["type"] != "missing"]
     return lines
 
 
@@ -147,12 +149,8 @@ def _describe(problem: Any, kind: type[Section]) -> str:
     if problem["type"] == "extra_forbidden":
         *sections, key = problem["loc"]
         return f"{place}: {suggest(key, _fields(kind, sections))}"
-    message = _message(problem)
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{place}: {message}, got {problem['input']!r:.80}" if place else message
-
-
-def _message(problem: Any) -> str:
-    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
 
 
 def _place(problem: Any) -> str:

@@ -1,7 +1,8 @@
 """Files of examples, read one row at a time: TSV, CSV, JSONL, or a file a column; each also gzipped.
 
-Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else. What is wrong
-with a line is said with its file and number, and nothing is skipped but blank lines at the end.
+Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else: a file without
+any, whose lines end in carriage returns, is refused. What is wrong with a line is said with its file and number, and
+nothing is skipped but blank lines at the end.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import difflib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 
+KINDS = (".tsv", ".csv", ".jsonl")
 SKIP = "-"  # in `columns`: a field that is not wanted
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER_BEGINNINGS = {
@@ -29,9 +31,9 @@ OTHER_BEGINNINGS = {
 
 
 class Row(NamedTuple):
-    """The wanted fields of one example, and where they stand; lines count from 1."""
+    """The wanted values of one example, and where they stand; lines count from 1."""
 
-    values: tuple[str, ...]
+    values: tuple[Any, ...]
     file: str
     line: int
 
@@ -40,35 +42,69 @@ class Row(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def read(source: str | Path | Mapping[str, str | Path], columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a corpus, with the fields named by `columns` in that order.
+def read(
+    source: str | Path | Mapping[str, str | Path],
+    wanted: Sequence[str],
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """The rows of a corpus, with the values of the `wanted` columns in that order, whatever the order in the file.
 
-    A `.tsv` has no header line: columns[i] names its i-th field, and "-" skips one. A `.csv` has a header line with
-    the names in it, a `.jsonl` one object a line with texts under these names. A mapping gives each column a file of
-    its own, one text a line. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole.
+    `columns` says where they are; None: they have these names, in this order. A `.tsv` has no header line: columns[i]
+    names its i-th field, and "-" skips one. A `.csv` has a header line with the names in it, a `.jsonl` one object a
+    line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. A `source` that is a
+    mapping gives each column a file of its own, one text a line, and needs no `columns`. A name that ends in `.gz` is
+    unpacked on the way. Files are streamed, never held whole; wrong `columns` and missing files are refused before the
+    first row.
 
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp()) / "pairs.tsv"
-    >>> _ = file.write_text("1\\t你好\\tHello.\\n2\\t再见\\tBye.\\n", encoding="utf-8")
-    >>> [row.values for row in read(file, ["-", "source", "target"])]
+    >>> _ = file.write_text("1\\tHello.\\t你好\\n2\\tBye.\\t再见\\n", encoding="utf-8")
+    >>> [row.values for row in read(file, ["source", "target"], columns=["-", "target", "source"])]
     [('你好', 'Hello.'), ('再见', 'Bye.')]
     """
-    wanted = [column for column in columns if column != SKIP]
-    if not wanted or len(set(wanted)) < len(wanted):
-        raise DataError(f"columns must be different names, at least one; got {list(columns)}")
+    if not wanted or SKIP in wanted or len(set(wanted)) < len(wanted):
+        raise ConfigError(f"the wanted columns must be different names, at least one; got {list(wanted)}")
     if isinstance(source, Mapping):
         if missing := [column for column in wanted if column not in source]:
             raise DataError(f"no file is given for {_list(missing)}; there is one for {_list(source)}")
         return _parallel([_found(Path(source[column])) for column in wanted])
+    names = list(wanted) if columns is None else _names_in_file(wanted, columns)
     path = _found(Path(source))
-    return READERS[_kind(path)](path, columns)
+    kind = _kind(path)
+    if kind == ".csv":
+        return _csv(path, names)
+    if kind == ".jsonl":
+        return _jsonl(path, names)
+    if isinstance(columns, Mapping):
+        raise ConfigError(
+            f"{path}: a TSV has no header line with {_list(names)} in it; give columns as the list of its fields "
+            f"in their order, such as {json.dumps(list(wanted))}, or save it as .csv with the header {','.join(names)}"
+        )
+    return _tsv(path, wanted, wanted if columns is None else columns)
+
+
+def _names_in_file(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """What a file with named columns calls the wanted ones."""
+    if isinstance(columns, str):
+        raise ConfigError(f"columns must be a list of names, or a mapping of {_list(wanted)} to names; got {columns!r}")
+    if missing := [column for column in wanted if column not in columns]:
+        raise ConfigError(f"columns must name {_list(missing)}; they name {_list(columns) or 'nothing'}")
+    if not isinstance(columns, Mapping):
+        names, given = list(wanted), list(columns)
+    elif unknown := [column for column in columns if column not in wanted]:
+        raise ConfigError(f"columns name {_list(unknown)}, which is none of {_list(wanted)}")
+    else:
+        names = given = [columns[column] for column in wanted]
+    if twice := [name for name in names if given.count(name) > 1]:
+        raise ConfigError(f"columns name {twice[0]!r} more than once: {_list(given)}")
+    return names
 
 
 def _kind(path: Path) -> str:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix not in READERS:
+    if suffix not in KINDS:
         raise DataError(
-            f"{path}: cannot tell what is in a file whose name ends like this; known are {_list(READERS)}, each also "
+            f"{path}: cannot tell what is in a file whose name ends like this; known are {_list(KINDS)}, each also "
             "with .gz; for files with one text a line give each column its own"
         )
     return suffix
@@ -96,7 +132,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115 (closed below)
         with cast(IO[bytes], opened) as file:
             for line, raw in enumerate(file, start=1):
-                yield line, _decoded(raw, path, line)
+                text = _decoded(raw, path, line)
+                if line == 1 and "\r" in text.rstrip("\r") and not text.endswith("\n"):  # no line feed in the file
+                    raise DataError(
+                        f"{path}: its lines end in carriage returns alone, as those of an old Mac; convert them to "
+                        "line feeds, as tr '\\r' '\\n' does"
+                    )
+                yield line, text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}:{line + 1}: the gzip file is damaged or incomplete: {error}") from None
     except OSError as error:
@@ -126,8 +168,8 @@ def _stripped(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _tsv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    wanted = [place for place, column in enumerate(columns) if column != SKIP]
+def _tsv(path: Path, wanted: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+    places = [list(columns).index(column) for column in wanted]
     count, lines = 0, _lines(path)
     for line, text in lines:
         fields = _stripped(text).split("\t")
@@ -139,11 +181,10 @@ def _tsv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             if _blank(text) and all(_blank(rest) for _, rest in lines):
                 return
             _broken(path, line, f"{_fields(fields)} where the first line has {count}", text)
-        yield Row(tuple(fields[place] for place in wanted), str(path), line)
+        yield Row(tuple(fields[place] for place in places), str(path), line)
 
 
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    wanted = [column for column in columns if column != SKIP]
+def _csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     rows = csv.reader((text for _, text in _lines(path)), strict=True)
     line, header, places, empty = 1, list[str](), list[int](), True
     try:
@@ -152,6 +193,8 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                 header = fields
                 if missing := [column for column in wanted if column not in header]:
                     _broken(path, line, f"the header line has no {_list(missing)}{_near(missing[0], header)}")
+                if twice := [column for column in wanted if header.count(column) > 1]:
+                    _broken(path, line, f"the header line has {_list(twice)} more than once; rename all but one")
                 places = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
                 if _blank(*fields) and all(_blank(*rest) for rest in rows):
@@ -167,8 +210,7 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"{path} has a header line and no rows")
 
 
-def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    wanted = [column for column in columns if column != SKIP]
+def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     lines = _lines(path)
     for line, text in lines:
         try:
@@ -210,9 +252,6 @@ def _parallel(paths: Sequence[Path]) -> Iterator[Row]:
             said = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts, strict=True))
             raise DataError(f"parallel files must have the same number of lines: {said}")
         yield Row(tuple(_stripped(text) for _, text in texts), str(paths[0]), line)
-
-
-READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
 
 
 def _broken(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,21 +33,21 @@ class TrainingData(NamedTuple):
 
 def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
     """Reads the rows; trains the tokenizers once, in the first process; turns rows into examples."""
-    kind = TASKS[recipe.task]
-    rows = _read(recipe, recipe.data.train, base, recipe.data.lines)
-    dev_rows: list[Row] | None = None
-    if isinstance(recipe.data.dev, float):
-        rows, dev_rows = split_off(rows, recipe.data.dev, recipe.seed)
-    elif recipe.data.dev is not None:
-        dev_rows = _read(recipe, recipe.data.dev, base)
-    test = [] if recipe.data.test is None else _read(recipe, recipe.data.test, base)
+    kind, data = TASKS[recipe.task], recipe.data
+    given = None if isinstance(data.dev, float) else data.dev
+    # All are opened before one is read: a missing file or wrong columns are refused at once.
+    train_files, dev_files, test_files = (_open(recipe, files, base) for files in (data.train, given, data.test))
+    rows = [row for file in train_files for row in islice(file, data.lines)]
+    dev_rows, test = list(chain(*dev_files)), list(chain(*test_files))
+    if isinstance(data.dev, float):
+        rows, dev_rows = split_off(rows, data.dev, recipe.seed)
     fitted = not recipe.model and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
     task = _prepared_task(where / "task", kind, rows, recipe, processes)
-    report, said = Report(), ""
+    report = Report()
     examples = task.examples(rows, report, recipe)
     said, dev = f"train: {report}", None
-    if dev_rows is not None:
+    if data.dev is not None:
         report = Report()
         usable = task.examples(dev_rows, report)
         dev = (usable, usable.rows)
@@ -74,9 +74,9 @@ def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list
     return kept, [row for place, row in enumerate(rows) if place in chosen]
 
 
-def _read(recipe: Recipe, given: Source | list[Source], base: Path, lines: int | None = None) -> list[Row]:
-    kind, columns = TASKS[recipe.task], recipe.data.columns
-    return [row for source in sources(given, base) for row in islice(kind.read(source, columns), lines)]
+def _open(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
+    columns = recipe.data.columns
+    return [] if given is None else [TASKS[recipe.task].read(source, columns) for source in sources(given, base)]
 
 
 def _prepared_task(

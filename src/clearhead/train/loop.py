@@ -424,9 +424,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _sharded_without_sync(self) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(False)
+        sharded: Any = self.model
+        sharded.set_requires_gradient_sync(False)
         yield
-        self.model.set_requires_gradient_sync(True)
+        sharded.set_requires_gradient_sync(True)
 
     def _tell(
         self, what: str, step: int, metrics: dict[str, float | str], samples: Sequence[Sample] = ()

@@ -103,7 +103,9 @@ class Recipe(TaskRecipe):
 @cache
 def recipe_class(task: type[AnyTask]) -> type[Recipe]:
     """The recipe of a task: its own sections, and the trainer's."""
-    return create_model(f"{task.recipe.__name__}WithTraining", __base__=(task.recipe, Recipe))
+    bases: Any = (task.recipe, Recipe)
+    made: type[Recipe] = create_model(f"{task.recipe.__name__}WithTraining", __base__=bases)
+    return made
 
 
 def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = None) -> tuple[Recipe, Path]:
