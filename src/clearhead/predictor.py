@@ -78,8 +78,8 @@ class Predictor:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
 
         The model answers first, unless an `answer` is given, and then reads both in one forward pass. A text that is
-        answered in parts is read in parts: `record.calls` has one for each. `options` are those of `watch` and of the
-        task's `readings`, such as `beams`.
+        answered in parts is read in parts: `record.calls` has one for each. Other threads may predict or look at the
+        same time. `options` are those of `watch` and of the task's `readings`, such as `beams`.
         """
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
@@ -122,7 +122,7 @@ def look_through(
         raise DataError(
             f"one text is looked at, not a {type(text).__name__}: {text!r:.60}; call it for each of several"
         )
-    _check_options(options, Predictor.look, watch, task.readings)
+    _check_options(options, Predictor.look, watch, task.readings, fixed=("own_thread",))
     own = inspect.signature(task.readings).parameters
     asked = {option: options.pop(option) for option in list(options) if option in own}
     with torch.inference_mode():
@@ -130,7 +130,8 @@ def look_through(
         if not readings:
             raise DataError(f"there is nothing to look at: {text!r} has no tokens")
         longest = max(len(tokens) for reading in readings for tokens in reading.reads.values())
-        with watch(model, keep=keep, **{"norms": True, "pixels": _pixels(model, longest), **options}) as record:
+        options = {"norms": True, "pixels": _pixels(model, longest), **options}
+        with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.read_through(model, reading) for reading in readings]
     for call, reading, written in zip(record.calls, readings, scores, strict=True):
         call.about.update({"model": name, "task": task.name, "input": text, **told(task, reading, written)})
@@ -209,10 +210,12 @@ def _unknown(name: str, known: Sequence[str], kind: str) -> str:
     return f"no shipped {kind} is called {name!r}; {what}{hint}"
 
 
-def _check_options(options: Mapping[str, Any], *functions: Callable[..., Any]) -> None:
-    """Refuses an option that none of the task's functions has."""
+def _check_options(options: Mapping[str, Any], *functions: Callable[..., Any], fixed: Sequence[str] = ()) -> None:
+    """Refuses an option that none of the task's functions has, or whose value is fixed."""
     parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
-    known = list(dict.fromkeys(one.name for one in parameters if one.kind is one.KEYWORD_ONLY))
+    known = list(
+        dict.fromkeys(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in fixed)
+    )
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, n=1)
