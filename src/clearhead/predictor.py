@@ -85,8 +85,8 @@ class Predictor:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
 
         The model answers first, unless an `answer` is given, and then reads both in one forward pass. A text that is
-        answered in parts is read in parts: `record.calls` has one for each. `options` are those of `watch` and of the
-        task, such as `beams`.
+        answered in parts is read in parts: `record.calls` has one for each. Other threads may predict or look at the
+        same time. `options` are those of `watch` and of the task, such as `beams`.
         """
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
@@ -131,14 +131,16 @@ def look_through(
             f"one text is looked at, not a {type(text).__name__}: {text!r:.60}; call it for each of several"
         )
     own = option_names(task.options, "look")
-    refuse_unknown("look", options, [*_option_names(Predictor.look), *_option_names(watch), *own])
+    of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]
+    refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *own])
     asked = validate(task.options, {name: options.pop(name) for name in list(options) if name in own}, "look")
     with torch.inference_mode():
         traces = task.traces(model, text, answer=answer, options=asked)
         if not traces:
             raise DataError(f"there is nothing to look at: {text!r} has no tokens")
         longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
-        with watch(model, keep=keep, **{"norms": True, "pixels": _pixels(model, longest), **options}) as record:
+        options = {"norms": True, "pixels": _pixels(model, longest), **options}
+        with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.run_trace(model, trace) for trace in traces]
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
         call.about.update({"model": name, "task": task.name, "input": text, **describe_answer(task, trace, written)})

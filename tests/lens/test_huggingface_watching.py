@@ -122,6 +122,27 @@ def test_threads_are_kept_apart():
 
 
 @torch.no_grad()
+def test_other_threads_that_generate_are_ignored_by_a_watch_of_its_own_thread():
+    model, barrier = made("llama"), threading.Barrier(2)
+
+    def generate() -> None:
+        barrier.wait()
+        model.generate(tokens(5), max_new_tokens=7, num_beams=2, do_sample=False, pad_token_id=0)
+
+    with watch(model, own_thread=True) as record:
+        other = threading.Thread(target=generate)
+        other.start()
+        barrier.wait()
+        for _ in range(3):
+            model(tokens(11), use_cache=False)
+        other.join()
+    assert [call["decoder.1.self"].keys for call in record.calls] == [11] * 3
+    with watch(model) as alone:
+        model(tokens(11), use_cache=False)
+    assert all(torch.equal(call["decoder.0.self"].map, alone["decoder.0.self"].map) for call in record.calls)
+
+
+@torch.no_grad()
 def test_another_model_of_the_same_family_is_not_seen():
     model, other = made("bert"), shaken(transformers.BertModel(transformers.BertConfig(**BERT)))
     with watch(model) as record:

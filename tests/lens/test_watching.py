@@ -367,6 +367,17 @@ def test_a_thread_that_watches_for_itself_is_heard_by_itself_alone():
     }
 
 
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_a_watch_hears_other_threads_unless_it_wants_its_own_alone(own_thread):
+    model = built("Decoder")
+    with watch(model, own_thread=own_thread) as record:
+        other = threading.Thread(target=model, args=(tokens(1, 5),))
+        other.start()
+        other.join()
+        model(tokens(1, 7))
+    assert [call["decoder.0.self"].keys for call in record.calls] == ([7] if own_thread else [5, 7])
+
+
 def test_a_copy_of_a_watched_model_is_not_watched():
     import copy
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.attention import KeyValueCache, Mask
-from clearhead.decode.linears import quick_ways, taking
+from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder
 
@@ -19,8 +18,11 @@ class Writer:
     """A model that writes one row for each input: what it looks at, and the cache of what it wrote.
 
     `begin` gives the scores of the first token, `advance` those of the next one, `follow` turns rows into beams
-    and lets rows go that are done. The model runs without dropout and gradients, and is then as it was before.
-    To begin again starts afresh, so a writer can serve several searches.
+    and lets rows go that are done. To begin again starts afresh, so a writer can serve several searches.
+
+    The model runs without dropout and gradients, through a view of its own that `begin` makes: the model itself is
+    never changed, and several threads may write with it. Whoever watches or ablates the model does so from before
+    `begin` on.
 
     >>> from clearhead import EncoderDecoder, ModelConfig
     >>> model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11))
@@ -45,7 +47,6 @@ class Writer:
         self._all_lengths = None if context_lengths is None else context_lengths.to(self.device)
         read = source if context is None else context
         self._context_tokens = 0 if read is None else read.shape[1]
-        self._parts = list(model.modules())
 
     @classmethod
     def translating(
@@ -103,13 +104,13 @@ class Writer:
             )
         self.rows, self.beams, self._cache = len(prompts), 1, KeyValueCache()
         self._written, self._longest = 0, max(map(len, prompts), default=1)
-        self._quick = quick_ways(self.model)
+        self._view = decoding_view(self.model)
         lengths = [len(prompt) for prompt in prompts]
         self._padded = min(lengths, default=1) < self._longest
         self._look_at(torch.tensor(lengths, dtype=torch.long, device=self.device), self._all_lengths)
         padded = [[0] * (self._longest - len(prompt)) + prompt for prompt in prompts]
         tokens = torch.tensor(padded, dtype=torch.long, device=self.device).view(self.rows, self._longest)
-        with self._reading():
+        with torch.inference_mode():
             if self._context is None and self._source is not None:
                 self._context = self._encoded(self._source.to(self.device))
             return self._scores(tokens)
@@ -117,7 +118,7 @@ class Writer:
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
         """The scores of the token after these, of which each row has one, or one for each of its beams."""
         self._written += 1
-        with self._reading():
+        with torch.inference_mode():
             return self._scores(tokens[:, None])
 
     def follow(self, parents: Int[Tensor, "rows beams"], staying: Int[Tensor, " rows"] | None = None) -> None:
@@ -139,49 +140,30 @@ class Writer:
             with torch.inference_mode(False):  # of an inference tensor a mask cannot remember what it worked out
                 self._context_mask = Mask.padding(context_lengths.clone())
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with at_rest(self._parts), taking(self._quick):
-            yield
-
     def _encoded(self, source: Tensor) -> Tensor:
-        assert isinstance(self.model, EncoderDecoder)
+        assert isinstance(self._view, EncoderDecoder)
         if source.is_floating_point():
-            return self.model.encode(vectors=source, mask=self._context_mask)
-        return self.model.encode(source, self._context_mask)
+            return self._view.encode(vectors=source, mask=self._context_mask)
+        return self._view.encode(source, self._context_mask)
 
     def _scores(self, tokens: Tensor) -> Tensor:
         mask = positions = None
         if self._padded:
             lengths = self._lengths.repeat_interleave(self.beams)
             mask = Mask.padding(lengths + self._written, side="left")
-            if self.model.decoder.positions is not None:
+            if self._view.decoder.positions is not None:
                 places = torch.arange(-tokens.shape[1], 0, device=self.device) + self._written
                 positions = (lengths[:, None] + places).clamp(min=0)
-        hidden = self.model.decoder(
-            self.model.vocabulary(tokens),
-            positions=positions,
-            mask=mask,
-            context=self._context,
-            context_mask=self._context_mask,
-            cache=self._cache,
-        )
-        logits = self.model.logits(hidden[:, -1])
+        context_mask, cache = self._context_mask, self._cache
+        if isinstance(self._view, EncoderDecoder):
+            assert self._context is not None
+            hidden = self._view.decode(tokens, self._context, mask, context_mask, positions=positions, cache=cache)
+        else:
+            hidden = self._view(
+                tokens, positions=positions, mask=mask, context=self._context, context_mask=context_mask, cache=cache
+            )
+        logits = self._view.logits(hidden[:, -1])
         return logits if logits.dtype == torch.float64 else logits.float()
-
-
-@contextmanager
-def at_rest(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Within it these parts of a model know no dropout and keep nothing for gradients; after it they are as before."""
-    training = [part for part in parts if part.training]
-    for part in training:
-        part.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def staying(over: Sequence[bool]) -> list[int] | None:

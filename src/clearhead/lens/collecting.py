@@ -37,6 +37,7 @@ class Settings(NamedTuple):
     layers: tuple[str, ...]
     heads: tuple[int, ...] | None = None
     detail: Detail = Detail()
+    own_thread: bool = False
 
 
 class _Here(threading.local):
@@ -52,7 +53,8 @@ class Collector:
     """One watch: `take` is told of every attention, in any thread; what it makes of them goes to the record.
 
     A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
-    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch.
+    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
+    with `settings.own_thread` all other threads are ignored.
     """
 
     def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
@@ -118,9 +120,11 @@ class Collector:
             call.moved(rows, finished=finished)
 
     def hears(self) -> bool:
-        """Whether this thread is watched: any, unless it watches the same model itself."""
+        """Whether this thread is watched: the collector's own; others if asked for, unless they watch it themselves."""
         thread = threading.get_ident()
-        return thread == self.thread or all(one.model is not self.model for one in _watching.get(thread, ()))
+        if thread == self.thread or self.settings.own_thread:
+            return thread == self.thread
+        return all(one.model is not self.model for one in _watching.get(thread, ()))
 
     def take(
         self,

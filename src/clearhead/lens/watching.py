@@ -37,6 +37,7 @@ def watch(
     keep: str = "none",
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
+    own_thread: bool = False,
 ) -> Iterator[Record]:
     """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
 
@@ -50,7 +51,9 @@ def watch(
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
-    Watches can be nested. A watch hears all threads that run the model, but those that watch it themselves.
+    Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
+    its own, except for threads that watch the model themselves. With `own_thread=True` it records only passes of the
+    thread that it was entered in, as `Predictor.look` does.
 
     >>> import torch
     >>> from clearhead import Decoder, ModelConfig
@@ -62,6 +65,7 @@ def watch(
     """
     route = _route(model)
     settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep, probes, norms))
+    settings = settings._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
@@ -70,8 +74,9 @@ def watch(
         yield record
     if not record.calls:
         raise LensError(
-            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran. Was another model "
-            "called, or a copy; were other layers used; was it a recorded CUDA graph that was played?"
+            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran"
+            f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
+            "was it a recorded CUDA graph that was played?"
         )
 
 

@@ -161,7 +161,7 @@ class Decoder(_Model):
         segments: Int[Tensor, "batch tokens"] | None = None,
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
-        context: Float[Tensor, "batch context_tokens context_width"] | None = None,
+        context: Float[Tensor, "contexts context_tokens context_width"] | None = None,
         context_mask: Mask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
@@ -226,7 +226,7 @@ class EncoderDecoder(_Model):
     def decode(
         self,
         target: Int[Tensor, "batch target"] | None,
-        context: Float[Tensor, "batch source width"],
+        context: Float[Tensor, "contexts source width"],
         mask: Mask | None = None,
         context_mask: Mask | None = None,
         *,
@@ -234,6 +234,7 @@ class EncoderDecoder(_Model):
         positions: Int[Tensor, "*batch target"] | None = None,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch target width"]:
+        """Hidden states of the target. With a cache whose beams share a context there are fewer contexts than rows."""
         hidden: Tensor = self.decoder(
             self._embedded(target, vectors),
             positions=positions,

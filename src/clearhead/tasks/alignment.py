@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.attention.multihead import MultiHeadAttention, Seen
-from clearhead.decode.writer import at_rest
 from clearhead.errors import ConfigError, DataError, ShapeError
 from clearhead.model import EncoderDecoder
+from clearhead.model.inference_view import inference_view
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -114,8 +113,12 @@ def _weights(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: S
     """All cross-attention of a padded batch: (batch, layers, heads, target, source)."""
     device = model.vocabulary.words.weight.device
     (source, lengths), (target, _) = (_padded(rows, device) for rows in (sources, targets))
-    with at_rest(list(model.modules())), _overheard(model) as layers:
-        model(source, target, Mask.padding(lengths))
+    view, layers = inference_view(model), list[Seen]()
+    for name, part in view.decoder.named_modules():
+        if isinstance(part, MultiHeadAttention) and name.endswith("cross_attention"):
+            part.observer = layers.append
+    with torch.inference_mode():
+        view(source, target, Mask.padding(lengths))
         return torch.stack([seen.weights().cpu() for seen in layers], dim=1)
 
 
@@ -123,22 +126,6 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
     lengths = [len(row) for row in rows]
     padded = [[*row, *[0] * (max(lengths) - len(row))] for row in rows]
     return torch.tensor(padded, dtype=torch.long, device=device), torch.tensor(lengths, device=device)
-
-
-@contextmanager
-def _overheard(model: EncoderDecoder) -> Iterator[list[Seen]]:
-    """What each layer's cross-attention sees, in the order of the layers; who watched before watches on after."""
-    parts = (part for name, part in model.decoder.named_modules() if name.endswith("cross_attention"))
-    attentions = [part for part in parts if isinstance(part, MultiHeadAttention)]
-    watching = [attention.observer for attention in attentions]
-    found: list[Seen] = []
-    for attention in attentions:
-        attention.observer = found.append
-    try:
-        yield found
-    finally:
-        for attention, observer in zip(attentions, watching, strict=True):
-            attention.observer = observer
 
 
 def word_shares(tokenizer: Tokenizer, words: Sequence[str], separator: str = " ") -> tuple[list[int], Tensor]:

@@ -1,4 +1,4 @@
-"""Weights laid out for the CPU: the same results, noticed changes, nothing left behind."""
+"""Weights packed for the CPU: the same results, changed weights are noticed, the model stays as it is."""
 
 import copy
 import pickle
@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from clearhead import EncoderDecoder, ModelConfig
-from clearhead.decode import Writer, beam
-from clearhead.decode.linears import quick_ways, taking
+from clearhead.decode import Writer, beam, prepacked_linear
+from clearhead.decode.prepacked_linear import can_pack, decoding_view
 from tests.decode.models import END, START, sources
 
 OPTIONS = {"start": START, "end": END, "max_length": 6}
-AVAILABLE = bool(quick_ways(nn.Linear(3, 2)))
+AVAILABLE = can_pack(nn.Linear(3, 2))
 needs_onednn = pytest.mark.skipif(not AVAILABLE, reason="this PyTorch has no oneDNN")
 
 
@@ -29,12 +29,11 @@ def small(**changes) -> EncoderDecoder:
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (0, 3)])
 def test_the_same_comes_out(changes, shape):
     model, hidden = small(**changes), torch.randn(*shape, 24)
-    layer = model.decoder.layers[0].feedforward
+    view = decoding_view(model)
     with torch.inference_mode():
-        usual = layer(hidden), model.logits(hidden)
-        with taking(quick_ways(model)):
-            found = layer(hidden), model.logits(hidden)
-            last = model.logits(torch.randn(4, 7, 24)[:, -1])
+        usual = model.decoder.layers[0].feedforward(hidden), model.logits(hidden)
+        found = view.decoder.layers[0].feedforward(hidden), view.logits(hidden)
+        last = view.logits(torch.randn(4, 7, 24)[:, -1])
     for one, other in zip(found, usual, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     assert last.shape == (4, 101)
@@ -65,36 +64,58 @@ def test_changed_weights_are_noticed():
         before = after
 
 
-def test_nothing_is_left_behind():
-    model, (source, lengths) = small(), sources(2)
-    before = {name: set(vars(part)) for name, part in model.named_modules()}
-    beam(Writer.translating(model, source, lengths), **OPTIONS)
-    assert {name: set(vars(part)) for name, part in model.named_modules()} == before
-    copy.deepcopy(model)
-    pickle.dumps(model)
+def test_the_model_is_the_same_before_while_and_after_it_writes():
+    model, (source, lengths) = small().train(), sources(2)
+
+    def state() -> dict[str, dict[str, object]]:
+        return {name: dict(vars(part)) for name, part in model.named_modules()}
+
+    before, writer = state(), Writer.translating(model, source, lengths)
+    during = []
+    model.decoder.layers[0].register_forward_pre_hook(lambda *_: during.append(state()))
+    beam(writer, **OPTIONS)
+    assert during
+    assert all(one == before for one in [*during, state()])
+    copy.deepcopy(small())
+    pickle.dumps(small())
 
 
-def test_what_it_is_not_for_is_left_alone():
-    assert quick_ways(small().double()) == []
-    assert quick_ways(small().to(torch.bfloat16)) == []
-    assert quick_ways(small().to("meta")) == []
+def test_other_devices_and_precisions_are_not_packed():
+    assert not can_pack(small().double())
+    assert not can_pack(small().to(torch.bfloat16))
+    assert not can_pack(small().to("meta"))
+
+
+@needs_onednn
+def test_packed_weights_are_kept_for_the_next_view_and_go_with_the_model(monkeypatch):
+    packed, pack = [], torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *given: (packed.append(1), pack(*given))[1])
+    model, kept = small().requires_grad_(False), len(prepacked_linear._packed)
+    view = decoding_view(model)
+    first = len(packed)
+    assert first == 2 * 4 + 2 * 7 + 1
+    decoding_view(model)
+    assert len(packed) == first
+    assert len(prepacked_linear._packed) == kept + first
+    del model, view
+    assert len(prepacked_linear._packed) == kept
 
 
 @needs_onednn
 def test_under_autocast_it_steps_aside():
-    linear = nn.Linear(8, 4)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), taking(quick_ways(linear)):
-        assert linear(torch.randn(2, 8)).dtype == torch.bfloat16
+    view = decoding_view(nn.Linear(8, 4))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert view(torch.randn(2, 8)).dtype == torch.bfloat16
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="this CPU or PyTorch has no such layout")
+@needs_onednn
 def test_weights_changed_by_a_fused_optimizer_are_noticed():
     torch.manual_seed(1)
     linear, x = nn.Linear(13, 7), torch.randn(3, 13)
     optimizer = torch.optim.AdamW(linear.parameters(), lr=0.5, fused=True)
     for _ in range(3):
-        with torch.inference_mode(), taking(quick_ways(linear)):
-            quick = linear(x)
+        with torch.inference_mode():
+            quick = decoding_view(linear)(x)
         torch.testing.assert_close(quick, nn.functional.linear(x, linear.weight, linear.bias).detach())
         linear(x).square().sum().backward()
         optimizer.step()

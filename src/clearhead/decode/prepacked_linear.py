@@ -1,0 +1,90 @@
+"""Linear layers with weights packed once in the layout of the CPU's matrix kernels (oneDNN).
+
+PyTorch hands float32 products to a library that packs the weights anew at every call. With the few rows of a
+decoding step that costs more than the product itself: with 5 rows it is 2 to 4 times as fast without it, with
+160 rows 1.1 to 1.6 times (measured on an AMD EPYC, 12,000 words, width 512).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from clearhead.model.inference_view import inference_view
+from clearhead.model.transformer import Vocabulary
+
+LARGEST = 2**28  # weights of a model that may be held twice: 1 GiB
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class _Packed(NamedTuple):
+    source: tuple[Any, ...]  # identifies the values that were packed
+    weight: Tensor
+
+
+_packed = WeakTensorKeyDictionary()  # of _Packed, by the weight
+_lock = threading.Lock()
+
+
+def decoding_view(model: Model) -> Model:
+    """An `inference_view` whose linear layers use packed weights, where that is faster; to be run without gradients.
+
+    Weights are packed on a CPU, in float32, and if the model is small enough to be held twice; under autocast the
+    layers compute as usual. Packed weights are kept for the next view, unless the model may be trained in between.
+    """
+    view = inference_view(model)
+    if not can_pack(model):
+        return view
+    for part in view.modules():
+        if isinstance(part, Vocabulary):
+            vars(part)["scores"] = _linear(part.output_weight, part.bias)
+        elif type(part) is nn.Linear:
+            vars(part)["forward"] = _linear(part.weight, part.bias)
+    return view
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Whether this PyTorch can pack weights, and these are plain float32 tensors on a CPU, and not too many."""
+    weights = list(model.parameters())
+    plain = all(type(one.data) is Tensor and one.is_cpu and one.dtype == torch.float32 for one in weights)
+    return plain and _available() and sum(weight.numel() for weight in weights) <= LARGEST
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    packed = _packed_weight(weight)
+
+    def linear(x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            return F.linear(x, weight, bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return out
+
+    return linear
+
+
+def _packed_weight(weight: Tensor) -> Tensor:
+    if weight.requires_grad:  # it may be trained on, and a fused optimizer leaves no sign that it changed a weight
+        return _pack(weight)
+    version = 0 if weight.is_inference() else weight._version
+    source = (weight.data_ptr(), version, weight.shape)
+    with _lock:  # several threads may decode with one model
+        kept: _Packed | None = _packed.get(weight)
+        if kept is None or kept.source != source:
+            kept = _packed[weight] = _Packed(source, _pack(weight))
+    return kept.weight
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+    return packed
+
+
+def _available() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -1,0 +1,47 @@
+"""inference_view: a model's weights in module objects of its own, so that one use of it cannot disturb another."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def inference_view(model: Model) -> Model:
+    """The same model in evaluation mode, with module objects of its own; the original is only read.
+
+    Parameters and buffers are shared, also those that are put in their place later (as FSDP does). Hooks, observers
+    and switched-off heads are those that the model has now; what is changed on either side later stays there.
+    Wrappers of `torch.compile` are left out: a view is run as plain Python.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+    >>> view = inference_view(model)
+    >>> view[0] is model[0], view[0].weight is model[0].weight
+    (False, True)
+    >>> view.training, model.training
+    (False, True)
+    """
+    return _clone(model, {})
+
+
+def _clone(module: Model, clones: dict[nn.Module, nn.Module]) -> Model:
+    """One module and those below it; a module that is used twice is cloned once."""
+    if module in clones:
+        return clones[module]  # type: ignore[return-value]
+    inner = getattr(module, "_orig_mod", None)
+    if isinstance(inner, nn.Module):
+        clones[module] = _clone(inner, clones)
+        return clones[module]  # type: ignore[return-value]
+    clones[module] = clone = object.__new__(type(module))  # FSDP gives modules a __new__ that makes another class
+    # Around nn.Module's own setting of attributes, which would register what it is given.
+    state = clone.__dict__
+    state.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        if "_hooks" in name and hasattr(value, "copy"):
+            state[name] = value.copy()
+    children = module._modules.items()
+    state["_modules"] = {name: None if child is None else _clone(child, clones) for name, child in children}
+    state["training"], state["_compiled_call_impl"] = False, None
+    return clone
