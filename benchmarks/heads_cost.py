@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+from clearhead.train.heads import Heads
 
 from clearhead.train import Trainer, _data, read_recipe
 from clearhead.train.checkpoints import Checkpoints
-from clearhead.train.heads import Heads
 from clearhead.train.observers import Board
 from clearhead.train.processes import Processes, joined
 

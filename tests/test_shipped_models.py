@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from clearhead.tasks.sentences import loops
 
 import clearhead
 import clearhead.shipped as shipped
-from clearhead.tasks.sentences import loops
 
 SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python"]
 SIGNS = ["A", "?", "。", "！！！", "……", "<s>", "</s><pad>", "\u202eabc", "http://a.b/c?d=e&f=g"]

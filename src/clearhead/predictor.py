@@ -38,7 +38,7 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     task = folder.task()
-    return Predictor(folder.model(place, task=task).requires_grad_(False), task, name=name, device=place)
+    return Predictor(folder.model(place, task=task).requires_grad_(False), task, name=name, device=place, folder=path)
 
 
 def find_model(path_or_name: str | Path) -> Path:
@@ -57,8 +57,10 @@ def find_model(path_or_name: str | Path) -> Path:
 class Predictor:
     """A model together with what turns raw input into tokens, and its output into answers."""
 
-    def __init__(self, model: Model, task: AnyTask, *, name: str, device: torch.device) -> None:
-        self.model, self.task, self.name, self.device = model, task, name, device
+    def __init__(
+        self, model: Model, task: AnyTask, *, name: str, device: torch.device, folder: Path | None = None
+    ) -> None:
+        self.model, self.task, self.name, self.device, self.folder = model, task, name, device, folder
 
     @overload
     def predict(self, inputs: str | Path, **options: Any) -> Prediction: ...

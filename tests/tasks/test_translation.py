@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from clearhead.tasks.sentences import loops
 
 import clearhead
 from clearhead.decode import Hypothesis
@@ -13,7 +14,6 @@ from clearhead.errors import CheckpointError, ConfigError, DataError, DecodeErro
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
-from clearhead.tasks.sentences import loops
 from clearhead.tasks.translation import PairExamples, _Search
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.fx.experimental._config as symbols
+from clearhead.train.room import check_room, layer_weights
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -21,7 +22,6 @@ from clearhead.tasks import Translation
 from clearhead.train import read_recipe, room, run
 from clearhead.train.observers import Curve
 from clearhead.train.processes import Processes
-from clearhead.train.room import check_room, layer_weights
 from tests.train.corpus import sentences, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"

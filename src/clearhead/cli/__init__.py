@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,21 +23,16 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import exploring, listing, together
-from clearhead.cli.options import Batch, Beam, Columns, Device, Json, Model, given, parse_columns
+from clearhead.cli.options import Columns, Device, Json, Model, parse_columns
 from clearhead.cli.reading import groups, inputs
 from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
+from clearhead.cli.task_options import add_task_options, task_command
 
 if TYPE_CHECKING:
+    from clearhead.predictor import Predictor
     from clearhead.tasks import Prediction
 
 BATCH = 64
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Build, train and ship Transformers, and see what every head looks at.",
-    epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong.",
-)
 
 
 def _version(wanted: bool) -> bool:
@@ -48,7 +42,6 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback()
 def common(
     version: Annotated[
         bool, typer.Option("--version", help="Say which version this is.", callback=_version, is_eager=True)
@@ -57,7 +50,6 @@ def common(
     pass
 
 
-@app.command()
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's file, or a shipped recipe's name.")],
     changes: Annotated[
@@ -72,55 +64,64 @@ def train(
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run, --overwrite throws it away; choose one")
-    from clearhead.train import run
+    from clearhead.train import run_training
 
-    run(recipe, overrides=changes or [], out=out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+    run_training(recipe, overrides=changes or [], out=out, seed=seed, device=device, resume=resume, overwrite=overwrite)
 
 
-@app.command()
 def predict(
     model: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="What to answer; - stands for the lines of the input.")
+        list[str] | None, typer.Argument(metavar="INPUT", help="What to answer; - stands for the lines of the input.")
     ] = None,
     as_json: Json = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,
     device: Device = "auto",
-    batch: Batch = None,
-    beam: Beam = None,
-    best: Annotated[int | None, typer.Option(min=1, help="How many answers to give for each input.")] = None,
+    **options: Any,
 ) -> None:
-    """Answer each TEXT, or each line of the standard input, with one line.
+    """Answer each INPUT, or each line of the standard input, with one line.
 
-    A TEXT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
-    --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, TEXT with tabs between.
+    An INPUT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
+    --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, ANSWER with tabs between.
     """
-    waiting, name, at_once = inputs(texts, batch or BATCH)
+    if stream and as_json:
+        raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
+    waiting, name, at_once = inputs(texts, options.get("batch") or BATCH)
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
-    options = given(batch=batch, beams=beam, best=best)
+    ranked = predictor.task.read_options("predict", options).ranked
+    if stream:
+        _stream(predictor, waiting, options)
+        return
     number = 0
     for some in groups(waiting, at_once):
         for text, answer in zip(some, predictor.predict(some, **options), strict=True):
             number += 1
             for note in answer.notes:
                 say(f"{name} {number}: {note}")
-            put(_as_json(text, answer) if as_json else _as_line(answer, number if best and best > 1 else None))
+            put(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
         flush()
 
 
-@app.command()
+def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any]) -> None:
+    for text in waiting:
+        for piece in predictor.stream(text, **options):
+            put(_one_line(piece), end="")
+            flush()
+        put("")
+        flush()
+
+
 def evaluate(
     model: Model,
     data: Annotated[
         list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
     ],
     columns: Columns = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
     as_json: Json = False,
     device: Device = "auto",
-    batch: Batch = None,
-    beam: Beam = None,
+    **options: Any,
 ) -> None:
     """Score a model's answers on data whose answers are known."""
     from clearhead.predictor import load
@@ -137,7 +138,6 @@ def evaluate(
             f"{len(data)} files for the {len(names)} columns {', '.join(names)}; give one for each, or one for all"
         )
     source: Any = data[0] if len(data) == 1 else dict(zip(names, data, strict=True))
-    options = given(batch=batch, beams=beam, lowercase=lowercase or None)
     scores = predictor.evaluate(source, columns=names, **options)
     if "note" in scores:
         say(str(scores["note"]))
@@ -151,9 +151,30 @@ def evaluate(
     flush()
 
 
-app.command()(exploring.look)
-app.command()(exploring.figures)
-app.command()(listing.models)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "predict": predict,
+    "evaluate": evaluate,
+    "look": exploring.look,
+    "figures": exploring.figures,
+    "models": listing.models,
+}
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """All commands; the one that is wanted has the options of the tasks, for which they must be imported."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        help="Build, train and ship Transformers, and see what every head looks at.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong.",
+    )
+    app.callback()(common)
+    for name, command in COMMANDS.items():
+        app.command(name)(add_task_options(command, name, load=name == wanted))
+    if wanted is not None and wanted not in COMMANDS and (own := task_command(wanted)) is not None:
+        app.command(wanted)(own)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,9 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # whatever the locale says
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    command = typer.main.get_command(app)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with command.make_context("clearhead", list(sys.argv[1:] if arguments is None else arguments)) as context:
+        command = typer.main.get_command(build_app(next((one for one in given if not one.startswith("-")), None)))
+        with command.make_context("clearhead", given) as context:
             command.invoke(context)
         return 0
     except typer.Exit as done:
@@ -187,9 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _as_line(answer: Prediction, number: int | None) -> str:
     if number is None:
         return _one_line(answer.text)
-    answers = [(answer.text, answer.score), *answer.alternatives]
     return "\n".join(
-        f"{number}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}" for text, score in answers
+        f"{number}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}" for text, score in answer.ranking()
     )
 
 
@@ -198,10 +219,4 @@ def _one_line(text: str) -> str:
 
 
 def _as_json(text: str, answer: Prediction) -> str:
-    others = [{"output": other, "score": _finite(score)} for other, score in answer.alternatives]
-    shown = {"input": text, "output": answer.text, "score": _finite(answer.score)}
-    return json.dumps({**shown, "alternatives": others, "notes": answer.notes}, ensure_ascii=False)
-
-
-def _finite(score: float | None) -> float | None:
-    return score if score is not None and math.isfinite(score) else None
+    return json.dumps({"input": text, **answer.to_json()}, ensure_ascii=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Beam, Device, given
+from clearhead.cli.options import Device
 from clearhead.cli.reading import one_text
 from clearhead.cli.speaking import flush, put, say
 from clearhead.errors import ConfigError
@@ -40,7 +40,7 @@ def look(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
     device: Device = "auto",
-    beam: Beam = None,
+    **options: Any,
 ) -> None:
     """See what every head looks at: a page from a server on this machine, or with --out as one file.
 
@@ -51,7 +51,7 @@ def look(
     from clearhead.explore import looking
 
     text = one_text(text)
-    seen = looking.looked(subject, text, answer=answer, device=device, **given(beams=beam))
+    seen = looking.looked(subject, text, answer=answer, device=device, **options)
     if out is not None:
         written = looking.write(seen, out, part=part, heads=heads or [], without=without)
         say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
@@ -89,7 +89,7 @@ def figures(
     ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
     device: Device = "auto",
-    beam: Beam = None,
+    **options: Any,
 ) -> None:
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
     if lesson == (subject is not None):
@@ -103,7 +103,6 @@ def figures(
     else:
         from clearhead.explore import looking
 
-        options = given(beams=beam)
         seen = looking.looked(str(subject), one_text(text), answer=answer, device=device, keep="none", **options)
         for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
             say(note)

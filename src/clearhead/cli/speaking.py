@@ -15,9 +15,9 @@ class StdoutClosed(Exception):
     """Nobody reads on, as after `| head`."""
 
 
-def put(text: str) -> None:
+def put(text: str, end: str = "\n") -> None:
     try:
-        print(text)
+        print(text, end=end)
     except BrokenPipeError:
         raise StdoutClosed from None
 

@@ -72,9 +72,7 @@ class HuggingFaceText:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.name_of = tokenizer, named_by(tokenizer)
 
-    def traces(
-        self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions
-    ) -> list[Trace]:
+    def traces(self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
         """One trace. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
 
         An encoder-decoder writes an answer of 64 tokens at most.

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
@@ -93,7 +94,7 @@ class Evaluation(NamedTuple):
 
 
 class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
-    """One kind of work, of a model, an input, a batch and options: `class Translation(Task[EncoderDecoder, str, …])`."""
+    """One kind of work. Its types are those of its model, of an input, of a batch and of its options."""
 
     name: ClassVar[str]
     recipe: ClassVar[type[TaskRecipe]]  # with the task's own sections
@@ -105,6 +106,8 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
+    # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
+    actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
     config: ModelConfig
 
     @property
@@ -120,7 +123,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         source: str | Path | Mapping[str, str | Path],
         columns: Sequence[str] | Mapping[str, str] | None = None,
     ) -> Iterator[Row]:
-        """The rows of a file, with their values in the task's order; `clearhead.text.read` says what `columns` may be."""
+        """The rows of a file, values in the order of the task's columns; `clearhead.text.read` explains `columns`."""
         from clearhead.text import read
 
         return read(source, cls.columns, columns)
@@ -230,6 +233,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def stream(self, model: ModelT, given: InputT, options: OptionsT) -> Iterator[str]:
         """The answer in pieces, each as soon as it is there."""
         raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
+
+    def act(self, action: str, model: ModelT, folder: Path, arguments: Sequence[str]) -> list[str]:
+        """Does what one of `actions` says, with the model in this folder; returns the lines to print."""
+        raise NotImplementedError
 
     # Attention
 

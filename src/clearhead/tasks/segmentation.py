@@ -23,7 +23,8 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams:
 
     Sentences stand alone, as they mostly do in training data; only the shortest, such as "Mr.", go with what follows.
 
-    >>> [bytes(part).decode() for part in split_text("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 13)]
+    >>> parts = split_text("Yes. It is so. Really, it is.", lambda text: list(text.encode()), 13)
+    >>> [bytes(part).decode() for part in parts]
     ['Yes.', 'It is so.', 'Really,', 'it is.']
     """
     enough = limit // ALONE if seams == 0 else limit

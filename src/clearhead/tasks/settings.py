@@ -87,10 +87,8 @@ class Options(Section):
         return False
 
 
-def option(
-    default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any
-) -> Any:
-    """A field of `Options`: its `flag` on the command line (`--beam`; None: its name), and the commands that have it."""
+def option(default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any) -> Any:
+    """A field of `Options`: its `flag` on the command line (None: its name), and the only commands that have it."""
     extra: Any = {"flag": flag, "only": list(only)}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 

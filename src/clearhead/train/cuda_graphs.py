@@ -16,11 +16,12 @@ class _Recording(NamedTuple):
 
 
 class Replayed:
-    """A loss and its gradients, computed by `loss_of(batch)` at first and by a recording (a CUDA graph) from then on.
+    """A loss and its gradients, computed by `loss_of(batch)` at first and by a recorded CUDA graph from then on.
 
-    Launching the thousands of kernels of a step takes Python longer than computing them takes the GPU. Batches come in
-    few shapes (a batch is a NamedTuple of tensors, as `Examples.collate` promises), so each is recorded at its second visit; the first warms up what is compiled or chosen by size.
-    Gradients are added up in place, as recordings need, so they are zeroed and never freed.
+    Launching the thousands of kernels of a step takes Python longer than computing them takes the GPU. Batches (named
+    tuples of tensors, as `Examples.collate` promises) come in few shapes, so each shape is recorded at its second
+    visit; the first warms up what is compiled or chosen by size. Gradients are added up in place, as graphs need, so
+    they are zeroed and never freed.
     """
 
     def __init__(self, loss_of: Callable[[Any], Tensor], parameters: Iterable[Tensor], device: torch.device) -> None:

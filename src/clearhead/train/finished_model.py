@@ -6,11 +6,9 @@ import datetime
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pathlib import Path
-
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

@@ -429,9 +429,7 @@ class Trainer:
         yield
         sharded.set_requires_gradient_sync(True)
 
-    def _tell(
-        self, what: str, step: int, metrics: dict[str, float | str], samples: Sequence[Sample] = ()
-    ) -> None:
+    def _tell(self, what: str, step: int, metrics: dict[str, float | str], samples: Sequence[Sample] = ()) -> None:
         position = self.position
         moment = Moment(
             step=step,

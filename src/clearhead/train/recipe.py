@@ -10,13 +10,12 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, create_model, model_validator
 
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
-from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.settings import Section, Source, TaskRecipe, suggest, validate
 
@@ -88,9 +87,8 @@ class Recipe(TaskRecipe):
         for key, remedy in DECIDED.items():
             if key in self.model:
                 raise ValueError(f"model.{key}: {remedy}")
-        changes = dict(self.model)
         try:
-            config = ModelConfig.named(str(changes.pop("shape", TASKS[self.task].default_shape)), vocabulary=1, **changes)
+            config = TASKS[self.task].make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
         if config.positions == "learned" and config.max_length <= self.data.longest:
@@ -104,8 +102,7 @@ class Recipe(TaskRecipe):
 def recipe_class(task: type[AnyTask]) -> type[Recipe]:
     """The recipe of a task: its own sections, and the trainer's."""
     bases: Any = (task.recipe, Recipe)
-    made: type[Recipe] = create_model(f"{task.recipe.__name__}WithTraining", __base__=bases)
-    return made
+    return cast(type[Recipe], create_model(f"{task.recipe.__name__}WithTraining", __base__=bases))
 
 
 def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = None) -> tuple[Recipe, Path]:

@@ -22,7 +22,6 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.storage import check_free
-from clearhead.tasks import TASKS
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.finished_model import format_count, write_finished_model

@@ -1,7 +1,7 @@
 """SequenceToSequence: a task whose answer an encoder-decoder writes token by token, from any kind of input.
 
-An input is split into parts that the model can take; each part is written by the search, and written again if the output
-loops; the texts of the parts are joined.
+An input is split into parts that the model can take. The search writes each part, and writes it again if the output
+loops. Then the texts of the parts are joined.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         trigrams.
         """
         begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
-        found = [
-            WrittenPart(*both) for both in zip(self._search(model, parts, search, begins), parts, strict=True)
-        ]
+        found = [WrittenPart(*both) for both in zip(self._search(model, parts, search, begins), parts, strict=True)]
         for retry, again in ((CUT, search), (WITHOUT_REPEATS, search._replace(no_repeat_ngram=3))):
             looping = [place for place, one in enumerate(found) if self.looped(one.hypotheses[0], one.part)]
             shorter = {place: self.cut_repeats(parts[place]) for place in looping}

@@ -28,8 +28,12 @@ class Decode(Section):
 class SearchOptions(Options):
     """How an answer is looked for; None: as the recipe's `[decode]` says."""
 
-    beams: StrictInt | None = option(None, "How many beams the search keeps.", flag="--beam", ge=1)
-    length_penalty: StrictFloat | StrictInt | None = option(None, "Above 1 favours long answers, below 1 short ones.")
+    beams: StrictInt | None = option(
+        None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1
+    )
+    length_penalty: StrictFloat | StrictInt | None = option(
+        None, "Above 1 favours long answers, below 1 short (default: the model's)."
+    )
     best: StrictInt = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
     longest: StrictInt | None = option(None, "The most tokens of an answer.", ge=1)
     prefix: str = option("", "What every answer begins with.", only=PREDICT)

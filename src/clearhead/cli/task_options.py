@@ -1,0 +1,126 @@
+"""What tasks add to the command line: options of `predict`, `evaluate`, `look`, `figures`, and commands of their own.
+
+Tasks are imported (and PyTorch with them) only for the command that is about to run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from clearhead.cli.options import Device, Model
+from clearhead.cli.speaking import flush, put
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from clearhead.tasks import AnyTask
+    from clearhead.tasks.settings import Options
+
+SHARED = {"figures": "look"}  # commands with the options of another
+
+
+def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:
+    """The function of a command, with the options of all tasks in place of its `**options`; with none unless `load`.
+
+    Whether the model's own task has an option is checked when it is known which that is.
+    """
+    own = inspect.signature(command, eval_str=True)
+    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    added = list(_parameters(SHARED.get(name, name), {one.name for one in fixed})) if load else []
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        names = {one.name for one in added}
+        command(**{key: value for key, value in values.items() if key not in names or value is not None})
+
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in [*fixed, *added]]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
+    """An option for each name that some task has; tasks with the same name mean the same."""
+    from clearhead.explore.huggingface import HuggingFaceText
+    from clearhead.tasks import TASKS
+    from clearhead.tasks.settings import option_names
+
+    kinds: dict[str, type[Options]] = {name: task.options for name, task in TASKS.items()}
+    if command == "look":
+        kinds["Hugging Face models"] = HuggingFaceText.options
+    owners: dict[str, list[str]] = {}
+    for task, kind in kinds.items():
+        for name in option_names(kind, command):
+            owners.setdefault(name, []).append(task)
+    for name, tasks in owners.items():
+        if name not in taken:
+            field = kinds[tasks[0]].model_fields[name]
+            panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, field, panel)
+            )
+
+
+def _annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
+    """What typer wants to know of an option."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    flag, kind = extra.get("flag") or f"--{name.replace('_', '-')}", _plain_type(field.annotation)
+    limits = {}
+    if kind in (int, float):
+        found = {type(one).__name__: one for one in field.metadata}
+        limits = {"min": getattr(found.get("Ge"), "ge", None), "max": getattr(found.get("Le"), "le", None)}
+    plain = kind is not bool and field.default not in (None, "")
+    option = typer.Option(
+        str(flag), help=field.description, show_default=str(field.default) if plain else False, rich_help_panel=panel
+    )
+    option.min, option.max = limits.get("min"), limits.get("max")
+    return Annotated[kind | None, option]
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The one of bool, int, float and str that a field's type comes down to.
+
+    >>> _plain_type(Annotated[int, "strict"] | None)
+    <class 'int'>
+    """
+    names = {annotation, *get_args(annotation), *(inner for one in get_args(annotation) for inner in get_args(one))}
+    return next(kind for kind in (bool, float, int, str) if kind in names)
+
+
+def task_command(name: str) -> Callable[..., None] | None:
+    """The command of a task that has actions of its own: `clearhead NAME MODEL ACTION …`."""
+    from clearhead.tasks import TASKS
+
+    task = TASKS.get(name)
+    return None if task is None or not task.actions else _action_command(task)
+
+
+def _action_command(task: type[AnyTask]) -> Callable[..., None]:
+    listed = "\n\n".join(f"{action}: {about}" for action, about in task.actions.items())
+
+    def run(
+        model: Model,
+        action: Annotated[str, typer.Argument(metavar="|".join(task.actions), help="What to do.")],
+        arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="What it is done to.")] = None,
+        device: Device = "auto",
+    ) -> None:
+        from clearhead.errors import ConfigError
+        from clearhead.predictor import load
+        from clearhead.tasks.settings import suggest
+
+        if action not in task.actions:
+            raise ConfigError(f"{task.name}: {suggest(action, task.actions)}")
+        predictor = load(model, device=device)
+        if predictor.task.name != task.name or predictor.folder is None:
+            raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
+        for line in predictor.task.act(action, predictor.model, predictor.folder, arguments or []):
+            put(line)
+        flush()
+
+    run.__doc__ = f"What else a model for {task.name} can do.\n\n{listed}"
+    return run
