@@ -17,7 +17,7 @@ from clearhead import model_folder
 from clearhead.errors import CheckpointError, ConfigError, DiskFullError
 from clearhead.model.packing import fill, packed, to_int8, unpacked
 from clearhead.model_folder import ModelFolder
-from clearhead.storage import file_checksum, verify_checksums
+from clearhead.storage import atomic_folder, file_checksum, verify_checksums
 from clearhead.tasks import TASKS
 from tests.echoing import CARD, Echo, echo, write_echo
 
@@ -138,7 +138,7 @@ def test_numbers_that_are_no_weights_keep_their_type() -> None:
 # Refused
 
 
-@pytest.mark.parametrize("name", sorted(FILES - {"checksums.json"}))
+@pytest.mark.parametrize("name", sorted(FILES - {"checksums.json", "README.md"}))
 @pytest.mark.parametrize("damage", ["missing", "altered", "truncated"])
 def test_a_damaged_file_is_named(saved: Path, name: str, damage: str) -> None:
     file = saved / name
@@ -192,10 +192,77 @@ def test_a_hugging_face_checkpoint_is_recognised(tmp_path: Path) -> None:
         ModelFolder.open(tmp_path)
 
 
-def test_a_run_that_has_not_finished_says_so(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text("")
-    with pytest.raises(CheckpointError, match=r"has not finished; .* --resume"):
-        ModelFolder.open(tmp_path)
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], r"is an empty folder; a model is written there by clearhead train$"),
+        (["recipe.toml: # A run of clearhead, format 1"], r"is a training run that has not finished; .* --resume"),
+        (["checkpoints/00000004/state.json"], r"is a training run that has not finished; .* --resume"),
+        (
+            ["recipe.toml", "train.tsv"],
+            r"holds a recipe, not a model; clearhead train .*recipe\.toml trains one",
+        ),
+        (["train.tsv.gz", "dev.tsv.gz"], r"is a folder of data \(dev\.tsv\.gz\), not of a model; name its files in a"),
+        (["model.safetensors", "tokenizer_config.json"], r"looks like a Hugging Face checkpoint without its config"),
+        (["blobs/1", "snapshots/abc/config.json"], r"is a download of Hugging Face's; .* the folder .*snapshots/abc$"),
+        (["a/config.json", "b/model/config.json"], r"holds 2 model folders but is none; name one: .*/a$"),
+        (['checksums.json: {"files": {"config.json": ""}}'], r"a model folder without its config\.json, .* copy the"),
+        (["a.c", "b.c", "c.c", "d.c"], r"is no model folder: it holds no config\.json, but a\.c, b\.c, c\.c, …$"),
+    ],
+)
+def test_a_folder_without_a_model_is_called_what_it_is(tmp_path: Path, files: list[str], words: str) -> None:
+    for file in files:
+        name, _, content = file.partition(": ")
+        (tmp_path / "it" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "it" / name).write_text(content)
+    (tmp_path / "it").mkdir(exist_ok=True)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        ModelFolder.open(tmp_path / "it")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("checkpoints/00000004", "is a checkpoint of a training run, not a model"),
+        ("checkpoints", "holds checkpoints of a training run, not a model"),
+        ("task", "holds the tokenizers of a training run, not a model"),
+    ],
+)
+def test_a_part_of_a_run_leads_to_its_model(saved: Path, tmp_path: Path, part: str, words: str) -> None:
+    run = tmp_path / "run"
+    for name in ("checkpoints/00000004/state.json", "task/task.json"):
+        with atomic_folder((run / name).parent) as fresh:
+            (fresh / Path(name).name).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{words}; repeat the clearhead train command .* --resume"):
+        ModelFolder.open(run / part)
+    saved.rename(run / "model")
+    with pytest.raises(CheckpointError, match=f"{words}; the model of this run is {run / 'model'}$"):
+        ModelFolder.open(run / part)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mine.toml", r"is a recipe, not a model; clearhead train .*mine\.toml trains one by it"),
+        ("my.record", r"is a record, not a model; clearhead look .*my\.record shows it"),
+        ("model.safetensors", r"is a file of weights; a model is the whole folder, so give /"),
+        ("train.tsv.gz", "is a data file, not a model; name it in a recipe"),
+        ("file", "is a file; a model is a folder"),
+    ],
+)
+def test_a_file_is_called_what_it_is(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(CheckpointError, match=words):
+        ModelFolder.open(tmp_path / name)
+
+
+def test_the_card_may_be_edited_or_removed(saved: Path) -> None:
+    (saved / "README.md").write_text("# My translator\n")
+    assert ModelFolder.open(saved).task().name == "echo"
+    (saved / "README.md").unlink()
+    assert ModelFolder.open(saved).task().name == "echo"
+    assert "README.md" in json.loads((saved / "checksums.json").read_text())["files"]
 
 
 @pytest.mark.parametrize(
@@ -216,15 +283,9 @@ def test_a_config_that_makes_no_sense_is_refused(saved: Path, changes: dict[str,
         ModelFolder.open(saved).model("cpu")
 
 
-def test_places_that_are_no_models_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path, words in [
-        ("nowhere", "there is no"),
-        ("file", "is a file; a model is a folder"),
-        ("", "holds no config"),
-    ]:
-        with pytest.raises(CheckpointError, match=words):
-            ModelFolder.open(tmp_path / path)
+def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no .*nowhere"):
+        ModelFolder.open(tmp_path / "nowhere")
 
 
 def test_what_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

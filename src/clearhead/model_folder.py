@@ -21,6 +21,15 @@ from clearhead.tasks import TASKS, AnyTask
 
 FORMAT = 1
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
+DATA = {".tsv", ".csv", ".jsonl", ".txt", ".conll"}
+HUGGINGFACE = (
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "tokenizer_config.json",
+    "generation_config.json",
+    WEIGHTS,
+)
+RESUME = "repeat the clearhead train command that began the run, with --resume, to finish it"
 FIELDS = {"task": str, "architecture": str, "model": dict, "settings": dict, "weights": str}
 
 
@@ -61,7 +70,7 @@ def write(
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder that was looked at: known format, all files there, none of them changed."""
+    """A model folder that was checked: known format, all files there, none changed except perhaps the card."""
 
     path: Path
     config: dict[str, Any]
@@ -70,11 +79,11 @@ class ModelFolder:
     @classmethod
     def open(cls, path: str | Path) -> ModelFolder:
         """Of a run's folder, the model in it."""
-        path = _model_in(Path(path))
+        path = _find_model(Path(path))
         config = read_json(path / CONFIG)
         _check_config_format(path, config)
         try:
-            listed = verify_checksums(path)
+            listed = verify_checksums(path, editable={CARD})
         except CheckpointError as error:
             raise CheckpointError(f"{error}; copy the folder again") from None
         for name in (CONFIG, WEIGHTS, METRICS):
@@ -123,20 +132,70 @@ class ModelFolder:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model: {error}") from error
 
 
-def _model_in(path: Path) -> Path:
-    """The model's folder: this one, or the one in this run's folder."""
+def _find_model(path: Path) -> Path:
+    """The model folder: this one, or the one in this run's folder."""
+    if path.is_file():
+        raise CheckpointError(f"{path} is {_describe_file(path)}")
     if not path.is_dir():
-        raise CheckpointError(f"{path} is a file; a model is a folder" if path.exists() else f"there is no {path}")
+        raise CheckpointError(f"there is no {path}")
     if (path / CONFIG).exists():
         return path
     if (path / "model" / CONFIG).exists():
         return path / "model"
-    if (path / RECIPE).exists() or (path / "checkpoints").exists():
-        raise CheckpointError(
-            f"{path} is a training run that has not finished; it goes on with the clearhead train command that "
-            "began it, and --resume"
-        )
-    raise CheckpointError(f"{path} holds no {CONFIG}; is this a model's folder?")
+    raise CheckpointError(f"{path} {_describe_folder(path)}")
+
+
+def _describe_file(path: Path) -> str:
+    """What a file is that was given for a model, and what to do with it."""
+    kind = path.suffix if path.suffix != ".gz" else Path(path.stem).suffix
+    if kind == ".toml":
+        return f"a recipe, not a model; clearhead train {path} trains one by it"
+    if kind == ".record":
+        return f"a record, not a model; clearhead look {path} shows it"
+    if kind == ".safetensors":
+        return f"a file of weights; a model is the whole folder, so give {path.parent}"
+    if kind in DATA:
+        return "a data file, not a model; name it in a recipe to train one"
+    return "a file; a model is a folder"
+
+
+def _describe_folder(path: Path) -> str:
+    """What a folder without a model is, and what to do with it."""
+    names = sorted(child.name for child in path.iterdir())
+    if not names:
+        return "is an empty folder; a model is written there by clearhead train"
+    whole = CHECKSUMS in names
+    if whole and isinstance(files := read_json(path / CHECKSUMS).get("files"), dict) and CONFIG in files:
+        return f"is a model folder without its {CONFIG}, which {CHECKSUMS} lists; copy the folder again"
+    if whole and "state.json" in names:
+        return f"is a checkpoint of a training run, not a model; {_finish_run(path.resolve().parents[1])}"
+    if whole and "task.json" in names:
+        return f"holds the tokenizers of a training run, not a model; {_finish_run(path.resolve().parent)}"
+    if any((path / name / "state.json").exists() for name in names):
+        return f"holds checkpoints of a training run, not a model; {_finish_run(path.resolve().parent)}"
+    if "checkpoints" in names or _is_run_recipe(path / RECIPE):
+        return f"is a training run that has not finished; {RESUME}"
+    if "snapshots" in names and "blobs" in names:
+        snapshot = next(iter(sorted((path / "snapshots").iterdir())), path / "snapshots")
+        return f"is a download of Hugging Face's; its checkpoint is the folder {snapshot}"
+    if any(name in names for name in HUGGINGFACE):
+        return f"looks like a Hugging Face checkpoint without its {CONFIG}; copy or download it again"
+    if models := [name for name in names if any((path / name / place / CONFIG).exists() for place in ("", "model"))]:
+        return f"holds {len(models)} model folder{'s'[: len(models) > 1]} but is none; name one: {path / models[0]}"
+    if RECIPE in names:
+        return f"holds a recipe, not a model; clearhead train {path / RECIPE} trains one by it"
+    if data := [name for name in names if DATA.intersection(Path(name).suffixes)]:
+        return f"is a folder of data ({data[0]}), not of a model; name its files in a recipe to train one"
+    return f"is no model folder: it holds no {CONFIG}, but {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+
+
+def _finish_run(run: Path) -> str:
+    return f"the model of this run is {run / 'model'}" if (run / "model" / CONFIG).exists() else RESUME
+
+
+def _is_run_recipe(path: Path) -> bool:
+    """Whether this recipe was written by a training run, not by hand."""
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith("# A run of clearhead")
 
 
 def _check_config_format(path: Path, config: dict[str, Any]) -> None:

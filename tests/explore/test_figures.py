@@ -697,6 +697,22 @@ def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
         ElementTree.parse(path)
 
 
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
+    drawings = [sets.Drawing(name, "nothing", Figure) for name in ("saturation", "positions")]
+    for _ in range(2):
+        assert len(list(sets.write(drawings, tmp_path, kind))) == 2
+    (tmp_path / f"saturation.{kind}").unlink()
+    mine = tmp_path / f"positions.{kind}"
+    mine.unlink()
+    Figure().savefig(mine)
+    before = mine.read_bytes()
+    with pytest.raises(ConfigError, match=rf"positions\.{kind} exists and is no figure of clearhead's"):
+        list(sets.write(drawings, tmp_path, kind))
+    assert mine.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [mine], "nothing was drawn"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -19,7 +19,7 @@ import torch
 from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.explore import Scene, looking
+from clearhead.explore import Scene, looking, write_page
 from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
 from clearhead.explore.live import Live
 from clearhead.explore.waiting import Waiting
@@ -238,6 +238,38 @@ def test_the_command_writes_a_page(folder, text, tmp_path, capsys):
     assert numbers["decoder.0.cross"]["weights"].shape[0] == 4
     assert any(head["effect"] for one in scene["attentions"] for head in one["heads"])
     assert "page.html has" in capsys.readouterr().err
+
+
+def test_a_page_replaces_a_page_and_no_other_file(folder, text, tmp_path, capsys, monkeypatch):
+    page, command = tmp_path / "page.html", ["look", str(folder), text, "--out"]
+    page.touch()  # as mktemp does
+    for _ in range(2):
+        assert main([*command, str(page)]) == 0
+        assert read(page.read_text(encoding="utf-8"))[0]["title"] == "toy"
+    saved = tmp_path / "some.record"
+    looking.looked(str(folder), text).record.save(saved)
+    (tmp_path / "thesis.html").write_text("<html><title>About clearhead</title>")
+    monkeypatch.setattr(looking, "looked", None)  # refused before any model is loaded
+    capsys.readouterr()
+    for path in (saved, tmp_path / "thesis.html"):
+        before = path.read_bytes()
+        assert main([*command, str(path)]) == 2
+        said = capsys.readouterr().err
+        assert f"{path} exists and is no page of clearhead's; name another file, or remove it first\n" in said
+        assert said.count("\n") == 1
+        assert path.read_bytes() == before
+    assert main([*command, str(tmp_path / "no" / "page.html")]) == 2
+    assert f"there is no folder {tmp_path / 'no'} to write page.html into" in capsys.readouterr().err
+
+
+def test_a_page_goes_through_a_pipe_too(predictor, text, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        (tmp_path / "copy").open("wb") as copy,
+        subprocess.Popen(["timeout", "60", "cat", tmp_path / "pipe"], stdout=copy),
+    ):
+        write_page(predictor.look(text), tmp_path / "pipe")
+    assert read((tmp_path / "copy").read_text(encoding="utf-8"))[0]["exact"]
 
 
 def test_the_command_reads_records_too(folder, text, tmp_path, predictor):

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from safetensors.torch import save_file
 
 from clearhead import Bias, KeyValueCache, Mask, Record, watch
 from clearhead.attention import Seen
@@ -109,6 +110,19 @@ def test_saving_over_a_record_that_is_loaded_leaves_it_whole(record, tmp_path):
     again = Record.load(path)
     Record().save(path)
     assert_same(record, again)
+
+
+def test_a_record_replaces_a_record_and_no_other_file(record, tmp_path):
+    (tmp_path / "empty").touch()
+    record.save(tmp_path / "empty")
+    assert_same(record, Record.load(tmp_path / "empty"))
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "notes.txt").write_text("x")
+    for name in ("model.safetensors", "notes.txt"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(RecordError, match=f"{name} exists and is no record; name another file, or remove it first"):
+            record.save(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
 
 
 def test_what_cannot_be_written_leaves_what_was_there(record, tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.errors import TrainingError
+from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run
+from clearhead.train.heads import draw
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress, clock
 from tests.train.corpus import write_recipe
 
@@ -313,3 +314,17 @@ def test_observers_are_closed_however_a_run_ends(tmp_path):
     with pytest.raises(TrainingError, match="enough"):
         run(str(recipe), out=tmp_path / "run", device="cpu", observers=[breaking, other])
     assert breaking.heard[-1] == other.heard[-1] == ("close", None)
+
+
+def test_a_full_disk_names_the_picture_that_was_drawn(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0}\n')
+    with pytest.raises(DiskFullError, match=r"the disk is full: .*/loss\.png needs"):
+        Curve(tmp_path, "loss").close()
+    state = {"entropy": [0.5], "sink": [0.5], "strength": [0.5]}
+    with pytest.raises(DiskFullError, match=r"the disk is full: .*/heads\.png needs"):
+        draw([{"step": 3, "heads": {"encoder.0.self": state}}], tmp_path / "heads.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -49,7 +49,10 @@ def look(
     if out is None and (heads or part is not None or without):
         raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     from clearhead.explore import looking
+    from clearhead.explore.single import check_page_place
 
+    if out is not None:
+        check_page_place(out)  # before the model is loaded
     text = one_text(text)
     seen = looking.looked(subject, text, answer=answer, device=device, **options)
     if out is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.explore.axes import Axis
 from clearhead.explore.scene import Scene
+from clearhead.storage import atomic_file
 
 if TYPE_CHECKING:
     from clearhead.explore.live import Live
@@ -52,13 +53,17 @@ def write_page(
     """Writes the page of a record as one file that needs nothing else; it holds the text that went in.
 
     Up to 512 tokens it has every weight within ±0.0005; for longer texts maps and top keys, and the weights of `heads`.
-    Of a record of several texts it holds one `view`, or by default as many as there is room for.
+    Of a record of several texts it holds one `view`, or by default as many as there is room for. A page that is there
+    is replaced; any other file is refused.
     """
-    from clearhead.explore.single import page, together
+    from clearhead.explore.single import check_page_place, page, together
 
     path, scene = Path(path), Scene(record, view or 0, title=title, axes=axes)
+    check_page_place(path)
     others = together(scene) if view is None else []
-    path.write_text(page(scene, heads=heads, others=others), encoding="utf-8", newline="\n")
+    text = page(scene, heads=heads, others=others)
+    with atomic_file(path, needs=len(text)) as fresh:
+        fresh.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 

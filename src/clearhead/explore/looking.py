@@ -13,7 +13,7 @@ from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
 from clearhead.explore.live import PATIENCE, Live
 from clearhead.explore.scene import views
 from clearhead.explore.server import Server
-from clearhead.explore.single import together
+from clearhead.explore.single import check_page_place, together
 from clearhead.explore.waiting import Waiting
 from clearhead.lens.record import Record
 from clearhead.lens.sights import Forward
@@ -48,8 +48,7 @@ def write(seen: Seen, out: Path, *, part: int | None = None, heads: Sequence[str
     """The page as one file, of one part or of all that fit. Of a model that is there it also holds what each head does
     for the loss, or, with `without`, all that the model does without each of them.
     """
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder; name the file in it, such as {out / 'page.html'}")
+    check_page_place(out)
     if part is not None and part > len(views(seen.record)):
         raise ConfigError(f"--part {part}: there is no such part; there are {len(views(seen.record))}")
     if without and seen.live is None:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clearhead.errors import RecordError
+from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.joining import joined
 from clearhead.explore.packing import Packed, as_text, levels_for, pack_bytes, pack_keys, pack_numbers, pack_weights
 from clearhead.explore.panorama import Panorama
 from clearhead.explore.scene import Scene
 
 PAGE = Path(__file__).parent / "page"
+GENERATOR = b'<meta name="generator" content="clearhead">'  # in the first bytes of every page
 SCRIPT, STYLE = '<script type="module" src="app.js"></script>', '<link rel="stylesheet" href="style.css">'
 MAP_LEVELS, TOP_LEVELS = 4000, 10000
 ROOM = 2_000_000  # bytes that are well spent on digits nobody asked for
@@ -70,6 +71,21 @@ def page(
         told.append(as_json({**description, "data": numbers, "views": labels, "view": view}))
     later = [_script(f"scene-{view}", text) for view, text in enumerate(told) if view]
     return _assembled(_script("scene", told[0]), [*texts, *later])
+
+
+def check_page_place(path: Path) -> None:
+    """Raises ConfigError where no page can be written, or where it would replace a file that is no page of clearhead's.
+
+    An empty file may be replaced, and a device or a pipe may be written to.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name the file in it, such as {path / 'page.html'}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if GENERATOR not in file.read(4096):
+                raise ConfigError(f"{path} exists and is no page of clearhead's; name another file, or remove it first")
 
 
 def together(scene: Scene, limits: Limits = FILE) -> list[Scene]:

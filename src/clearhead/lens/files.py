@@ -45,9 +45,10 @@ WHOLE = ("peak_key", "top_keys")
 
 
 def write(record: Record, path: Path) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file whole or not at all. An older record is replaced, any other file is refused."""
     if not path.name:
         raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
+    _refuse_other_file(path)
     tensors: dict[str, Tensor] = {}
     known: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
 
@@ -76,6 +77,14 @@ def write(record: Record, path: Path) -> None:
             save_file(tensors, fresh, metadata={HEADER: text})
     except (OSError, SafetensorError) as error:
         raise RecordError(f"{path} cannot be written: {error}") from error
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raises RecordError if a file that is no record would be replaced: say, a model's weights. An empty one may be."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if f'{{"__metadata__":{{"{HEADER}"'.encode() not in file.read(100):
+                raise RecordError(f"{path} exists and is no record; name another file, or remove it first")
 
 
 def read(path: Path) -> Record:

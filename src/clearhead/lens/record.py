@@ -100,7 +100,10 @@ class Record:
         return self
 
     def save(self, path: str | Path) -> None:
-        """Writes all of it to one file. It holds the tokens, and what keep="qk" kept can reveal them too."""
+        """Writes all of it to one file, which may replace an older record but no other file.
+
+        It holds the tokens, and what keep="qk" kept can reveal them too.
+        """
         from clearhead.lens.files import write
 
         write(self, Path(path))

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from clearhead.errors import ConfigError
 from clearhead.explore.figures import fonts, labels
+from clearhead.storage import atomic_file
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 160
@@ -208,8 +209,19 @@ def save(figure: Figure, path: str | Path) -> Path:
     if kind not in FORMATS:
         raise ConfigError(f"a figure is saved as {', '.join('.' + one for one in FORMATS)}, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    undated: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata: dict[str, dict[str, Any]] = {  # the maker's name, and no date
+        "png": {"Software": "clearhead"},
+        "svg": {"Creator": "clearhead", "Date": None},
+        "pdf": {"Creator": "clearhead", "CreationDate": None},
+    }
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "clearhead", "pdf.fonttype": 42}
-    with matplotlib.rc_context(settings):
-        figure.savefig(path, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=undated[kind])
+    with matplotlib.rc_context(settings), atomic_file(path) as fresh:
+        figure.savefig(fresh, format=kind, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata[kind])
     return path
+
+
+def is_our_figure(path: Path) -> bool:
+    """Whether a file was written by `save`, as its metadata tell."""
+    content = path.read_bytes()
+    marks = (b"Software\0clearhead", b"<dc:title>clearhead</dc:title>", b"/Creator (clearhead)")
+    return any(mark in content for mark in marks)

@@ -16,7 +16,7 @@ from clearhead.explore.figures.costs import cost
 from clearhead.explore.figures.curves import curves
 from clearhead.explore.figures.labels import shown
 from clearhead.explore.figures.lessons import positional_encodings, saturation
-from clearhead.explore.figures.look import FORMATS, LONGEST, save, theme
+from clearhead.explore.figures.look import FORMATS, LONGEST, is_our_figure, save, theme
 from clearhead.explore.figures.maps import alignment, head_grid, head_map, side_by_side
 from clearhead.explore.figures.received import received
 from clearhead.explore.heads import NONE, summaries
@@ -43,12 +43,19 @@ class _Head(NamedTuple):
 def write(
     drawings: Sequence[Drawing], folder: str | Path, kind: str = "png", *, dark: bool = False
 ) -> Iterator[tuple[Path, str]]:
-    """Draws and saves one after the other; gives each file as soon as it is there, and what it shows."""
+    """Draws and saves one after the other; gives each file as soon as it is there, and what it shows.
+
+    Figures of an earlier call are replaced. Any other file of such a name is refused before anything is drawn.
+    """
     check_place(folder, kind)
-    for drawing in drawings:
+    paths = [Path(folder) / f"{drawing.name}.{kind}" for drawing in drawings]
+    for path in paths:
+        if path.is_file() and path.stat().st_size and not is_our_figure(path):
+            raise ConfigError(f"{path} exists and is no figure of clearhead's; choose another folder, or remove it")
+    for path, drawing in zip(paths, drawings, strict=True):
         with theme("dark" if dark else "light"):
             figure = drawing.draw()
-        yield save(figure, Path(folder) / f"{drawing.name}.{kind}"), drawing.shows
+        yield save(figure, path), drawing.shows
 
 
 def check_place(folder: str | Path, kind: str) -> None:
