@@ -2,9 +2,9 @@
 
     python models/sentiment-en/prepare.py GOEMOTIONS src/clearhead/shipped/corpora
 
-GOEMOTIONS is a folder with train.tsv and dev.tsv: text, numbers of labels, id. Kept are comments that are only positive or
-only negative, of 15 to 100 characters, without names in brackets and without words that do not belong into a classroom;
-as many positive as negative ones.
+GOEMOTIONS is a folder with train.tsv and dev.tsv: text, numbers of labels, id. Kept are comments that are only positive
+or only negative, of 15 to 100 characters, without names in brackets and without words that do not belong into a
+classroom; as many positive as negative ones.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 import pytest
 import sacrebleu
-from clearhead.tasks.scores import translation_scores
 
 import clearhead
 from clearhead.errors import DataError
+from clearhead.tasks.metrics import translation_scores
 from tests.tasks.translators import learned, prepared, rows_of, untrained, write
 from tests.train.corpus import sentences
 

@@ -3,11 +3,11 @@
 import gzip
 
 import pytest
-from clearhead.tasks.quantities import lost_numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import shipped
+from clearhead.tasks.number_check import lost_numbers
 
 marks = st.text(st.sampled_from("0123456789.,:- 年万亿一二十百千两点半ab"), max_size=24)
 

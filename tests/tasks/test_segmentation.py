@@ -1,8 +1,9 @@
 """Where long texts are cut, how answers are joined, what counts as running in circles."""
 
-from clearhead.tasks.sentences import joined, loops, parts
 from hypothesis import given
 from hypothesis import strategies as st
+
+from clearhead.tasks.segmentation import joined, loops, parts
 
 
 def letters(text: str) -> list[int]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from clearhead.train.heads import HeadState, alike, head_states
 
 import clearhead.train
 from clearhead import EncoderDecoder, Mask, ModelConfig
 from clearhead.train import loop
+from clearhead.train.head_monitor import HeadState, alike, head_states
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from clearhead.train.heads import draw
 
 from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run
-from clearhead.train.heads import draw
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress, clock
 from tests.train.corpus import write_recipe
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class Examples(ABC, Generic[BatchT]):
         """
 
     @abstractmethod
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Examples[BatchT]:
         """Moves the data to where the batches are wanted."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Task[ModelT, InputT, BatchT, OptionsT]:
         """From training data: tokenizers trained, labels collected, sizes of the model known."""
 
     def configure(self, recipe: TaskRecipe) -> None:
@@ -263,7 +263,9 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     @classmethod
     @abstractmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(
+        cls, folder: Path, config: ModelConfig, settings: dict[str, Any]
+    ) -> Task[ModelT, InputT, BatchT, OptionsT]:
         """Reads it again."""
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class TextExamples(Examples[LabelledTexts]):
         self.lengths = self.texts.lengths.numpy()[:, None]
         self.counts = np.ones(len(labels), dtype=np.int64)
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> TextExamples:
         self.texts.to(device)
         self.labels = self.labels.to(device)
         return self
@@ -107,7 +107,7 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
     # Data
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Classification:
         from clearhead.text import Tokenizer
 
         assert isinstance(recipe, ClassificationRecipe)
@@ -222,7 +222,7 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
         self.tokenizer.save(folder)
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Classification:
         from clearhead.text import Tokenizer
 
         labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)

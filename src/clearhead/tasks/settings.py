@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from clearhead.errors import ConfigError
 
@@ -22,7 +23,7 @@ class Section(BaseModel):
 
     learned: ClassVar[bool] = True  # whether it changes what is learned: if so, a run that is resumed must keep it
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -80,6 +81,11 @@ class Options(Section):
     """Options of `predict` and `evaluate`, in Python and on the command line. A task adds its own in a subclass."""
 
     batch: int = Field(64, ge=1, description="How many inputs are computed together.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unwrap_numpy(cls, values: Any) -> Any:
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
     @property
     def ranked(self) -> bool:

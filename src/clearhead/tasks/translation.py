@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from clearhead.decode import Hypothesis
 from clearhead.tasks.base import Scores
@@ -43,13 +43,10 @@ class Translation(TextToText):
     metric = "bleu"
     decode: TranslationDecode
 
-    @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
-        task = super().prepare(rows, recipe)
-        if task.decode.bleu_tokenizer is None:
+    def adapt(self, rows: Sequence[Row]) -> None:
+        if self.decode.bleu_tokenizer is None:
             chinese = han_share([row.values[1] for row in rows[:1000]]) > CHINESE
-            task.decode = task.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
-        return task
+            self.decode = self.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
 
     def configure(self, recipe: TaskRecipe) -> None:
         found = self.decode.bleu_tokenizer

@@ -47,7 +47,7 @@ class Train(Section):
     warmup: int = Field(1000, ge=0)  # steps in which the learning rate rises to that
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[Share, Share] = (0.9, 0.98)
+    betas: tuple[Share, Share] = Field((0.9, 0.98), strict=False)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
     average: Literal["none", "ema", "last"] = "none"  # weights that are kept: the last, a moving average, or…
     decay: float = Field(0.999, ge=0, lt=1)  # …of that average

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from clearhead.decode import Hypothesis, Writer, beam, greedy, sample, stream
 from clearhead.errors import ConfigError
@@ -21,27 +21,23 @@ class Decode(Section):
 
     learned = False
 
-    beam: StrictInt = Field(5, ge=1)
-    length_penalty: StrictFloat | StrictInt = 1.0
+    beam: int = Field(5, ge=1)
+    length_penalty: float = 1.0
 
 
 class SearchOptions(Options):
     """How an answer is looked for; None: as the recipe's `[decode]` says."""
 
-    beams: StrictInt | None = option(
-        None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1
-    )
-    length_penalty: StrictFloat | StrictInt | None = option(
-        None, "Above 1 favours long answers, below 1 short (default: the model's)."
-    )
-    best: StrictInt = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
-    longest: StrictInt | None = option(None, "The most tokens of an answer.", ge=1)
+    beams: int | None = option(None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1)
+    length_penalty: float | None = option(None, "Above 1 favours long answers, below 1 short (default: the model's).")
+    best: int = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
+    longest: int | None = option(None, "The most tokens of an answer.", ge=1)
     prefix: str = option("", "What every answer begins with.", only=PREDICT)
     temperature: float = option(0.0, "Draw tokens by their probability; 0 takes the likeliest.", only=PREDICT, ge=0)
-    top_k: StrictInt | None = option(None, "Draw among so many likeliest tokens.", only=PREDICT, ge=1)
+    top_k: int | None = option(None, "Draw among so many likeliest tokens.", only=PREDICT, ge=1)
     top_p: float | None = option(None, "Draw among the likeliest with this much probability.", only=PREDICT, gt=0, le=1)
     min_p: float | None = option(None, "Draw among those with this share of the likeliest's.", only=PREDICT, ge=0, le=1)
-    seed: StrictInt = option(0, "Of the random numbers that tokens are drawn with.", only=PREDICT, ge=0)
+    seed: int = option(0, "Of the random numbers that tokens are drawn with.", only=PREDICT, ge=0)
 
     @property
     def ranked(self) -> bool:

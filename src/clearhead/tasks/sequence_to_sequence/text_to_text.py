@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from clearhead.text.batches import Batch, Ragged
 if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
+TextToTextT = TypeVar("TextToTextT", bound="TextToText")
 EMPTY = "with an empty side"
 
 
@@ -82,7 +83,7 @@ class PairExamples(Examples[Pairs]):
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([self.source.lengths.numpy(), self.counts], axis=1)
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> PairExamples:
         self.source.to(device), self.target.to(device)
         return self
 
@@ -117,7 +118,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     # Data
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Self:
+    def prepare(cls: type[TextToTextT], rows: Sequence[Row], recipe: TaskRecipe) -> TextToTextT:
         from clearhead.text import Tokenizer
 
         assert isinstance(recipe, TextToTextRecipe)
@@ -133,7 +134,11 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
         task = cls(source, target, cls.make_config(recipe, **sizes), recipe.decode)
         task.configure(recipe)
+        task.adapt(rows)
         return task
+
+    def adapt(self, rows: Sequence[Row]) -> None:
+        """Settings that follow from the training data."""
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, TextToTextRecipe)
@@ -256,7 +261,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             self.target.save(folder, "target-tokenizer")
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(cls: type[TextToTextT], folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TextToTextT:
         from clearhead.text import Tokenizer
 
         values = dict(settings)
