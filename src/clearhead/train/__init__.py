@@ -42,7 +42,7 @@ from clearhead.train.processes import Processes, joined
 from clearhead.train.recipe import Recipe, read_recipe, sources, to_toml
 from clearhead.train.room import check_room, fitting
 from clearhead.train.runs import open_run, put_back
-from clearhead.train.spreading import precision_of, short_kernels
+from clearhead.train.spreading import distinct_sizes, precision_of, short_kernels
 
 __all__ = ["Moment", "Observer", "Recipe", "Trainer", "read_recipe", "run"]
 
@@ -87,6 +87,7 @@ def run(
             _watched(trainer, where, wanted, processes, observers),
             _patient(trainer),
             short_kernels(float(examples.lengths.mean())),
+            distinct_sizes(),
         ):
             trainer.run()
         _finish(where, wanted, trainer, dev)

@@ -60,15 +60,26 @@ def whole(model: Model) -> Iterator[None]:
 
 
 def compiled(model: Model, task: Task) -> None:
-    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
-    # Else a first batch whose sides happen to be equally long is compiled for such batches only.
-    torch.fx.experimental._config.use_duck_shape = False
+    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute.
+
+    Compilation happens at the first passes, which belong in `distinct_sizes`.
+    """
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 layer.compile(dynamic=True)
     if hasattr(task, "token_loss"):
         task.token_loss = torch.compile(task.token_loss, dynamic=True)
+
+
+@contextmanager
+def distinct_sizes() -> Iterator[None]:
+    """Within it torch.compile takes sizes that happen to be equal for different ones; afterwards it is as before.
+
+    Else a first batch whose sides are equally long would be compiled for such batches only.
+    """
+    with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield
 
 
 @contextmanager
