@@ -8,31 +8,42 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.errors import TrainingError
+from clearhead.errors import ConfigError, TrainingError
 from clearhead.tasks import Translation
+from clearhead.tasks.base import Evaluation
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
+from clearhead.train import loop
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Text, Train
+from clearhead.train.recipe import Train, checked
 from tests.train.corpus import sentences
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 SHAPE = {"shape": "tiny", "width": 16, "heads": 2, "feedforward": 32, "layers": 1}
 
 
-def trainer(folder: Path, *, dropout: float = 0.0, dev: bool = False, observers=(), **train) -> Trainer:
+def trainer(
+    folder: Path, *, dropout: float = 0.0, smoothing: float = 0.1, dev: bool = False, processes=ALONE, seed=5, **train
+) -> Trainer:
     rows = [Row(pair, "train.tsv", line) for line, pair in enumerate(sentences(53), start=1)]
-    text = Text(tokenizer="character", vocabulary=300, shared=False)
-    task = Translation.prepared(rows, text, {**SHAPE, "dropout": dropout}, {})
+    text = {"tokenizer": "character", "vocabulary": 300, "shared": False}
+    values = {"task": "translation", "data": {"train": "train.tsv"}, "text": text}
+    values |= {"model": {**SHAPE, "dropout": dropout}, "loss": {"label_smoothing": smoothing}}
+    task = Translation.prepare(rows, checked(values, "test"))
     examples = task.examples(rows, Report())
     settings = Train(**{"batch_tokens": 160, "shapes": 3, "warmup": 2, "learning_rate": 0.01, **train})
     torch.manual_seed(5)
     checkpoints = Checkpoints(folder / "checkpoints", settings.keep, ALONE)
     held = (task.examples(rows[:7], Report()), rows[:7]) if dev else None
-    return Trainer(settings, task, task.build(), examples, held, checkpoints, ALONE, observers, seed=5)
+    return Trainer(settings, task, task.build(), examples, held, checkpoints, processes, seed=seed)
+
+
+def scored(loss: float, **scores: float) -> tuple[float, Evaluation]:
+    """What an evaluation on dev gives."""
+    return loss, Evaluation(scores, [], [])
 
 
 def weights(run: Trainer) -> torch.Tensor:
@@ -106,7 +117,7 @@ def test_a_moving_average_is_what_is_evaluated_and_kept(tmp_path):
 def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     run = trainer(tmp_path, dev=True, steps=100, evaluate_every=2, patience=2, keep=1)
     scores = iter([1.0, 3.0, 2.0, 3.0, 9.0])
-    run.evaluate = lambda: {"bleu": next(scores), "loss": 1.0}
+    run.evaluate = lambda: scored(1.0, bleu=next(scores))
     position = run.run()
     assert (position.stopped, position.step, position.best_step) == ("patience", 8, 4)
     assert run.checkpoints.steps() == [4, 8], "the best stays, and the newest"
@@ -115,8 +126,88 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path):
 def test_the_smallest_loss_is_the_best(tmp_path):
     run = trainer(tmp_path, dev=True, steps=6, evaluate_every=2, metric="loss")
     scores = iter([3.0, 1.0, 2.0])
-    run.evaluate = lambda: {"bleu": 0.0, "loss": next(scores)}
+    run.evaluate = lambda: scored(next(scores), bleu=0.0)
     assert run.run().best_step == 4
+
+
+def test_among_equal_scores_the_lower_loss_is_the_best_and_patience_waits_for_it(tmp_path):
+    run = trainer(tmp_path, dev=True, steps=100, evaluate_every=2, patience=2)
+    found = iter([(9.0, 0.0), (8.0, 0.0), (7.0, 0.0), (7.5, 0.0), (7.0, 0.0)])  # the score is 0 for long at first
+    run.evaluate = lambda: (lambda loss, bleu: scored(loss, bleu=bleu))(*next(found))
+    position = run.run()
+    assert (position.best_step, position.best_loss, position.stopped, position.step) == (6, 7.0, "patience", 10)
+
+
+def test_smoothing_is_for_training_alone(tmp_path):
+    run, plain = (trainer(tmp_path, smoothing=smoothing, dev=True) for smoothing in (0.3, 0.0))
+    assert run.evaluate()[0] == plain.evaluate()[0]
+    batch = run.examples.collate(run.plan.epoch(0)[0])
+    losses = [float(one.task.loss(one.model.train(), batch).detach()) for one in (run, plain)]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_batches_that_must_not_be_split_go_to_one_process_each(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(Translation, "splits_batches", False)
+    monkeypatch.setattr(loop, "spread", lambda step, *_, **__: step)  # no process group is needed to plan
+    runs = [trainer(tmp_path, processes=Processes(rank, count, torch.device("cpu"))) for rank in range(count)]
+    window = runs[0].plan.epoch(0)[:4]
+    shares = [run._own_shares(window) for run in runs]
+    assert len({len(share) for share in shares}) == 1, "all do equally many passes"
+    whole = [tuple(batch.examples) for share in shares for batch, weight in share if weight]
+    assert sorted(whole) == sorted(tuple(batch.examples) for batch in window)
+    assert runs[0].batches_per_step == count
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_batches_that_may_be_split_are_shared_by_all_processes(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(loop, "spread", lambda step, *_, **__: step)
+    runs = [trainer(tmp_path, processes=Processes(rank, count, torch.device("cpu"))) for rank in range(count)]
+    window = [*runs[0].plan.epoch(0)[:3], Batch(np.array([7]), (9, 9))]  # the last is too small for all
+    shares = [run._own_shares(window) for run in runs]
+    assert {len(share) for share in shares} == {4}
+    for number, batch in enumerate(window):
+        parts = [share[number] for share in shares]
+        examples = [example for part, weight in parts if weight for example in part.examples]
+        assert sorted(examples) == sorted(batch.examples)
+    assert runs[0].batches_per_step == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"learning_rate": 0.02}, r"train\.learning_rate = 0\.01 \(now 0\.02\)"),
+        ({"seed": 6}, r"seed = 5 \(now 6\)"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_by_key(tmp_path, changes, said):
+    trainer(tmp_path, steps=3, evaluate_every=100).run()
+    with pytest.raises(ConfigError, match=f"the checkpoint of step 3 was trained with {said}; restore it"):
+        trainer(tmp_path, steps=9, evaluate_every=100, **changes).resume(3)
+    trainer(tmp_path, steps=9, evaluate_every=100, log_every=7, patience=3).resume(3)
+
+
+def test_slow_steps_are_shown_and_saved_by_the_clock(tmp_path, monkeypatch):
+    run = trainer(tmp_path, steps=6, evaluate_every=100, log_every=100, keep=1)
+    now, shown = [0.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    update = run.update
+
+    def slow(window, step):
+        now[0] += 250.0
+        return update(window, step)
+
+    class Watcher(Observer):
+        def progressed(self, moment: Moment) -> None:
+            shown.append((moment.step, moment.metrics["loss"] > 0))
+
+    run.update, run.observers, run.shown, run.saved = slow, [Watcher()], 0.0, 0.0
+    kept = []
+    save = run.save
+    run.save = lambda: kept.append(run.position.step) or save()
+    run.run()
+    assert shown == [(step, True) for step in range(1, 6)]
+    assert kept == [3, 6], "every ten minutes, and at the end"
 
 
 def test_time_ends_a_run_and_its_schedule(tmp_path):
@@ -133,7 +224,7 @@ def test_time_ends_a_run_and_its_schedule(tmp_path):
 
 
 def test_training_learns(tmp_path):
-    run = trainer(tmp_path, steps=150, evaluate_every=1000, log_every=10, learning_rate=0.02, label_smoothing=0.0)
+    run = trainer(tmp_path, steps=150, evaluate_every=1000, log_every=10, learning_rate=0.02, smoothing=0.0)
     losses = []
 
     class Losses(Observer):

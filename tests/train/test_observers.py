@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from clearhead.train.heads import draw
 
 from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run
+from clearhead.train.head_monitor import draw
 from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress, clock
 from tests.train.corpus import write_recipe
 
@@ -177,9 +177,9 @@ def test_without_a_terminal_progress_is_plain_lines(capsys):
         ("logged", moment(1000, steps=1000, loss=1.0)),
     )
     assert lines == [
-        "step 10 of 1,000 · loss 4.568 · 2,000 tokens/s · 8 min 15 s left",
+        "step 10 of 1,000 · loss 4.568 · 2,000 tokens/s · about 8 min 15 s left",
         "  dev at step 10: loss 4, bleu 12.35",
-        "step 20 of 1,000 · loss 3.210 · 2,000 tokens/s · best bleu 12.35 · 8 min 10 s left",
+        "step 20 of 1,000 · loss 3.210 · 2,000 tokens/s · best bleu 12.35 · about 8 min 10 s left",
         "step 1,000 of 1,000 · loss 1.000 · 2,000 tokens/s · best bleu 12.35",
     ]
 
@@ -214,7 +214,7 @@ def test_the_speed_is_that_of_the_last_lines(capsys):
     fast = [("logged", moment(step, steps=1000, seconds=200 + 0.5 * (step - 2), loss=1.0)) for step in range(3, 14)]
     lines = printed(capsys, *slow, *fast)
     assert "· 10 tokens/s" in lines[0]
-    assert "· 2,000 tokens/s · 8 min 14 s left" in lines[-1]
+    assert "· 2,000 tokens/s · about 8 min 14 s left" in lines[-1]
 
 
 def test_in_a_terminal_progress_is_a_bar(monkeypatch, capsys):
@@ -229,7 +229,7 @@ def test_in_a_terminal_progress_is_a_bar(monkeypatch, capsys):
         )
     )
     assert "step 20 of 100" in lines
-    assert "loss 3.000 · 2,000 tokens/s · best bleu 1 · 40 s left" in lines
+    assert "loss 3.000 · 2,000 tokens/s · best bleu 1 · about 40 s left" in lines
     assert "━" in lines
 
 
@@ -254,9 +254,9 @@ def test_a_run_prints_where_it_is_how_it_goes_and_what_it_made(watched):
     assert " s left" in said
     assert "  dev at step 8: loss " in said
     assert "try it: clearhead predict " in said
-    end = said.index("; on dev, beam 2: bleu ")
+    end = said.index("on dev: bleu ")
     scores, bleu, chrf, *_ = said[end:].splitlines()
-    assert re.fullmatch(r"; on dev, beam 2: bleu [\d.]+, chrf [\d.]+", scores)
+    assert re.fullmatch(r"on dev: bleu [\d.]+, chrf [\d.]+", scores)
     assert bleu.startswith("  bleu_signature nrefs:1|")
     assert chrf.startswith("  chrf_signature nrefs:1|")
     assert "\x1b" not in said, "no colours where there is no terminal"
@@ -266,7 +266,7 @@ def test_names_are_printed_as_they_are(watched):
     out, _, said = watched
     assert "[red]:smile: runs" in str(out)
     assert f"{out}: translation, " in said
-    assert f"{out / 'model'}: done" in said
+    assert f"wrote {out / 'model'}; try it" in said
     assert "train: kept 61 of 62; dropped 1 with an empty side ([bold]train.tsv:62)" in said
     assert "[bold]train.tsv" in (out / "model" / "README.md").read_text()
 

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from clearhead.train.runs import HEADER, open_run
 from safetensors.torch import load_file
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clearhead.train import run
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
+from clearhead.train.run_folder import HEADER, open_run
 from tests.train.corpus import write_recipe
 
 KILLED_SAVE = Path(__file__).parents[1] / "storage" / "killed_save.py"

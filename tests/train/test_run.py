@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.fx.experimental._config as symbols
-from clearhead.train.room import check_room, layer_weights
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -19,16 +18,18 @@ from clearhead.errors import ConfigError, DataError, TrainingError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import verify_checksums
 from clearhead.tasks import Translation
-from clearhead.train import read_recipe, room, run
+from clearhead.train import memory_check, run_training
+from clearhead.train.memory_check import check_memory, count_weights
 from clearhead.train.observers import Curve
 from clearhead.train.processes import Processes
+from clearhead.train.recipe import Train
 from tests.train.corpus import sentences, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
 
 
 def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
-    return run(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+    return run_training(str(recipe), overrides=overrides, out=out, device="cpu", **more)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,8 @@ def test_a_run_leaves_what_it_promises(finished):
 
 def test_the_newest_checkpoints_stay_and_the_best(finished):
     kept = sorted(int(path.name) for path in (finished / "checkpoints").iterdir())
-    best = max((line for line in metrics_of(finished) if "dev" in line), key=lambda line: line["dev"]["bleu"])["step"]
+    dev = [(line["dev"]["bleu"], -line["dev"]["loss"], line["step"]) for line in metrics_of(finished) if "dev" in line]
+    best = max(dev)[2]
     assert kept == sorted({20, 24, best})
     for path in (finished / "checkpoints").iterdir():
         assert verify_checksums(path) == {"state.json", "state.safetensors"}
@@ -95,7 +97,7 @@ def test_the_finished_model_loads_and_answers(finished):
     assert len(translator.predict(["我爱你", ""])) == 2
     metrics = ModelFolder.open(finished).metrics
     assert metrics["stopped"] == "steps"
-    assert metrics["pairs"] == 61
+    assert metrics["examples"] == 61
     assert metrics["parameters"] == sum(parameter.numel() for parameter in translator.model.parameters())
     assert translator.evaluate(finished.parent / "dev.tsv") == metrics["dev"]
     assert metrics["dev_first_200"] == metrics["dev"], "of seven lines, the first 200 are all"
@@ -182,28 +184,27 @@ def test_float16_on_a_cpu_is_refused(tmp_path):
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_anything_is_written(tmp_path):
-    wanted = (
-        r"a model of [\d,]+ weights and more needs at least [\d,]+ GB to be trained, and cpu has [\d,]+; make model"
-    )
+    wanted = r"a model of [\d,]+ weights needs at least [\d,]+ GB to be trained, and cpu has [\d,]+; make model"
     with pytest.raises(ConfigError, match=wanted):
         train(write_recipe(tmp_path), tmp_path / "run", "model.width=100000")
     assert not (tmp_path / "run").exists()
 
 
-def test_how_much_a_model_needs_is_counted_by_hand(tmp_path, monkeypatch):
-    # Width 16, feedforward 32, one layer a side: 3 attentions, 2 feedforwards, 7 norms, and a single word.
-    weights = 3 * 4 * (16 * 16 + 16) + 2 * (2 * 16 * 32 + 32 + 16) + 7 * 2 * 16 + 16
-    recipe, _ = read_recipe(str(write_recipe(tmp_path)))
-    assert layer_weights(recipe) == weights
+def test_how_much_a_model_needs_is_counted_by_hand(finished, monkeypatch):
+    # Width 16, feedforward 32, one layer a side: 3 attentions, 2 feedforwards, 7 norms, and the words of both sides.
+    task = clearhead.load(finished, device="cpu").task
+    words = 16 * (task.source.size + task.target.size)
+    weights = 3 * 4 * (16 * 16 + 16) + 2 * (2 * 16 * 32 + 32 + 16) + 7 * 2 * 16 + words
+    assert count_weights(task) == weights
     alone = Processes(0, 1, torch.device("cpu"))
-    needed = 5 * 4 * weights  # itself, its gradient, two means of Adam and a moving average, 4 bytes each
-    monkeypatch.setattr(room, "memory_of", lambda _: needed)
-    check_room(recipe, alone)
-    monkeypatch.setattr(room, "memory_of", lambda _: needed - 1)
-    with pytest.raises(ConfigError, match=f"a model of {weights:,} weights and more needs"):
-        check_room(recipe, alone)
-    sharded, _ = read_recipe(str(tmp_path / "toy.toml"), ["train.shard=true"])
-    check_room(sharded, Processes(0, 2, torch.device("cpu")))
+    needed = 5 * 4 * weights  # itself, its gradient, two moments of Adam and a moving average, 4 bytes each
+    averaged = Train(average="ema")
+    monkeypatch.setattr(memory_check, "device_memory", lambda _: needed)
+    check_memory(task, averaged, alone)
+    monkeypatch.setattr(memory_check, "device_memory", lambda _: needed - 1)
+    with pytest.raises(ConfigError, match=f"a model of {weights:,} weights needs"):
+        check_memory(task, averaged, alone)
+    check_memory(task, Train(average="ema", shard=True), Processes(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -61,10 +61,10 @@ def run_training(
         with _undo_on_error(where, aside, made):
             data = prepare_data(where, wanted, base, processes)
             wanted = data.recipe
-            check_memory(data.task, wanted.train, processes)
             checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
             torch.manual_seed(wanted.seed)
             with refuse_out_of_memory(processes.device):
+                check_memory(data.task, wanted.train, processes)
                 trainer = Trainer(
                     wanted.train,
                     data.task,
