@@ -1,6 +1,7 @@
 """Transformers with a clear head: exact multi-head attention that one can look into, at the speed of fused kernels."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,17 +20,41 @@ if TYPE_CHECKING:
         attention_weights,
         explain,
     )
+    from clearhead.decode import Writer, beam, greedy, sample, stream
     from clearhead.errors import ClearheadError
-    from clearhead.lens import Measures, Record, ablate, measure, watch
-    from clearhead.model import Decoder, Encoder, EncoderDecoder, ModelConfig
+    from clearhead.explore import Axis, write_page
+    from clearhead.lens import (
+        Measures,
+        Record,
+        ablate,
+        expected_bytes,
+        head_effects,
+        head_roles,
+        measure,
+        norm_weights,
+        rollout,
+        watch,
+    )
+    from clearhead.model import Classifier, Decoder, Encoder, EncoderDecoder, ModelConfig
     from clearhead.model.huggingface import from_huggingface, to_huggingface
-    from clearhead.predictor import load
+    from clearhead.predictor import Predictor, load
+    from clearhead.tasks import Prediction, Task
+    from clearhead.tasks.alignment import (
+        AlignedPair,
+        alignment_links,
+        read_alignments,
+        score_heads,
+        word_attentions,
+    )
+    from clearhead.text import Tokenizer
+    from clearhead.train import Moment, Observer, run_training
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Alibi",
     "Bias",
+    "Classifier",
     "ClearheadError",
     "Decoder",
     "Encoder",
@@ -45,30 +70,66 @@ __all__ = [
     "Rotary",
     "Seen",
     "Sinusoidal",
+    "Tokenizer",
+    "Writer",
     "ablate",
     "attend",
     "attention_weights",
+    "beam",
+    "expected_bytes",
     "explain",
     "from_huggingface",
-    "load",
+    "greedy",
+    "head_effects",
+    "head_roles",
     "measure",
+    "norm_weights",
+    "rollout",
+    "sample",
+    "stream",
     "to_huggingface",
     "watch",
 ]
+if TYPE_CHECKING or find_spec("pydantic"):  # part of the extras: without them `from clearhead import *` still works
+    __all__ += [
+        "AlignedPair",
+        "Axis",
+        "Moment",
+        "Observer",
+        "Prediction",
+        "Predictor",
+        "Task",
+        "alignment_links",
+        "load",
+        "read_alignments",
+        "run_training",
+        "score_heads",
+        "word_attentions",
+        "write_page",
+    ]
 
 # Each is imported when it is first asked for: `clearhead --help` need not wait two seconds for PyTorch.
 _HOMES = {
-    "ClearheadError": "errors",
-    **dict.fromkeys(("Decoder", "Encoder", "EncoderDecoder", "ModelConfig"), "model"),
-    **dict.fromkeys(("from_huggingface", "to_huggingface"), "model.huggingface"),
-    **dict.fromkeys(("Measures", "Record", "ablate", "measure", "watch"), "lens"),
-    "load": "predictor",
+    "attention": """Alibi Bias KeyValueCache Learned Mask MultiHeadAttention Relative Rotary Seen Sinusoidal attend
+        attention_weights explain""",
+    "decode": "Writer beam greedy sample stream",
+    "errors": "ClearheadError",
+    "explore": "Axis write_page",
+    "lens": "Measures Record ablate expected_bytes head_effects head_roles measure norm_weights rollout watch",
+    "model": "Classifier Decoder Encoder EncoderDecoder ModelConfig",
+    "model.huggingface": "from_huggingface to_huggingface",
+    "predictor": "Predictor load",
+    "tasks": "Prediction Task",
+    "tasks.alignment": "AlignedPair alignment_links read_alignments score_heads word_attentions",
+    "text": "Tokenizer",
+    "train": "Moment Observer run_training",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        value = getattr(import_module(f"clearhead.{_HOMES.get(name, 'attention')}"), name)
+    if name in _HOME_OF:
+        value = getattr(import_module(f"clearhead.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value
     if name in ("attention", "errors", "lens", "model"):  # as they were when all was imported at once

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    assert shipped.corpora() == ["phrases-zh-en", "tatoeba-zh-en.dev", "tatoeba-zh-en.train"]
+    sentiment, tatoeba = ([f"{name}.dev", f"{name}.train"] for name in ("sentiment-en", "tatoeba-zh-en"))
+    assert shipped.corpora() == ["phrases-zh-en", *sentiment, *tatoeba]
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"
@@ -35,20 +37,25 @@ def test_the_corpus_reads_whole_with_its_attribution(part, rows, authors):
     assert sum(row.values[2].startswith("CC-BY 2.0 (France) Attribution: tatoeba.org #") for row in found) == authors
 
 
-@pytest.mark.parametrize("part", ["train", "dev"])
-def test_the_corpus_is_what_its_readme_says(part):
-    path = shipped.corpus(f"tatoeba-zh-en.{part}")
+@pytest.mark.parametrize("name", shipped.corpora())
+def test_a_corpus_is_what_its_readme_says(name):
+    path = shipped.corpus(name)
     assert path.read_bytes()[4:8] == bytes(4), "the time of packing is left out, so that equal data give equal bytes"
     with gzip.open(path) as file:
         assert hashlib.sha256(file.read()).hexdigest() in (path.parent / "README.md").read_text()
 
 
-def test_no_row_of_dev_is_in_train():
+@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en"])
+def test_no_row_of_dev_is_in_train(name):
     train, dev = (
-        {row.values for row in read(shipped.corpus(f"tatoeba-zh-en.{part}"), ["chinese", "english"])}
-        for part in ("train", "dev")
+        {row.values for row in read(shipped.corpus(f"{name}.{part}"), ["one", "two"])} for part in ("train", "dev")
     )
     assert not train & dev
+
+
+def test_the_labels_of_the_comments_are_balanced():
+    rows = list(read(shipped.corpus("sentiment-en.train"), ["text", "label"]))
+    assert Counter(row.values[1] for row in rows) == {"positive": 3000, "negative": 3000}
 
 
 def test_the_notice_names_licence_and_source():
@@ -56,6 +63,8 @@ def test_the_notice_names_licence_and_source():
         assert "CC-BY 2.0 FR" in text
         assert "https://tatoeba.org" in text
         assert "https://www.manythings.org/anki/" in text
+        assert "CC-BY 4.0" in text
+        assert "GoEmotions" in text
 
 
 def test_the_font_is_what_its_readme_says():

@@ -17,7 +17,7 @@ def corpora() -> list[str]:
     """The names of the shipped corpora.
 
     >>> corpora()
-    ['phrases-zh-en', 'tatoeba-zh-en.dev', 'tatoeba-zh-en.train']
+    ['phrases-zh-en', 'sentiment-en.dev', 'sentiment-en.train', 'tatoeba-zh-en.dev', 'tatoeba-zh-en.train']
     """
     return sorted(path.name.removesuffix(TABLE) for path in CORPORA.glob(f"*{TABLE}"))
 
