@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
@@ -44,7 +44,8 @@ class GeneratedText(Prediction):
         return [(self.text, self.score), *self.alternatives]
 
 
-class WrittenPart(NamedTuple, Generic[PartT]):
+@dataclass(frozen=True)
+class WrittenPart(Generic[PartT]):
     """What the search found for a part, best first; `retry` says how it was written again, if it looped."""
 
     hypotheses: list[Hypothesis]
