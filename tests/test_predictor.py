@@ -162,3 +162,17 @@ def test_the_public_names_are_there_and_bring_nothing_that_only_extras_install()
     assert set(clearhead.__all__) <= set(dir(clearhead))
     with pytest.raises(AttributeError, match="module 'clearhead' has no attribute 'laod'"):
         _ = clearhead.laod
+
+
+def test_loading_predicting_and_looking_start_without_the_compiler_and_other_slow_imports():
+    code = """if True:
+        import sys
+        import clearhead.predictor
+        slow = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "triton", "transformers"]
+        print([name for name in slow if name in sys.modules])
+        translator = clearhead.predictor.load("zh-en", device="cpu")
+        translator.predict("你好"), translator.look("你好")
+        print([name for name in slow if name in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n[]\n"

@@ -233,8 +233,9 @@ def test_compiled_training_gives_the_same_losses(tmp_path, monkeypatch, backend)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     torch._dynamo.reset()
     recipe = quick(tmp_path, model="dropout = 0.0")
-    with symbols.patch(use_duck_shape=True):  # training with compile switches it off
+    with symbols.patch(use_duck_shape=True):
         plain, compiled = (train(recipe, tmp_path / name, f"train.compile={name}") for name in ("false", "true"))
+        assert symbols.use_duck_shape, "switched off while a run trains, restored at its end"
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
     graphs = [graph for graph in counter.graphs if len(graph.graph.nodes)]
     assert len(graphs) == 3, "a layer of the encoder, of the decoder, the loss: once each, for batches of any size"

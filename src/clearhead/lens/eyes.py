@@ -12,10 +12,11 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from clearhead.attention import Seen
 from clearhead.lens.spelling import Spelled, read, spelled
@@ -26,6 +27,25 @@ lock = threading.RLock()
 _numbers = itertools.count()
 _organs: weakref.WeakValueDictionary[int, Organ] = weakref.WeakValueDictionary()
 _counter = torch.zeros((), dtype=torch.int64)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_graphs(reason: str) -> Callable[[Function], Function]:
+    """A decorator for a function that torch.compile must not trace: `torch.compiler.disable`, which costs no import.
+
+    That one loads the compiler where it is written, which takes a second or two; this one at the first call.
+    """
+
+    def mark(function: Function) -> Function:
+        outside: Any = _disable_dynamo(function)
+        # As `torch.compiler.disable` marks functions, so that the error of a full graph gives the reason.
+        outside._torchdynamo_disable, outside._torchdynamo_disable_msg = True, reason
+        outside._torchdynamo_orig_callable = function
+        return outside  # type: ignore[no-any-return]
+
+    return mark
 
 
 class Organ(ABC):
@@ -71,8 +91,8 @@ class Eye(Organ):
     def receive(self, given: Spelled) -> None:
         self.tell(read(given))
 
-    @torch.compiler.disable(  # type: ignore[untyped-decorator]
-        reason="an attention with a cache is watched outside of the graph: compile the model without fullgraph=True"
+    @outside_graphs(
+        "an attention with a cache is watched outside of the graph: compile the model without fullgraph=True"
     )
     def _tell_outside(self, seen: Seen) -> None:
         self.tell(seen)

@@ -254,7 +254,11 @@ def initialise(model: _Model) -> None:
       grow with depth (GPT-2).
     - Words, learned positions, segments: normal with deviation 1/√width if embeddings are scaled by √width
       (they enter with variance one), else 0.02.
+
+    On the meta device there is nothing to fill, and arithmetic would load PyTorch's symbolic shapes: half a second.
     """
+    if model.vocabulary.words.weight.is_meta:
+        return
     config = model.config
     deviation = config.width**-0.5 if config.scale_embeddings else 0.02
     for module in model.modules():

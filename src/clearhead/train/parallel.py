@@ -60,14 +60,25 @@ def whole(model: Model) -> Iterator[None]:
 
 
 def compiled(model: Model, task: AnyTask) -> None:
-    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute."""
-    # Else a first batch whose sides happen to be equally long is compiled for such batches only.
-    torch.fx.experimental._config.use_duck_shape = False
+    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute.
+
+    Compilation happens at the first passes, which belong in `distinct_sizes`.
+    """
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 layer.compile(dynamic=True)
     task.compile_loss()
+
+
+@contextmanager
+def distinct_sizes() -> Iterator[None]:
+    """Within it torch.compile takes sizes that happen to be equal for different ones; afterwards it is as before.
+
+    Else a first batch whose sides are equally long would be compiled for such batches only.
+    """
+    with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield
 
 
 @contextmanager

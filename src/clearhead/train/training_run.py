@@ -29,7 +29,7 @@ from clearhead.train.head_monitor import Heads
 from clearhead.train.loop import Trainer
 from clearhead.train.memory_check import check_memory, refuse_out_of_memory
 from clearhead.train.observers import Board, Curve, Journal, Observer, Progress, say
-from clearhead.train.parallel import precision_of, short_kernels
+from clearhead.train.parallel import distinct_sizes, precision_of, short_kernels
 from clearhead.train.processes import Processes, joined
 from clearhead.train.recipe import Recipe, read_recipe, sources
 from clearhead.train.run_folder import fill_from_saved, open_run, put_back, save_recipe
@@ -89,6 +89,7 @@ def run_training(
             _observed(trainer, where, wanted, processes, observers),
             _interruptible(trainer),
             short_kernels(float(data.examples.lengths.mean())),
+            distinct_sizes(),
         ):
             trainer.run()
         write_finished_model(where, wanted, trainer, data)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from clearhead.lens.eyes import lock
+from clearhead.lens.eyes import lock, outside_graphs
 
 
 @runtime_checkable
@@ -107,17 +107,17 @@ def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         _end(module, args, kwargs, output, whole=False)
 
 
-_outside = torch.compiler.disable(
-    reason="clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
+_outside = outside_graphs(
+    "clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
 )
 
 
-@_outside  # type: ignore[untyped-decorator]
+@_outside
 def _begin_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _begin(module, args, kwargs, whole=True)
 
 
-@_outside  # type: ignore[untyped-decorator]
+@_outside
 def _end_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     _end(module, args, kwargs, output, whole=True)
 

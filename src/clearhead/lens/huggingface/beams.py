@@ -8,8 +8,10 @@ transformers keeps to itself: where it is missing or has changed, beams that are
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 from clearhead.lens.eyes import lock
@@ -17,6 +19,7 @@ from clearhead.lens.eyes import lock
 METHOD = "_update_finished_beams"
 Hear = Callable[[frozenset[int]], None]
 _hearing: tuple[Hear, ...] = ()
+_wrapper: Wrapper | None = None  # of the method, while anybody listens
 
 
 @contextmanager
@@ -28,35 +31,55 @@ def completed(hear: Hear) -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(GenerationMixin, hear)
+        _leave(hear)
 
 
-def _listen(mixin: Any, hear: Hear) -> None:
-    global _hearing
+def _listen(mixin: type, hear: Hear) -> None:
+    global _hearing, _wrapper
     with lock:
-        if not _hearing and hasattr(mixin, METHOD):
-            setattr(mixin, METHOD, _telling(getattr(mixin, METHOD)))
+        if not _hearing and isinstance(inspect.getattr_static(mixin, METHOD, None), FunctionType):
+            _wrapper = Wrapper(mixin)
         _hearing = (*_hearing, hear)
 
 
-def _leave(mixin: Any, hear: Hear) -> None:
-    global _hearing
+def _leave(hear: Hear) -> None:
+    global _hearing, _wrapper
     with lock:
         _hearing = tuple(one for one in _hearing if one is not hear)
-        if not _hearing and hasattr(mixin, METHOD):
-            setattr(mixin, METHOD, getattr(mixin, METHOD).__wrapped__)
+        if not _hearing and _wrapper is not None:
+            _wrapper.restore()
+            _wrapper = None
 
 
-def _telling(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def update(*args: Any, **kwargs: Any) -> Any:
-        result = own(*args, **kwargs)
-        found = _rows(result, **kwargs)
-        for hear in _hearing:
-            hear(found)
-        return result
+class Wrapper:
+    """The method of a class, wrapped from now on until `restore`: it tells those who listen what it returns."""
 
-    return update
+    def __init__(self, owner: type) -> None:
+        self.owner, self.inherited = owner, METHOD not in vars(owner)
+        self.own: Callable[..., Any] = inspect.getattr_static(owner, METHOD)
+        self.put = self._telling()
+        setattr(owner, METHOD, self.put)
+
+    def restore(self) -> None:
+        """As it was found. What somebody else has put there meanwhile stays, and may go on calling the wrapper."""
+        if vars(self.owner).get(METHOD) is not self.put:
+            return
+        if self.inherited:
+            delattr(self.owner, METHOD)
+        else:
+            setattr(self.owner, METHOD, self.own)
+
+    def _telling(self) -> Callable[..., Any]:
+        @functools.wraps(self.own)
+        def update(*args: Any, **kwargs: Any) -> Any:
+            result = self.own(*args, **kwargs)
+            if _wrapper is self:
+                found = _rows(result, **kwargs)
+                for hear in _hearing:
+                    hear(found)
+            return result
+
+        return update
 
 
 def _rows(result: Any, *, cur_len: int | None = None, decoder_prompt_len: int = 0, **_: Any) -> frozenset[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention.overhearing import overhearing
-from clearhead.lens.eyes import Organ, lock, tell
+from clearhead.lens.eyes import Organ, lock, outside_graphs, tell
 from clearhead.lens.huggingface.compiling import read, spelled
 from clearhead.lens.huggingface.reading import Given, given
 from clearhead.lens.huggingface.wrapping import Attend, Result, add_wrap, remove_wrap, shadowed
@@ -42,7 +42,7 @@ class Look(Organ):
                 see(module, got)
 
     # A BlockMask is nothing that an operator could take.
-    show_outside = torch.compiler.disable(show, reason="clearhead.watch looks at FlexAttention's mask by itself")
+    show_outside = outside_graphs("clearhead.watch looks at FlexAttention's mask by itself")(show)
 
 
 _looks: weakref.WeakKeyDictionary[nn.Module, Look] = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -102,8 +102,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     """What translation and summaries share: two sides of text, each a tokenizer's."""
 
     columns = ("source", "target")
-    recipe = TextToTextRecipe
-    decode_section: type[PartDecode] = PartDecode
+    recipe: ClassVar[type[TaskRecipe]] = TextToTextRecipe
+    decode_section: ClassVar[type[PartDecode]] = PartDecode
     decode: PartDecode
 
     def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: PartDecode) -> None:
