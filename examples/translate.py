@@ -24,10 +24,10 @@ from torch import Tensor
 import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
 from clearhead.predictor import Predictor
-from clearhead.tasks import TASKS, Task
+from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.alignment import cross_attention, merge_words, word_shares
 from clearhead.text import Report
-from clearhead.train import Moment, Observer, Recipe, read_recipe, run
+from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
 from drawing import draw_head, draw_heads
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +79,7 @@ class Watching(Observer):
     def logged(self, moment: Moment) -> None:
         model = deepcopy(moment.model).eval()  # the trainer's own is not touched
         with torch.no_grad():
-            answer = self.task.predict(model, [WATCHED], beams=1)[0].text
+            answer = self.task.predict(model, [WATCHED], self.task.quick_options())[0].text
         loss = float(moment.metrics["loss"])
         print(f"   loss {loss:4.2f} {'▇' * round(3 * loss + 0.5):20} {WATCHED} → {answer}")
 
@@ -89,7 +89,7 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
     recipe, _ = read_recipe(RECIPE, overrides)
     print(f"2. A small translator of your own. How it learns is written in {shown(shipped.RECIPES)}/{RECIPE}.toml\n")
     began = time.monotonic()
-    run(RECIPE, out=folder, overrides=overrides, device="cpu", overwrite=True, observers=[Watching(folder)])
+    run_training(RECIPE, out=folder, overrides=overrides, device="cpu", overwrite=True, observers=[Watching(folder)])
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     took = f"{time.monotonic() - began:.0f} s"
@@ -100,7 +100,8 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
     pairs = taught(translator.task, recipe)
     asked = random.Random(1).sample(sorted(pairs), 10)
     right = 0
-    for sentence, (answer, *_) in zip(asked, translator.predict(asked), strict=True):
+    for sentence, prediction in zip(asked, translator.predict(asked), strict=True):
+        answer = prediction.text
         known = answer in pairs[sentence]
         right += known
         print(f"   {'✓' if known else '✗'} {sentence} → {answer}", "" if known else f"(taught: {pairs[sentence][0]})")
@@ -110,11 +111,11 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
     return succeeded(right >= 8, f"the small model learned too little: {right} of 10 as taught, at least 8 wanted")
 
 
-def taught(task: Task, recipe: Recipe) -> dict[str, list[str]]:
+def taught(task: AnyTask, recipe: Recipe) -> dict[str, list[str]]:
     """Every sentence that the recipe trains on, and how it is translated there."""
     rows = list(islice(task.read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
     pairs: dict[str, list[str]] = {}
-    for row in task.examples(rows, Report(), recipe.data).rows:
+    for row in task.examples(rows, Report(), recipe).rows:
         pairs.setdefault(row.values[0], []).append(row.values[1])
     return pairs
 

@@ -18,6 +18,7 @@ from clearhead import cli, shipped
 from clearhead.cli.reading import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.tasks import TASKS
+from clearhead.tasks.base import Evaluation
 from tests.echoing import Echo, echo, write_echo
 
 ROOT = Path(__file__).parents[1]
@@ -191,7 +192,8 @@ def test_what_was_left_out_of_a_score_is_said(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     (tmp_path / "pairs.tsv").write_text("abc\tcba!\n")
-    monkeypatch.setattr(Echo, "evaluate", lambda *_, **__: {"same": 50.0, "note": "kept 1 of 2"})
+    evaluation = Evaluation({"same": 50.0, "note": "kept 1 of 2"}, [], [])
+    monkeypatch.setattr(Echo, "evaluate", lambda *_: evaluation)
     done = run("evaluate", model, tmp_path / "pairs.tsv", *more)
     assert done.err == "clearhead: kept 1 of 2\n"
     assert done.out == ('{"same": 50.0, "note": "kept 1 of 2"}\n' if more else "same  50.0\n")
@@ -260,7 +262,7 @@ def test_training_is_called_with_what_was_said(tmp_path: Path, monkeypatch: pyte
     import clearhead.train
 
     called: list[object] = []
-    monkeypatch.setattr(clearhead.train, "run", lambda *args, **options: called.append((args, options)))
+    monkeypatch.setattr(clearhead.train, "run_training", lambda *args, **options: called.append((args, options)))
     changes = [
         "--set",
         "train.steps=3",
@@ -307,7 +309,7 @@ def test_every_error_has_its_words_and_its_code(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(clearhead.train, "run", fails)
+    monkeypatch.setattr(clearhead.train, "run_training", fails)
     done = run("train", "tiny.toml")
     assert done.code == code
     assert done.err.startswith("clearhead: ")

@@ -74,7 +74,7 @@ def test_what_the_demo_translates_is_not_in_the_shipped_corpora(demo) -> None:
 def test_the_sentence_that_is_watched_is_one_that_is_taught(demo) -> None:
     recipe, _ = read_recipe(demo.RECIPE)
     rows = list(islice(TASKS["translation"].read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
-    task = TASKS["translation"].prepared(rows, recipe.text, recipe.model, recipe.decode)
+    task = TASKS["translation"].prepare(rows, recipe)
     pairs = demo.taught(task, recipe)
     assert 5000 < len(pairs) < recipe.data.lines
     assert pairs[demo.WATCHED] == ["I am eating rice."]

@@ -19,7 +19,7 @@ from clearhead.model.packing import fill, packed, to_int8, unpacked
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import atomic_folder, file_checksum, verify_checksums
 from clearhead.tasks import TASKS
-from tests.echoing import CARD, Echo, echo, write_echo
+from tests.echoing import CARD, Echo, EchoOptions, echo, write_echo
 
 FILES = {"README.md", "checksums.json", "config.json", "marks.txt", "metrics.json", "model.safetensors"}
 
@@ -58,7 +58,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert names_in(tmp_path / "deep") == {"down"}
     assert found.metrics == {"dev": {"same": 12.5}}
     assert (found.path / "README.md").read_text() == CARD
-    assert found.task().predict(again, ["ab"])[0].text == "ba!"
+    assert found.task().predict(again, ["ab"], EchoOptions())[0].text == "ba!"
     assert not again.training
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
@@ -89,8 +89,8 @@ def test_a_run_s_folder_stands_for_the_model_in_it(saved: Path, tmp_path: Path) 
 @pytest.mark.parametrize(("weights", "shrinks"), [("float32", 1.0), ("bfloat16", 0.6), ("int8", 0.5)])
 def test_smaller_weights_are_nearly_the_same(tmp_path: Path, weights: str, shrinks: float) -> None:
     task, _ = echo()
-    model = task.architecture(task.config.change(width=96, feedforward=160))
-    task.config = model.config
+    task.config = task.config.change(width=96, feedforward=160)
+    model = task.build()
     model_folder.write(tmp_path / "one", task=task, model=model, metrics={}, card="", weights=weights)
     again = ModelFolder.open(tmp_path / "one").model("cpu")
     for name, value in model.state_dict().items():

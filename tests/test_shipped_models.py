@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from clearhead.tasks.sentences import loops
 
 import clearhead
 import clearhead.shipped as shipped
+from clearhead.tasks.segmentation import loops
 
 SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python"]
 SIGNS = ["A", "?", "。", "！！！", "……", "<s>", "</s><pad>", "\u202eabc", "http://a.b/c?d=e&f=g"]
@@ -44,7 +44,7 @@ def test_its_scores_are_those_of_its_weights(predictor):
         assert abs(scores[name] - metrics["dev_first_200"][name]) < 0.3
 
 
-def test_short_and_odd_inputs_end_and_do_not_run_in_circles(predictor):
+def test_short_and_odd_inputs_end_and_do_not_loop(predictor):
     inputs = SHORT + SIGNS + MIXED + AGAIN
     for text, found in zip(inputs, predictor.predict(inputs), strict=True):
         tokens = predictor.task.target.encode(found.text)
@@ -52,11 +52,11 @@ def test_short_and_odd_inputs_end_and_do_not_run_in_circles(predictor):
         assert len(tokens) <= 2 * len(predictor.task.source.encode(text)) + 12, (text, found.text)
 
 
-def test_numbers_are_not_taken_for_circles(predictor):
+def test_numbers_are_not_taken_for_loops(predictor):
     number, password = predictor.predict(["100000", "我的密码是11111111。"])
     assert number.text.replace(",", "") == "100000"
     assert "1111" in password.text  # how often is for the model to know
-    assert not any("circles" in note for note in password.notes)  # that some of them are missing is noted
+    assert not any("looped" in note for note in password.notes)  # that some of them are missing is noted
 
 
 def test_empty_in_gives_empty_out(predictor):

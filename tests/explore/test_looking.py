@@ -302,14 +302,14 @@ def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeyp
     live = Live.of(predictor)
     record = live.look(text)
     record.calls.append(record.calls[0])  # as if it had been read in two parts
-    answers, asked = predictor.task.readings, []
+    answers, asked = predictor.task.traces, []
 
     def twice(model, given, **options):
         asked.append(given)
         return answers(model, given, **options) * 2
 
     monkeypatch.setattr(live, "task", copy.copy(live.task))
-    monkeypatch.setattr(live.task, "readings", twice)
+    monkeypatch.setattr(live.task, "traces", twice)
     done: list[int] = []
     one, other = live.without_each(record, [0, 1], done.append)
     heads = sum(map(len, one.values()))

@@ -6,6 +6,7 @@ import sacrebleu
 import clearhead
 from clearhead.errors import DataError
 from clearhead.tasks.metrics import translation_scores
+from clearhead.tasks.translation import TranslationOptions
 from tests.tasks.translators import learned, prepared, rows_of, untrained, write
 from tests.train.corpus import sentences
 
@@ -46,23 +47,26 @@ def test_evaluate_scores_the_answers_of_predict(tmp_path):
 
 
 def test_pairs_without_a_side_are_left_out_and_named():
-    task, model = learned()
+    (task, model), wanted = learned(), TranslationOptions()
     pairs = sentences(7, seed=21)
-    scores = task.evaluate(model, rows_of(pairs, "dev.tsv"))
+    rows = rows_of(pairs, "dev.tsv")
+    scores = task.evaluate(model, rows, wanted).scores
     holes = [*pairs[:3], ("", "I"), *pairs[3:], ("我", " \u200b"), ("", "")]
-    assert task.evaluate(model, rows_of(holes, "dev.tsv")) == {
-        **scores,
-        "note": "kept 7 of 10; dropped 3 with an empty side (dev.tsv:4, :9, :10)",
-    }
-    with pytest.raises(DataError, match="no pair is left to score: kept 0 of 1; dropped 1 with an empty side"):
-        task.evaluate(model, rows_of([("", "I")]))
+    found = task.evaluate(model, rows_of(holes, "dev.tsv"), wanted)
+    assert found.scores == {**scores, "note": "kept 7 of 10; dropped 3 with an empty side (dev.tsv:4, :9, :10)"}
+    assert [row.values for row in found.rows] == pairs
+    assert [answer.text for answer in found.predictions] == [
+        answer.text for answer in task.predict(model, [chinese for chinese, _ in pairs], wanted)
+    ]
+    with pytest.raises(DataError, match="no row is left to score: kept 0 of 1; dropped 1 with an empty side"):
+        task.evaluate(model, rows_of([("", "I")]), wanted)
 
 
 def test_chinese_is_scored_by_characters():
     turned = [(english, chinese) for chinese, english in sentences(40)]
     task = prepared(turned)
     assert task.settings["bleu_tokenizer"] == "zh"
-    assert "|tok:zh|" in task.evaluate(untrained(task), rows_of(turned[:5]))["bleu_signature"]
+    assert "|tok:zh|" in task.evaluate(untrained(task), rows_of(turned[:5]), TranslationOptions()).scores["bleu_signature"]
     assert prepared(sentences(40)).settings["bleu_tokenizer"] == "13a"
     assert prepared(turned, bleu_tokenizer="char").settings["bleu_tokenizer"] == "char"
 

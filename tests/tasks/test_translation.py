@@ -6,19 +6,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from clearhead.tasks.sentences import loops
 
 import clearhead
 from clearhead.decode import Hypothesis
-from clearhead.errors import CheckpointError, ConfigError, DataError, DecodeError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
-from clearhead.tasks.translation import PairExamples, _Search
+from clearhead.tasks.segmentation import loops
+from clearhead.tasks.sequence_to_sequence import GeneratedText, PairExamples, Search
+from clearhead.tasks.translation import TranslationDecode
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
-from clearhead.train.recipe import Data
-from tests.tasks.translators import learned, prepared, rows_of, untrained, write
+from tests.tasks.translators import learned, options, prepared, recipe_of, rows_of, untrained, write
 from tests.train.corpus import WORDS, sentences
 
 
@@ -46,7 +46,7 @@ def test_answers_come_in_the_order_of_the_inputs(translator):
 
 def test_nothing_in_nothing_out(translator):
     for nothing in ("", " ", " \n\t\u3000\u200b "):
-        assert translator.predict(nothing) == ("", None, [], [])
+        assert translator.predict(nothing) == GeneratedText("", [], None, [])
     assert translator.predict([]) == []
     assert [answer.text for answer in translator.predict(["", "我", "  ", "你", ""])] == ["", "I", "", "you", ""]
 
@@ -54,16 +54,16 @@ def test_nothing_in_nothing_out(translator):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
 def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
     task = prepared(sentences(50), {"tokenizer": kind})
-    assert task.predict(untrained(task), ["", "  ", "\n"]) == [("", None, [], [])] * 3
+    assert task.predict(untrained(task), ["", "  ", "\n"], options()) == [GeneratedText("", [], None, [])] * 3
 
 
 @pytest.mark.parametrize("beams", [1, 5])
 def test_batched_equals_single(translator, beams):
     model = copy.deepcopy(translator.model).double()
     inputs = [*texts(13), "我" * 30, "Hello, 世界 123!", ""]
-    together = translator.task.predict(model, inputs, beams=beams, best=beams)
+    together = translator.task.predict(model, inputs, options(beams=beams, best=beams))
     for batch in (1, 5):
-        alone = translator.task.predict(model, inputs, beams=beams, best=beams, batch=batch)
+        alone = translator.task.predict(model, inputs, options(beams=beams, best=beams, batch=batch))
         for one, other in zip(together, alone, strict=True):
             assert one.text == other.text
             assert [text for text, _ in one.alternatives] == [text for text, _ in other.alternatives]
@@ -92,11 +92,12 @@ def test_a_score_is_the_mean_log_probability_of_a_word_with_the_end(translator):
 
 def test_the_recipe_gives_the_defaults(translator):
     task, model, inputs = translator.task, translator.model, texts(7)
-    changed = Translation(task.source, task.target, task.config, {"beam": 3, "length_penalty": 0.5})
-    wanted = task.predict(model, inputs, beams=3, length_penalty=0.5, best=2)
-    assert changed.predict(model, inputs, best=2) == wanted
-    other = Translation(task.source, task.target, task.config, {"beam": 3, "length_penalty": -9.0})
-    assert other.predict(model, inputs, best=2) != wanted
+    tokenizers = task.source, task.target, task.config
+    changed = Translation(*tokenizers, TranslationDecode(beam=3, length_penalty=0.5))
+    wanted = task.predict(model, inputs, options(beams=3, length_penalty=0.5, best=2))
+    assert changed.predict(model, inputs, options(best=2)) == wanted
+    other = Translation(*tokenizers, TranslationDecode(beam=3, length_penalty=-9.0))
+    assert other.predict(model, inputs, options(best=2)) != wanted
 
 
 # options
@@ -105,53 +106,59 @@ def test_the_recipe_gives_the_defaults(translator):
 def test_an_unknown_option_is_refused_with_the_nearest_name(translator):
     with pytest.raises(ConfigError, match="predict has no option 'beam'; did you mean 'beams'"):
         translator.predict("我", beam=3)
-    with pytest.raises(ConfigError, match="predict has no option 'temperature'; there are beams, best, batch"):
-        translator.predict("我", temperature=0.5)
+    with pytest.raises(ConfigError, match="predict has no option 'x'; there are batch, beams, length_penalty, best, "):
+        translator.predict("我", x=0.5)
+    with pytest.raises(ConfigError, match="evaluate has no option 'temperature'"):
+        translator.evaluate([("我", "I")], temperature=0.5)
+    with pytest.raises(ConfigError, match="predict has no option 'lowercase'"):
+        translator.predict("我", lowercase=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("wrong", "said"),
     [
-        ({"best": 6}, "the best 6 of 5 beams cannot be given; ask for at most as many as beams"),
+        ({"best": 6}, "the best 6 of 5 beams cannot be given; ask for at most as many"),
         ({"best": 3, "beams": 2}, "the best 3 of 2 beams cannot be given"),
         ({"best": 2, "beams": 1}, "the best 2 of 1 beams cannot be given"),
-        ({"best": 0}, "the best 0 of 5 beams cannot be given"),
-        ({"beams": 0}, "at least 1 beam, got 0"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"batch": -1}, "batch must be at least 1, got -1"),
-        ({"length_penalty": float("nan")}, "length_penalty must be a number, got nan"),
+        ({"best": 0}, "predict: best: should be greater than or equal to 1, got 0"),
+        ({"beams": 0}, "predict: beams: should be greater than or equal to 1, got 0"),
+        ({"batch": 0}, "predict: batch: should be greater than or equal to 1, got 0"),
+        ({"batch": -1}, "predict: batch: should be greater than or equal to 1, got -1"),
+        ({"length_penalty": float("nan")}, "predict: length_penalty: should be a finite number, got nan"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(translator, options, said):
-    with pytest.raises((ConfigError, DecodeError), match=said):
-        translator.predict("我", **options)
+def test_options_that_make_no_sense_are_refused(translator, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        translator.predict("我", **wrong)
 
 
-@pytest.mark.unchecked
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("wrong", "said"),
     [
-        ({"beams": 2.5}, r"beams must be a whole number of at least 1, got 2\.5"),
-        ({"beams": "3"}, "beams must be a whole number of at least 1, got '3'"),
-        ({"best": True}, "best must be a whole number of at least 1, got True"),
-        ({"batch": "many"}, "batch must be a whole number of at least 1, got 'many'"),
-        ({"length_penalty": "x"}, "length_penalty must be a number, got 'x'"),
-        ({"length_penalty": [1]}, r"length_penalty must be a number, got \[1\]"),
+        ({"beams": 2.5}, r"beams: should be a valid integer, got 2\.5"),
+        ({"beams": "3"}, "beams: should be a valid integer, got '3'"),
+        ({"best": True}, "best: should be a valid integer, got True"),
+        ({"batch": "many"}, "batch: should be a valid integer, got 'many'"),
+        ({"length_penalty": "x"}, "length_penalty: should be a valid number, got 'x'"),
+        ({"length_penalty": [1]}, r"length_penalty: should be a valid number, got \[1\]"),
     ],
 )
-def test_options_of_another_kind_are_refused(translator, options, said):
-    with pytest.raises(ConfigError, match=said):
-        translator.predict("我", **options)
-    with pytest.raises(ConfigError, match=said):
-        translator.evaluate([("我", "I")], **options)
-    if "beams" in options:
-        with pytest.raises(ConfigError, match=said):
-            translator.look("我", **options)
+def test_options_of_another_kind_are_refused(translator, wrong, said):
+    with pytest.raises(ConfigError, match=f"^predict: {said}$"):
+        translator.predict("我", **wrong)
+    if "best" not in wrong:
+        with pytest.raises(ConfigError, match=f"^evaluate: {said}$"):
+            translator.evaluate([("我", "I")], **wrong)
+        with pytest.raises(ConfigError, match=f"^look: {said}$"):
+            translator.look("我", **wrong)
+
+
+def test_numbers_of_numpy_are_numbers(translator):
     assert translator.predict("我", beams=np.int64(2), length_penalty=np.float32(1)).text == "I"
 
 
 def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
-    monkeypatch.setattr(Translation, "_spelled", lambda *_: "I see 1,00,000 books")
+    monkeypatch.setattr(Translation, "spell", lambda *_: "I see 1,00,000 books")
     text = "我在23:59看1,000,000书"
     note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
     assert translator.predict(text).notes[-1] == note
@@ -164,14 +171,14 @@ def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
 
 
 def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypatch):
-    task, decoded = translator.task, translator.task._decoded
+    task, search = translator.task, translator.task._search
     cut = [*task.target.encode("I"), *task.target.encode("\U00020000")[:-1]]  # three bytes of four
 
     def broken(*args):
-        return [[one._replace(tokens=cut) for one in found] for found in decoded(*args)]
+        return [[one._replace(tokens=cut) for one in found] for found in search(*args)]
 
     note = "the model wrote bytes that are no character, shown as \ufffd"
-    monkeypatch.setattr(task, "_decoded", broken)
+    monkeypatch.setattr(task, "_search", broken)
     answer = translator.predict("我")
     assert (answer.text, answer.notes) == ("I\ufffd", [note])
     assert translator.look("我").calls[0].about["notes"] == [note]
@@ -181,24 +188,24 @@ def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypa
 @pytest.mark.unchecked
 def test_what_is_no_text_is_refused(translator):
     for wrong in (None, 5, b"I", {"text": "我"}):
-        with pytest.raises(DataError, match="a text is wanted, or a list of texts; got"):
+        with pytest.raises(DataError, match="an input is wanted, or a list of them; got"):
             translator.predict(wrong)
     with pytest.raises(DataError, match="input 2 must be a text, got 7"):
         translator.predict(["我", 7])
-    with pytest.raises(ConfigError, match="lowercase must be True or False, got 'no'"):
+    with pytest.raises(ConfigError, match="evaluate: lowercase: should be a valid boolean, got 'no'"):
         translator.evaluate([("我", "I")], lowercase="no")
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"beam": 0}, "decode.beam must be a whole number of at least 1, got 0"),
-        ({"beam": "five"}, "decode.beam must be a whole number of at least 1, got 'five'"),
-        ({"beam": True}, "decode.beam must be a whole number of at least 1, got True"),
-        ({"part": 2.5}, r"decode.part must be a whole number of at least 1, got 2\.5"),
-        ({"sentences": 0}, "decode.sentences must be a whole number of at least 1, got 0"),
-        ({"length_penalty": "long"}, "decode.length_penalty must be a number, got 'long'"),
-        ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: choose from 13a, .*, not '13b'"),
+        ({"beam": 0}, "decode.beam: should be greater than or equal to 1, got 0"),
+        ({"beam": "five"}, "decode.beam: should be a valid integer, got 'five'"),
+        ({"beam": True}, "decode.beam: should be a valid integer, got True"),
+        ({"part": 2.5}, r"decode.part: should be a valid integer, got 2\.5"),
+        ({"sentences": 0}, "decode.sentences: should be greater than or equal to 1, got 0"),
+        ({"length_penalty": "long"}, "decode.length_penalty: should be a valid number, got 'long'"),
+        ({"bleu_tokenizer": "13b"}, "decode.bleu_tokenizer: should be '13a', .* or 'none', got '13b'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_training(settings, said):
@@ -226,7 +233,7 @@ def test_settings_that_make_no_sense_are_refused_before_training(settings, said)
     ],
 )
 @pytest.mark.parametrize("beams", [1, 5])
-def test_any_text_gets_an_answer_that_does_not_run_in_circles(translator, text, beams):
+def test_any_text_gets_an_answer_that_does_not_loop(translator, text, beams):
     answer = translator.predict(text, beams=beams)
     assert answer.score <= 0
     if len(answer.notes) == 0:  # one part
@@ -247,34 +254,31 @@ def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator)
 # long input
 
 
-def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(translator):
-    translator.task.settings["part"], before = 12, translator.task.settings["part"]
-    try:
-        pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
-        whole = translator.predict("".join(pieces))
-        assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
-        assert whole.notes == ["translated in 3 parts"]
-        assert translator.predict(pieces[0]).notes == []
-    finally:
-        translator.task.settings["part"] = before
+def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(translator, monkeypatch):
+    monkeypatch.setattr(translator.task, "decode", translator.task.decode.model_copy(update={"part": 12}))
+    pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
+    whole = translator.predict("".join(pieces))
+    assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
+    assert whole.notes == ["the translation was written in 3 parts"]
+    assert translator.predict(pieces[0]).notes == []
 
 
 def test_many_sentences_are_split_though_they_are_short(translator):
     pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水看你。", "你吃鱼爱我。"]
     few, many = translator.predict(["".join(pieces[:3]), "".join(pieces)])
     assert few.notes == []
-    assert many.notes == ["translated in 4 parts"]
+    assert many.notes == ["the translation was written in 4 parts"]
     assert many.text == " ".join(answer.text for answer in translator.predict(pieces))
 
 
 def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):
     paragraph = "".join(f"{chinese}。" for chinese in texts(600))[:2000]
-    parts = translator.task._parts(paragraph)
+    parts = translator.task.split(paragraph)
     assert max(map(len, parts)) <= 64
     assert "".join(map(translator.task.source.decode, parts)) == paragraph
     answer = translator.predict(paragraph)
     assert answer.text
-    assert answer.notes[0] == f"translated in {len(parts)} parts"
+    assert answer.notes[0] == f"the translation was written in {len(parts)} parts"
 
 
 def test_a_long_input_has_no_alternatives_and_says_so(translator):
@@ -283,7 +287,7 @@ def test_a_long_input_has_no_alternatives_and_says_so(translator):
     assert "no alternatives" in answer.notes[0]
 
 
-# circles and cuts
+# loops and cuts
 
 
 def spoiled(task: Translation, model: EncoderDecoder, *liked: int) -> EncoderDecoder:
@@ -301,75 +305,75 @@ def spoiled(task: Translation, model: EncoderDecoder, *liked: int) -> EncoderDec
     return model
 
 
-def test_an_answer_that_runs_in_circles_is_written_anew(translator):
+def test_an_answer_that_loops_is_written_anew(translator):
     task = translator.task
     (love,) = task.target.encode("love")
     model = spoiled(task, translator.model, love, task.target.end)
     for beams in (1, 3):
-        (found,) = task._decoded(model, [task.source.encode("我看书")], _Search(beams, 1, 1, 0.0))
-        circling = loops(found[0].tokens)
-        (answer,) = task.predict(model, ["我看书"], beams=beams, length_penalty=0.0)
+        (found,) = task._search(model, [task.source.encode("我看书")], Search(beams, 1, 1, 0.0), [[]])
+        looping = loops(found[0].tokens)
+        (answer,) = task.predict(model, ["我看书"], options(beams=beams, length_penalty=0.0))
         assert not loops(task.target.encode(answer.text))
         if beams == 1:
-            assert circling, "else this tests nothing"
+            assert looping, "else this tests nothing"
             assert answer.text == "love love love"
 
 
-def test_only_what_runs_in_circles_is_written_anew(translator, monkeypatch):
-    task, decoded, calls = translator.task, translator.task._decoded, []
+def test_only_what_loops_is_written_anew(translator, monkeypatch):
+    task, search, calls = translator.task, translator.task._search, []
 
-    def first_in_circles(model, pieces, how):
+    def second_loops(model, pieces, how, prefixes):
         calls.append((len(pieces), how.no_repeat_ngram))
-        found = decoded(model, pieces, how)
+        found = search(model, pieces, how, prefixes)
         if how.no_repeat_ngram == 0 and pieces:
             found[1] = [found[1][0]._replace(tokens=[300] * 9)]
         return found
 
     wanted = [answer.text for answer in translator.predict(["我", "你爱", "他"])]
-    monkeypatch.setattr(task, "_decoded", first_in_circles)
+    monkeypatch.setattr(task, "_search", second_loops)
     answers = translator.predict(["我", "你爱", "他"])
     assert [answer.text for answer in answers] == wanted
     assert calls == [(3, 0), (0, 0), (1, 3)]
-    anew = "written anew without repetition: the first try ran in circles"
+    anew = "the translation looped; retried without repeated trigrams"
     assert [list(answer.notes) for answer in answers] == [[], [anew], []]
 
 
-def test_what_a_text_repeats_is_shortened_if_the_answer_runs_in_circles(translator, monkeypatch):
-    task, decoded = translator.task, translator.task._decoded
+def test_what_a_text_repeats_is_shortened_if_the_answer_loops(translator, monkeypatch):
+    task, search = translator.task, translator.task._search
     short, long = ([*task.source.encode("我"), *task.source.encode("爱") * times] for times in (3, 40))
-    monkeypatch.setattr(task, "_parts", lambda text: [long if text == "long" else short])
+    monkeypatch.setattr(task, "split", lambda text: [long if text == "long" else short])
 
-    def never_ending(model, pieces, how):
-        found = decoded(model, pieces, how)
+    def never_ending(model, pieces, how, prefixes):
+        found = search(model, pieces, how, prefixes)
         return [
             [one[0]._replace(tokens=[300] * 90, finished=False)] if piece == long else one
             for piece, one in zip(pieces, found, strict=True)
         ]
 
     wanted = translator.predict("short").text
-    monkeypatch.setattr(task, "_decoded", never_ending)
+    monkeypatch.setattr(task, "_search", never_ending)
     answer = translator.predict("long")
     assert answer.text == wanted
-    assert list(answer.notes) == ["what the text repeats was read three times: the first try ran in circles"]
-    (reading,) = task.readings(translator.model, "long")
-    assert reading.reads["source"] == [*short, task.source.end]
+    assert list(answer.notes) == ["the translation looped; retried with repeated input cut to three"]
+    (trace,) = task.traces(translator.model, "long", answer=None, options=options())
+    assert trace.reads["source"] == [*short, task.source.end]
 
 
 def test_what_has_a_reason_to_repeat_itself_may(translator):
     task = translator.task
     fish, digits = task.target.encode("fish"), task.target.encode("1000000")
-    assert task._circles(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
-    assert not task._circles(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert task._circles(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert not task._circles(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
-    assert task._circles(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
+    assert task.looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
+    assert not task.looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert task.looped(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert not task.looped(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
+    assert task.looped(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
 
 
 def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
     task = translator.task
     several = [number for word in ("love", "fish", "water") for number in task.target.encode(word)]
     model = spoiled(task, translator.model, *several)
-    (answer,) = task.predict(model, ["我爱书"], beams=1)
+    (answer,) = task.predict(model, ["我爱书"], options(beams=1))
     assert answer.notes[-1] == "the translation was cut off at its longest length"
     # Twice the source with its end, and ten more.
     assert len(task.target.encode(answer.text)) <= 2 * (len(task.source.encode("我爱书")) + 1) + 10
@@ -378,10 +382,10 @@ def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
 def test_a_model_that_writes_nothing_says_so(translator):
     task = translator.task
     model = spoiled(task, translator.model, task.target.end)
-    (one, many, empty) = task.predict(model, ["我爱书", "我爱你看书。" * 5, ""], beams=1)
+    (one, many, empty) = task.predict(model, ["我爱书", "我爱你看书。" * 5, ""], options(beams=1))
     assert one.text == many.text == empty.text == ""
     assert one.notes == ["the model wrote nothing"]
-    assert many.notes == ["translated in 5 parts", "the model wrote nothing for 5 of the parts"]
+    assert many.notes == ["the translation was written in 5 parts", "the model wrote nothing for 5 of the parts"]
     assert empty.notes == [], "nothing was asked"
 
 
@@ -395,7 +399,7 @@ def test_a_saved_translator_answers_as_before(tmp_path, shared):
     model = untrained(task)
     loaded = clearhead.load(write(tmp_path / "model", task, model), device="cpu")
     inputs = [*texts(11), "愛" * 40, "", "😀"]
-    assert loaded.predict(inputs, best=2) == task.predict(model, inputs, best=2)
+    assert loaded.predict(inputs, best=2) == task.predict(model, inputs, options(best=2))
     assert (loaded.task.source is loaded.task.target) == shared
     assert loaded.task.settings == task.settings
     names = {path.name for path in (tmp_path / "model").iterdir()}
@@ -432,8 +436,8 @@ def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
 
 def report_of(task: Translation, pairs: list[tuple[str, str]], **limits: float) -> tuple[PairExamples, Report]:
     report = Report()
-    data = Data(train="corpus.tsv", **limits)
-    return task.examples(rows_of(pairs, "data/corpus.tsv"), report, data), report
+    recipe = recipe_of(data={"train": "corpus.tsv", **limits})
+    return task.examples(rows_of(pairs, "data/corpus.tsv"), report, recipe), report
 
 
 def test_dropped_pairs_are_reported_with_their_reasons(translator):
@@ -472,7 +476,7 @@ def test_a_batch_is_what_one_writes_down_by_hand():
     examples = PairExamples(sources, targets, [Row(("", ""), "file.tsv", line) for line in (1, 2, 5)], pad)
     assert examples.lengths.tolist() == [[3, 2], [2, 4], [4, 1]]
     assert examples.counts.tolist() == [2, 4, 1]
-    batch = examples.batch(Batch(np.array([1, 0]), (4, 5)))
+    batch = examples.collate(Batch(np.array([1, 0]), (4, 5)))
     assert batch.source.tolist() == [[9, 2, 0, 0], [7, 8, 2, 0]]
     assert batch.lengths.tolist() == [2, 3]
     assert batch.target.tolist() == [[1, 4, 5, 6, 2], [1, 3, 2, 0, 0]]
@@ -486,7 +490,7 @@ def test_the_loss_is_the_sum_over_all_words_that_count(translator):
     examples = task.examples(rows_of(pairs), Report())
     sizes = tuple(int(size) + 3 for size in examples.lengths.max(0))
     with torch.no_grad():
-        together = task.loss(model, examples.batch(Batch(np.arange(5), sizes)), 0.0)
+        together = task.loss(model, examples.collate(Batch(np.arange(5), sizes)))
         chances = torch.zeros(())
         for chinese, english in pairs:
             source = torch.tensor([[*task.source.encode(chinese), task.source.end]])

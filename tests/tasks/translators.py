@@ -12,11 +12,12 @@ import torch
 from clearhead import model_folder
 from clearhead.model import EncoderDecoder
 from clearhead.tasks import Translation
+from clearhead.tasks.sequence_to_sequence import SearchOptions
 from clearhead.text import Report, Row
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.loop import Trainer
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Text, Train
+from clearhead.train.recipe import Recipe, Train, checked
 from tests.train.corpus import sentences
 
 SHAPE = {"shape": "tiny", "width": 64, "heads": 4, "feedforward": 128, "layers": 1, "dropout": 0.0}
@@ -26,10 +27,20 @@ def rows_of(pairs: list[tuple[str, str]], file: str = "train.tsv") -> list[Row]:
     return [Row(pair, file, line) for line, pair in enumerate(pairs, start=1)]
 
 
-def prepared(pairs: list[tuple[str, str]], text: dict[str, Any] | None = None, **settings: Any) -> Translation:
+def recipe_of(text: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Recipe:
+    """A recipe for small translators; `sections` are added, such as `decode={"beam": 3}`."""
+    values = {"text": {"vocabulary": 320, **(text or {})}, "data": {"train": "train.tsv"}, "model": SHAPE, **sections}
+    return checked({"task": "translation", **values}, "test")
+
+
+def prepared(pairs: list[tuple[str, str]], text: dict[str, Any] | None = None, **decode: Any) -> Translation:
     """The task alone, with its tokenizers."""
-    wanted = Text(**{"vocabulary": 320, **(text or {})})
-    return Translation.prepared(rows_of(pairs), wanted, SHAPE, settings)
+    return Translation.prepare(rows_of(pairs), recipe_of(text, decode=decode))
+
+
+def options(**values: Any) -> SearchOptions:
+    """What `task.predict` is given where a user would write `predictor.predict(…, **values)`."""
+    return Translation.read_options("predict", values)
 
 
 def untrained(task: Translation, seed: int = 3) -> EncoderDecoder:
@@ -44,6 +55,7 @@ def learned() -> tuple[Translation, EncoderDecoder]:
     """It translates nearly every sentence of `sentences` word by word. Do not change it: copy what you change."""
     pairs = sentences(2000, seed=1)
     task, alone = prepared(pairs), Processes(0, 1, torch.device("cpu"))
+    task.configure(recipe_of(loss={"label_smoothing": 0.05}))
     model = untrained(task)
     settings = Train(
         steps=300,
@@ -51,7 +63,6 @@ def learned() -> tuple[Translation, EncoderDecoder]:
         warmup=20,
         learning_rate=0.005,
         schedule="linear",
-        label_smoothing=0.05,
         evaluate_every=1000,
     )
     with TemporaryDirectory() as scratch:
