@@ -24,9 +24,10 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import exploring, listing, together
-from clearhead.cli.options import Batch, Beam, Columns, Device, Json, Model, given, parse_columns
+from clearhead.cli.options import Batch, Beam, Columns, Device, Json, Model, Threads, given, parse_columns
 from clearhead.cli.reading import groups, inputs
 from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
+from clearhead.cli.startup import INTERRUPTED, import_torch
 
 if TYPE_CHECKING:
     from clearhead.tasks import Prediction
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Build, train and ship Transformers, and see what every head looks at.",
-    epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.",
 )
 
 
@@ -66,12 +67,14 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/RECIPE")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the recipe's.")] = None,
     device: Device = "auto",
+    threads: Threads = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run was stopped, exactly.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away the run that is there.")] = False,
 ) -> None:
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run, --overwrite throws it away; choose one")
+    import_torch(threads)
     from clearhead.train import run
 
     run(recipe, overrides=changes or [], out=out, seed=seed, device=device, resume=resume, overwrite=overwrite)
@@ -85,6 +88,7 @@ def predict(
     ] = None,
     as_json: Json = False,
     device: Device = "auto",
+    threads: Threads = None,
     batch: Batch = None,
     beam: Beam = None,
     best: Annotated[int | None, typer.Option(min=1, help="How many answers to give for each input.")] = None,
@@ -95,6 +99,7 @@ def predict(
     --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, TEXT with tabs between.
     """
     waiting, name, at_once = inputs(texts, batch or BATCH)
+    import_torch(threads)
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
@@ -119,10 +124,12 @@ def evaluate(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
     as_json: Json = False,
     device: Device = "auto",
+    threads: Threads = None,
     batch: Batch = None,
     beam: Beam = None,
 ) -> None:
     """Score a model's answers on data whose answers are known."""
+    import_torch(threads)
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
@@ -175,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         if together.rank() == 0:
             say("interrupted")
-        return 130
+        return INTERRUPTED
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
             raise
