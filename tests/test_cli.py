@@ -397,4 +397,4 @@ def test_python_m_clearhead_is_quick_to_help() -> None:
 
 def test_the_command_is_installed_under_its_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"clearhead": "clearhead.cli:main"}
+    assert project["scripts"] == {"clearhead": "clearhead.__main__:main"}

@@ -1,10 +1,14 @@
 """Transformers with a clear head: exact multi-head attention that one can look into, at the speed of fused kernels."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing's own takes a while to import, and Ctrl-C cannot be handled yet
 if TYPE_CHECKING:
+    from typing import Any
+
     from clearhead.attention import (
         Alibi,
         Bias,

@@ -219,6 +219,8 @@ def test_a_context_where_none_belongs_and_a_missing_one_are_named():
         ({"kv_heads": 4}, "6 query heads cannot share 4 key heads"),
         ({"norm": "batch"}, "norm must be one of layer, rms, got 'batch'"),
         ({"positions": "rotory"}, "positions must be one of"),
+        ({"layers": 1_000_000}, "layers may be at most 1,000, got 1,000,000"),
+        ({"decoder_layers": 1001}, "decoder_layers may be at most 1,000, got 1,001"),
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
         ({"dropout": "0.1"}, "dropout must be at least 0 and less than 1, got '0.1'"),

@@ -23,9 +23,10 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import exploring, listing, together
-from clearhead.cli.options import Columns, Device, Json, Model, parse_columns
+from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
 from clearhead.cli.reading import groups, inputs
 from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
+from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.task_options import add_task_options, task_command
 
 if TYPE_CHECKING:
@@ -58,12 +59,14 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/RECIPE")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the recipe's.")] = None,
     device: Device = "auto",
+    threads: Threads = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run was stopped, exactly.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away the run that is there.")] = False,
 ) -> None:
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run, --overwrite throws it away; choose one")
+    import_torch(threads)
     from clearhead.train import run_training
 
     run_training(recipe, overrides=changes or [], out=out, seed=seed, device=device, resume=resume, overwrite=overwrite)
@@ -77,6 +80,7 @@ def predict(
     as_json: Json = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,
     device: Device = "auto",
+    threads: Threads = None,
     **options: Any,
 ) -> None:
     """Answer each INPUT, or each line of the standard input, with one line.
@@ -87,6 +91,7 @@ def predict(
     if stream and as_json:
         raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
     waiting, name, at_once = inputs(texts, options.get("batch") or BATCH)
+    import_torch(threads)
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
@@ -121,9 +126,11 @@ def evaluate(
     columns: Columns = None,
     as_json: Json = False,
     device: Device = "auto",
+    threads: Threads = None,
     **options: Any,
 ) -> None:
     """Score a model's answers on data whose answers are known."""
+    import_torch(threads)
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
@@ -167,7 +174,7 @@ def build_app(wanted: str | None) -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         help="Build, train and ship Transformers, and see what every head looks at.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.",
     )
     app.callback()(common)
     for name, command in COMMANDS.items():
@@ -197,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         if together.rank() == 0:
             say("interrupted")
-        return 130
+        return INTERRUPTED
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
             raise

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Device
+from clearhead.cli.options import Device, Threads
 from clearhead.cli.reading import one_text
 from clearhead.cli.speaking import flush, put, say
+from clearhead.cli.startup import import_torch
 from clearhead.errors import ConfigError
 
 
@@ -40,6 +41,7 @@ def look(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     **options: Any,
 ) -> None:
     """See what every head looks at: a page from a server on this machine, or with --out as one file.
@@ -48,6 +50,7 @@ def look(
     """
     if out is None and (heads or part is not None or without):
         raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
+    import_torch(threads)
     from clearhead.explore import looking
     from clearhead.explore.single import check_page_place
 
@@ -92,11 +95,13 @@ def figures(
     ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
     device: Device = "auto",
+    threads: Threads = None,
     **options: Any,
 ) -> None:
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
+    import_torch(threads)
     from clearhead.explore.figures import naming, sets
 
     sets.check_place(out, kind)

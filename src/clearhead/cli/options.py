@@ -12,6 +12,9 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model's folder, a run's folder, or a shipped model's name.")
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="How many CPU threads compute.", show_default="one for each core")
+]
 Columns = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ import typer
 
 from clearhead.cli.options import Device, Model
 from clearhead.cli.speaking import flush, put
+from clearhead.cli.startup import import_torch
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -46,6 +47,7 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
 
 def _parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
     """An option for each name that some task has; tasks with the same name mean the same."""
+    import_torch(None)  # before the tasks do: how its threads wait is decided then
     from clearhead.explore.huggingface import HuggingFaceText
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
@@ -94,6 +96,7 @@ def _plain_type(annotation: Any) -> Any:
 
 def task_command(name: str) -> Callable[..., None] | None:
     """The command of a task that has actions of its own: `clearhead NAME MODEL ACTION …`."""
+    import_torch(None)
     from clearhead.tasks import TASKS
 
     task = TASKS.get(name)

@@ -17,6 +17,8 @@ CHOICES = {
     "temperature": ("fixed", "learned"),
 }
 
+MOST_LAYERS = 1000
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -71,6 +73,9 @@ class ModelConfig:
             value, least = getattr(self, name), 0 if name == "segments" else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name in ("layers", "decoder_layers"):
+            if (getattr(self, name) or 0) > MOST_LAYERS:  # would build for minutes, until memory is full
+                raise ConfigError(f"{name} may be at most {MOST_LAYERS:,}, got {getattr(self, name):,}")
         for name in YES_OR_NO:
             if getattr(self, name) not in (True, False, None):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
