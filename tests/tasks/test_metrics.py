@@ -66,7 +66,9 @@ def test_chinese_is_scored_by_characters():
     turned = [(english, chinese) for chinese, english in sentences(40)]
     task = prepared(turned)
     assert task.settings["bleu_tokenizer"] == "zh"
-    assert "|tok:zh|" in task.evaluate(untrained(task), rows_of(turned[:5]), TranslationOptions()).scores["bleu_signature"]
+    assert (
+        "|tok:zh|" in task.evaluate(untrained(task), rows_of(turned[:5]), TranslationOptions()).scores["bleu_signature"]
+    )
     assert prepared(sentences(40)).settings["bleu_tokenizer"] == "13a"
     assert prepared(turned, bleu_tokenizer="char").settings["bleu_tokenizer"] == "char"
 

@@ -28,7 +28,11 @@ def test_a_text_is_cut_after_its_sentences():
         "她说：“好。”",
         "走吧",
     ]
-    assert texts(split_text("It costs 3.50 now. Really? Yes.", letters, 20)) == ["It costs 3.50 now.", "Really?", "Yes."]
+    assert texts(split_text("It costs 3.50 now. Really? Yes.", letters, 20)) == [
+        "It costs 3.50 now.",
+        "Really?",
+        "Yes.",
+    ]
 
 
 def test_only_the_shortest_sentences_go_with_what_follows():
