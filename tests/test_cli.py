@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from clearhead import cli, shipped
 from clearhead.cli.reading import READ_AHEAD
 from clearhead.errors import TrainingError
-from clearhead.tasks import TASKS
+from clearhead.tasks import TASKS, Task
 from clearhead.tasks.base import Evaluation
 from tests.echoing import Echo, echo, write_echo
 
@@ -144,6 +144,109 @@ def test_at_a_terminal_it_says_what_to_do(model: Path) -> None:
     assert (
         run("predict", model, "-", "a").err == "clearhead: - means the lines of the standard input, and stands alone\n"
     )
+
+
+# streams
+
+
+class Recorder(io.StringIO):
+    """An output that keeps what was there at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed: list[str] = []
+
+    def flush(self) -> None:
+        self.flushed.append(self.getvalue())
+
+
+def test_a_stream_prints_each_piece_as_soon_as_it_is_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("predict", model, "abc", "", "你好", "--stream") == (0, "cba!\n\n好你!\n", "")
+    assert run("predict", model, "-", "--stream", stdin=b"abc\nx\ty\n").out == "cba!\ny x!\n"
+    monkeypatch.setattr(sys, "stdout", output := Recorder())
+    assert cli.main(["predict", str(model), "abc", "--stream"]) == 0
+    assert output.flushed[:5] == ["c", "cb", "cba", "cba!", "cba!\n"]
+
+
+def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("predict", model, "abc", "--stream", "--json")
+    assert done == (2, "", "clearhead: --stream prints pieces of text, --json whole objects; choose one\n")
+    monkeypatch.setattr(Echo, "stream", Task.stream)
+    done = run("predict", model, "abc", "--stream")
+    assert done == (2, "", "clearhead: echo has its answer all at once, so there is nothing to stream\n")
+
+
+# options and commands of tasks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["predict", "MODEL", "abc", "--temperature", "1"], "predict has no option 'temperature'; there are batch, "),
+        (["predict", "MODEL", "abc", "--stream", "--prefix", "x"], "predict has no option 'prefix'; there are batch, "),
+        (["evaluate", "MODEL", "pairs.tsv", "--length-penalty", "2"], "evaluate has no option 'length_penalty'"),
+        (["look", "MODEL", "abc", "--most", "3"], "look has no option 'most'"),
+        (["predict", "MODEL", "abc", "--lowercase"], "No such option: --lowercase"),
+    ],
+)
+def test_an_option_of_another_task_or_command_is_refused_in_one_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.tsv").write_text("abc\tcba!\n")
+    done = run(*(argument.replace("MODEL", str(model)) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_an_option_outside_of_its_limits_is_refused_before_the_model_is_loaded() -> None:
+    for option, value in (("--batch", "0"), ("--best", "0"), ("--top-p", "1.5"), ("--beam", "x")):
+        done = run("predict", "nowhere", "text", option, value)
+        assert done.code == 2
+        assert f"Invalid value for '{option}'" in done.err
+        assert done.err.count("\n") == 1
+
+
+def test_help_of_a_command_lists_the_options_of_all_tasks_and_whose_they_are(model: Path) -> None:
+    shown = run("predict", model, "--help")
+    assert (shown.code, shown.err) == (0, "")
+    for option in ("--batch", "--beam", "--best", "--longest", "--prefix", "--temperature", "--top-k", "--stream"):
+        assert option in shown.out
+    assert "Options of translation" in shown.out
+    assert "Options of translation, echo" in shown.out
+    assert "--lowercase" not in shown.out, "it is evaluate's"
+    assert "--lowercase" in run("evaluate", "--help").out
+    assert "--temperature" not in run("evaluate", "--help").out
+    for command in ("look", "figures"):
+        shown = run(command, "--help")
+        assert "Options of Hugging Face models" in shown.out
+        assert "--most" in shown.out
+
+
+def test_a_task_may_have_a_command_of_its_own(model: Path) -> None:
+    assert run("echo", model, "shout", "word", "你好") == (0, "WORD!\n你好!\n", "")
+    assert run("echo", model, "shout") == (0, "", "")
+    shown = run("echo", "--help")
+    assert shown.code == 0
+    assert "shout: Prints each word in capitals." in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["echo", "MODEL", "shot", "word"], "echo: 'shot' is not known; did you mean 'shout'?"),
+        (["echo", "MODEL"], "Missing argument"),
+        (["echo", "nowhere", "shout", "word"], "there is no folder 'nowhere'"),
+        (["echo", "zh-en", "shout", "word"], "zh-en is a model for translation, not for echo"),
+        (["translation", "zh-en"], "No such command 'translation'"),
+    ],
+)
+def test_a_task_s_command_says_in_one_line_what_is_wrong(model: Path, arguments: list[str], said: str) -> None:
+    done = run(*(argument.replace("MODEL", str(model)) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
 
 
 # evaluate, models, train

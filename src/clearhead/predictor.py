@@ -80,8 +80,13 @@ class Predictor:
     def stream(self, given: str | Path, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
         checked = self.task.read_options("predict", options)
-        with torch.inference_mode():
-            yield from self.task.stream(self.model, self.task.check_input(given), checked)
+        pieces = self.task.stream(self.model, self.task.check_input(given), checked)
+        while True:
+            with torch.inference_mode():  # not while the caller has the piece
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
     def look(self, text: str, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.

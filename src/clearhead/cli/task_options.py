@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.settings import Options
 
 SHARED = {"figures": "look"}  # commands with the options of another
+Action = Annotated[str, typer.Argument(metavar="ACTION", help="What to do; see above.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="What it is done to.")]
 
 
 def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:
@@ -108,8 +110,8 @@ def _action_command(task: type[AnyTask]) -> Callable[..., None]:
 
     def run(
         model: Model,
-        action: Annotated[str, typer.Argument(metavar="|".join(task.actions), help="What to do.")],
-        arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="What it is done to.")] = None,
+        action: Action,
+        arguments: Arguments = None,
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError

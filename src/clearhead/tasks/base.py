@@ -102,6 +102,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     columns: ClassVar[tuple[str, ...]]  # of its data
     metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
     metric: ClassVar[str]  # the one of them that the best model is chosen by
+    added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.

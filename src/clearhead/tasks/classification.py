@@ -94,6 +94,7 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
     columns = ("text", "label")
     metrics = ("accuracy", "macro_f1")
     metric = "accuracy"
+    added_tokens = 2
     default_shape = "tiny"
 
     def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], config: ModelConfig) -> None:

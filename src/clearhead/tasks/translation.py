@@ -58,6 +58,10 @@ class Translation(TextToText):
         text = super().spell(hypothesis)
         return full_width(text) if self.decode.bleu_tokenizer == "zh" else text
 
+    def settled(self, text: str) -> str:
+        held = "(" if self.decode.bleu_tokenizer == "zh" else ""  # it is full-width if a Chinese character follows
+        return super().settled(text).removesuffix(held)
+
     def input_notes(self, given: str, text: str) -> list[str]:
         lost = lost_numbers(given, text)
         return [f"numbers of the text are missing in the translation: {list_numbers(lost)}"] if lost else []

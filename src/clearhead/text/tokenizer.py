@@ -115,7 +115,18 @@ class Tokenizer:
         """The text of these numbers; padding, start and end are left out, and bytes that are no UTF-8 become �."""
         kept = [int(number) for number in self._checked(numbers) if number > self.end]
         text: str = self.engine.decode(kept, skip_special_tokens=False)
+        if "\ufffd" in text:
+            text = self._decode_bytes(kept)
         return text.removeprefix(" ")
+
+    def _decode_bytes(self, numbers: Sequence[int]) -> str:
+        """As the engine decodes, but one broken character does not break all others that are written in bytes."""
+        first = self.end + 1
+        raw = (
+            bytes([number - first]) if number < first + 256 else self.engine.id_to_token(number).encode()
+            for number in numbers
+        )
+        return b"".join(raw).decode("utf-8", "replace")
 
     def pieces(self, numbers: Sequence[int]) -> list[str]:
         """Each number as it can be shown: a space is "▁", a byte such as "<0xE4>", and "<s>" the start."""

@@ -91,10 +91,11 @@ class Recipe(TaskRecipe):
             config = TASKS[self.task].make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
-        if config.positions == "learned" and config.max_length <= self.data.longest:
+        needed = self.data.longest + TASKS[self.task].added_tokens
+        if config.positions == "learned" and config.max_length < needed:
             raise ValueError(
                 f"model.max_length: {config.max_length} learned positions are too few for data.longest = "
-                f"{self.data.longest} and the end; make it at least {self.data.longest + 1}"
+                f"{self.data.longest} with start and end; make it at least {needed}"
             )
 
 

@@ -94,6 +94,10 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """The text of a hypothesis; bytes that are no character become one �."""
         return BROKEN.sub("\ufffd", self.target.decode(hypothesis.tokens))
 
+    def settled(self, text: str) -> str:
+        """As much of an unfinished text as further tokens cannot change: not the first bytes of a character."""
+        return text.removesuffix("\ufffd")
+
     def input_notes(self, given: InputT, text: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
@@ -119,20 +123,27 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
         search = Search.of(options.model_copy(update={"beams": options.beams or 1}), self.decode)
         prefix = self._encode_prefix(options.prefix)
-        told = ""
+        shown = ""
         for number, part in enumerate(self.split(given)):
-            before, tokens = told, list[int]()
-            begin = [] if number else prefix
+            before, begin = shown, [] if number else prefix
             rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
             limit = search.limit(self.output_limit(part)) + len(begin)
-            for token in search.stream(self.writer(model, [part]), number, max_length=limit, **rules):
-                tokens.append(token)
-                text = self.spell(Hypothesis(tokens, 0.0, 0.0, True))
-                if not text.endswith("\ufffd"):  # the rest of a character may be yet to come
-                    whole = join_texts([before, text])
-                    if whole.startswith(told):
-                        yield whole[len(told) :]
-                        told = whole
+            tokens = search.stream(self.writer(model, [part]), number, max_length=limit, **rules)
+            for text in self._growing_texts(tokens):
+                whole = join_texts([before, text])
+                assert whole.startswith(shown), f"{self.name} has changed {shown!r} to {whole!r}, which was shown"
+                if whole != shown:
+                    yield whole[len(shown) :]
+                    shown = whole
+
+    def _growing_texts(self, tokens: Iterator[int]) -> Iterator[str]:
+        """The text of more and more tokens, as far as it is settled; in the end all of it."""
+        written, text = list[int](), ""
+        for token in tokens:
+            written.append(token)
+            text = self.spell(Hypothesis(written, 0.0, 0.0, True))
+            yield self.settled(text)
+        yield text
 
     def write(
         self,

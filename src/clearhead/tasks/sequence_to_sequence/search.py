@@ -31,7 +31,7 @@ class SearchOptions(Options):
     beams: int | None = option(None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1)
     length_penalty: float | None = option(None, "Above 1 favours long answers, below 1 short (default: the model's).")
     best: int = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
-    longest: int | None = option(None, "The most tokens of an answer.", ge=1)
+    longest: int | None = option(None, "The most tokens of an answer, or of each of its parts, end included.", ge=1)
     prefix: str = option("", "What every answer begins with.", only=PREDICT)
     temperature: float = option(0.0, "Draw tokens by their probability; 0 takes the likeliest.", only=PREDICT, ge=0)
     top_k: int | None = option(None, "Draw among so many likeliest tokens.", only=PREDICT, ge=1)
@@ -73,7 +73,7 @@ class Search(NamedTuple):
 
     def limit(self, natural: int) -> int:
         """The most tokens of an answer, its end included, where the length of the input suggests `natural`."""
-        return natural if self.longest is None else self.longest + 1
+        return natural if self.longest is None else self.longest
 
     def run(self, writer: Writer, rows: Sequence[int], **rules: Any) -> list[list[Hypothesis]]:
         """The best hypotheses of each row of a writer. What row n draws depends on the seed and on rows[n] alone."""

@@ -1,0 +1,323 @@
+"""Classification as its user meets it: a file of texts and labels in, labels with probabilities out."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.cli import main
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.lens import Record
+from clearhead.predictor import Predictor
+from clearhead.tasks import Classification
+from clearhead.tasks.classification import LabelPrediction, TextExamples
+from clearhead.tasks.metrics import label_scores
+from clearhead.tasks.settings import Options
+from clearhead.text import Report, Row
+from clearhead.text.batches import Batch
+from clearhead.train import run_training
+from clearhead.train.recipe import Recipe, checked
+
+WORDS = {"animal": ["cat", "dog", "horse", "fish"], "food": ["bread", "rice", "soup", "cheese"], "time": ["now", "day"]}
+OTHERS = ["the", "a", "is", "here", "good", "very", "and", "not"]
+
+RECIPE = """
+task = "classification"
+seed = 5
+
+[data]
+train = "train.tsv"
+dev = "dev.tsv"
+longest = 20
+
+[text]
+vocabulary = 320
+
+[model]
+shape = "tiny"
+width = 24
+heads = 3
+feedforward = 37
+layers = 1
+dropout = 0.0
+
+[train]
+steps = 80
+batch_tokens = 512
+shapes = 3
+warmup = 10
+learning_rate = 0.01
+log_every = 20
+evaluate_every = 40
+tensorboard = false
+"""
+
+
+def labelled(count: int, seed: int) -> list[tuple[str, str]]:
+    """Sentences with one word that decides; labels in turn."""
+    chance, made = random.Random(seed), []
+    for number in range(count):
+        label = list(WORDS)[number % len(WORDS)]
+        words = [*chance.choices(OTHERS, k=chance.randint(0, 6)), chance.choice(WORDS[label])]
+        chance.shuffle(words)
+        made.append((" ".join(words), label))
+    return made
+
+
+def rows_of(pairs: list[tuple[str, str]], file: str = "data/train.tsv") -> list[Row]:
+    return [Row(pair, file, line) for line, pair in enumerate(pairs, start=1)]
+
+
+def recipe_of(**sections: dict[str, object]) -> Recipe:
+    values = {"data": {"train": "train.tsv"}, "text": {"vocabulary": 320}, "model": {"width": 20, "heads": 5}}
+    return checked({"task": "classification", **values, **sections}, "test")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classification")
+    for name, count, seed in (("train", 240, 1), ("dev", 30, 2)):
+        lines = [f"{text}\t{label}\n" for text, label in labelled(count, seed)]
+        holes = ["cat\t\n", "\tfood\n"] if name == "train" else ["cat\tplant\n"]
+        (folder / f"{name}.tsv").write_text("".join([*lines, *holes]), encoding="utf-8")
+    (folder / "toy.toml").write_text(RECIPE, encoding="utf-8")
+    return run_training(str(folder / "toy.toml"), out=folder / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def classifier(run: Path) -> Predictor:
+    return clearhead.load(run, device="cpu")
+
+
+# training and answers
+
+
+def test_it_has_learned_which_word_decides(classifier):
+    assert classifier.predict("here is the dog").label == "animal"
+    assert classifier.predict("soup is not very good").text == "food"
+    scores = classifier.evaluate(labelled(60, seed=9))
+    assert scores["accuracy"] > 0.9
+    assert set(scores) == {"accuracy", "macro_f1"}
+
+
+def test_what_was_left_out_of_training_is_reported(run):
+    train, dev = (run / "report.txt").read_text().splitlines()
+    assert train == (
+        "train: kept 240 of 242; dropped 1 without a label (train.tsv:241), 1 without a text (train.tsv:242)"
+    )
+    assert dev == "dev: kept 30 of 31; dropped 1 with a label that is not in the training data (dev.tsv:31)"
+
+
+def test_the_run_says_how_good_it_is_by_the_scores_of_the_task(run):
+    metrics = json.loads((run / "model" / "metrics.json").read_text())
+    assert metrics["dev"]["accuracy"] > 0.9
+    assert {"accuracy", "macro_f1"} <= set(metrics["dev"])
+    assert "accuracy" in (run / "model" / "README.md").read_text()
+
+
+def test_a_prediction_has_the_probabilities_of_all_labels_likeliest_first(classifier):
+    answer = classifier.predict("a good dog")
+    assert set(answer.scores) == {"animal", "food", "time"}
+    assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-6)
+    assert list(answer.scores.values()) == sorted(answer.scores.values(), reverse=True)
+    assert (answer.label, answer.score) == next(iter(answer.scores.items()))
+    assert answer.ranking() == list(answer.scores.items())
+
+
+def test_json_has_label_score_and_scores(run, capsys):
+    assert main(["predict", str(run), "a dog", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"input", "label", "score", "scores", "notes"}
+    assert (found["input"], found["label"], found["notes"]) == ("a dog", "animal", [])
+    assert found["scores"]["animal"] == found["score"]
+    assert main(["predict", str(run), "a dog", "bread", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "animal\nfood\n"
+
+
+def test_an_empty_text_is_answered_too(classifier):
+    empty, blank = classifier.predict(["", " \n"])
+    assert empty.label in ("animal", "food", "time")
+    assert empty == blank
+    assert classifier.predict([]) == []
+
+
+def test_batched_equals_single(classifier):
+    task, model = classifier.task, classifier.task.build().double().eval()
+    model.load_state_dict(classifier.model.state_dict())
+    inputs = [*(text for text, _ in labelled(17, seed=4)), "", "cat " * 50, "未知 😀"]
+    together = task.predict(model, inputs, Options())
+    for batch in (1, 7):
+        for one, other in zip(task.predict(model, inputs, Options(batch=batch)), together, strict=True):
+            assert one.label == other.label
+            assert one.scores == pytest.approx(other.scores, abs=1e-12)
+
+
+def test_a_saved_model_answers_as_before(classifier, tmp_path):
+    task, model = classifier.task, classifier.model
+    clearhead.model_folder.write(tmp_path / "copy", task=task, model=model, metrics={}, card="# a test\n")
+    loaded = clearhead.load(tmp_path / "copy", device="cpu")
+    inputs = [text for text, _ in labelled(13, seed=6)]
+    assert loaded.predict(inputs) == classifier.predict(inputs)
+    assert loaded.task.labels == ["animal", "food", "time"]
+
+
+def test_there_is_nothing_to_stream(classifier):
+    with pytest.raises(ConfigError, match="classification has its answer all at once, so there is nothing to stream"):
+        list(classifier.stream("a dog"))
+
+
+def test_options_of_a_search_are_refused(classifier):
+    with pytest.raises(ConfigError, match="predict has no option 'beams'; there are batch"):
+        classifier.predict("a dog", beams=2)
+
+
+# scores
+
+
+def test_scores_are_those_counted_by_hand(classifier, monkeypatch):
+    said = {"1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
+    monkeypatch.setattr(
+        classifier.task, "predict", lambda model, inputs, options: [LabelPrediction(said[text]) for text in inputs]
+    )
+    scores = classifier.evaluate([("1", "a"), ("2", "a"), ("3", "b"), ("4", "c"), ("5", "c"), ("1", "")])
+    # a: 1 hit, 2 right, 1 answered; b: 1 hit, 1 right, 3 answered; c: 1 hit, 2 right, 1 answered
+    f1 = [2 / (2 + 1), 2 / (1 + 3), 2 / (2 + 1)]
+    assert scores == {
+        "accuracy": 0.6,
+        "macro_f1": round(sum(f1) / 3, 4),
+        "note": "kept 5 of 6; dropped 1 without a label (example:6)",
+    }
+
+
+def test_a_label_that_the_model_does_not_know_counts_as_wrong(classifier):
+    scores = classifier.evaluate([("a dog", "animal"), ("a tree", "plant")])
+    assert scores["accuracy"] == 0.5
+
+
+def test_no_rows_cannot_be_scored(classifier):
+    with pytest.raises(DataError, match="there is not one line to score"):
+        label_scores([], [])
+    with pytest.raises(DataError, match="no row is left to score: kept 0 of 1; dropped 1 without a label"):
+        classifier.evaluate([("a dog", "")])
+
+
+# looking
+
+
+def test_a_look_is_one_pass_over_the_text(classifier):
+    record = classifier.look("here is the dog")
+    assert isinstance(record, Record)
+    assert record.names == ["encoder.0.self"]
+    (call,) = record.calls
+    tokenizer = classifier.task.tokenizer
+    enclosed = [tokenizer.start, *tokenizer.encode("here is the dog"), tokenizer.end]
+    assert call.ids["tokens"].tolist() == [enclosed]
+    assert (call.about["text"], call.about["task"]) == ("animal", "classification")
+    assert record["encoder.0.self"].map.shape[-2:] == (len(enclosed), len(enclosed))
+    with pytest.raises(DataError, match="classification reads no answer: leave --answer away"):
+        classifier.look("a dog", answer="food")
+
+
+# data
+
+
+def test_rows_that_cannot_be_used_are_reported_with_their_reasons():
+    task = Classification.prepare(rows_of(labelled(30, seed=1)), recipe_of())
+    pairs = [("a dog", "animal"), ("a tree", "plant"), (" \u200b", "food"), ("soup", ""), ("cat " * 30, "animal")]
+    report = Report()
+    examples = task.examples(rows_of(pairs), report, recipe_of(data={"train": "x.tsv", "longest": 20}))
+    assert str(report) == (
+        "kept 1 of 5; dropped 1 with a label that is not in the training data (train.tsv:2), 1 without a text "
+        "(train.tsv:3), 1 without a label (train.tsv:4), 1 longer than 20 tokens (train.tsv:5)"
+    )
+    assert (len(examples), examples.where(0)) == (1, "data/train.tsv:1")
+    assert len(task.examples(rows_of(pairs), Report())) == 2, "only training has a limit"
+    with pytest.raises(DataError, match=r"no text is left to use\nkept 0 of 1; dropped 1 without a label"):
+        task.examples(rows_of([("a dog", "")]), Report())
+
+
+@pytest.mark.parametrize(("labels", "said"), [(["yes", "yes", ""], "yes"), (["", "", ""], "all empty")])
+def test_one_label_is_nothing_to_learn(labels, said):
+    with pytest.raises(DataError, match=f"there is nothing to tell apart: the labels are {said}$"):
+        Classification.prepare(rows_of([("a", label) for label in labels]), recipe_of())
+
+
+def test_a_file_with_one_label_leaves_no_run(tmp_path):
+    (tmp_path / "train.tsv").write_text("a dog\tanimal\na cat\tanimal\n")
+    (tmp_path / "toy.toml").write_text(RECIPE.replace('dev = "dev.tsv"\n', ""))
+    with pytest.raises(DataError, match="nothing to tell apart: the labels are animal"):
+        run_training(str(tmp_path / "toy.toml"), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_is_what_one_writes_down_by_hand():
+    texts, labels = [[1, 7, 8, 2], [1, 2], [1, 9, 2]], [2, 0, 1]
+    examples = TextExamples(texts, labels, rows_of([("", "")] * 3), 0)
+    assert examples.lengths.tolist() == [[4], [2], [3]]
+    assert examples.counts.tolist() == [1, 1, 1]
+    batch = examples.collate(Batch(np.array([2, 0]), (5,)))
+    assert batch.tokens.tolist() == [[1, 9, 2, 0, 0], [1, 7, 8, 2, 0]]
+    assert batch.lengths.tolist() == [3, 4]
+    assert batch.labels.tolist() == [1, 2]
+
+
+def test_other_examples_have_another_fingerprint():
+    texts, rows = [[1, 7, 2], [1, 2]], rows_of([("", "")] * 2)
+    prints = {TextExamples(*one, rows, 0).fingerprint() for one in ((texts, [0, 1]), (texts, [1, 0]))}
+    prints.add(TextExamples(texts[::-1], [0, 1], rows, 0).fingerprint())
+    assert len(prints) == 3
+    assert TextExamples(texts, [0, 1], rows, 0).fingerprint() in prints
+
+
+# loss
+
+
+def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
+    pairs = labelled(30, seed=1)
+    task = Classification.prepare(rows_of(pairs), recipe_of())
+    task.configure(recipe_of(loss={"label_smoothing": 0.3}))
+    torch.manual_seed(2)
+    model = task.build().double()
+    examples = task.examples(rows_of(pairs[:5]), Report())
+    batch = examples.collate(Batch(np.arange(5), (int(examples.lengths.max()) + 2,)))
+    plain = smoothed = 0.0
+    model.eval()
+    for text, label in pairs[:5]:
+        (answer,) = task.predict(model, [text], Options())
+        logs = {name: math.log(share) for name, share in answer.scores.items()}
+        plain -= logs[label]
+        smoothed -= 0.7 * logs[label] + 0.3 * sum(logs.values()) / 3
+    assert task.loss(model, batch).item() == pytest.approx(plain, abs=1e-9)
+    for module in model.modules():
+        module.training = isinstance(module, type(model))  # as in training, but without dropout
+    assert task.loss(model, batch).item() == pytest.approx(smoothed, abs=1e-9)
+
+
+# folders
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "have no list of labels: None"),
+        ({"labels": "abc"}, "have no list of labels: 'abc'"),
+        ({"labels": ["a", 2, "c"]}, "have no list of labels"),
+        ({"labels": ["a", "b"]}, "has 2 labels and .* its model 3 and"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, settings, said):
+    task = Classification.prepare(rows_of(labelled(30, seed=1)), recipe_of())
+    task.save(tmp_path)
+    with pytest.raises(CheckpointError, match=said):
+        Classification.load(tmp_path, task.config, settings)
+
+
+def test_learned_positions_must_have_room_for_start_and_end():
+    with pytest.raises(ConfigError, match=r"too few for data\.longest = 256 with start and end; make it at least 258"):
+        recipe_of(model={"positions": "learned", "max_length": 257})
+    recipe_of(model={"positions": "learned", "max_length": 258})
