@@ -55,6 +55,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def _has_extras() -> bool:
+    try:
+        return find_spec("pydantic") is not None
+    except ValueError:  # somebody has hidden it
+        return False
+
+
 __all__ = [
     "Alibi",
     "Bias",
@@ -94,7 +102,7 @@ __all__ = [
     "to_huggingface",
     "watch",
 ]
-if TYPE_CHECKING or find_spec("pydantic"):  # part of the extras: without them `from clearhead import *` still works
+if TYPE_CHECKING or _has_extras():  # without them `from clearhead import *` still works
     __all__ += [
         "AlignedPair",
         "Axis",
@@ -133,7 +141,16 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
-        value = getattr(import_module(f"clearhead.{_HOME_OF[name]}"), name)
+        try:
+            value = getattr(import_module(f"clearhead.{_HOME_OF[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("clearhead"):
+                raise
+            from clearhead.errors import PackageError
+
+            raise PackageError(
+                f'clearhead.{name} needs the package {error.name}; pip install "clearhead[train]"'
+            ) from None
         globals()[name] = value
         return value
     if name in ("attention", "errors", "lens", "model"):  # as they were when all was imported at once

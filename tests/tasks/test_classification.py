@@ -15,9 +15,8 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks import Classification
-from clearhead.tasks.classification import LabelPrediction, TextExamples
+from clearhead.tasks.classification import LabelOptions, LabelPrediction, TextExamples
 from clearhead.tasks.metrics import label_scores
-from clearhead.tasks.settings import Options
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -126,7 +125,9 @@ def test_a_prediction_has_the_probabilities_of_all_labels_likeliest_first(classi
     assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-6)
     assert list(answer.scores.values()) == sorted(answer.scores.values(), reverse=True)
     assert (answer.label, answer.score) == next(iter(answer.scores.items()))
-    assert answer.ranking() == list(answer.scores.items())
+    assert answer.ranking() == list(answer.scores.items())[:1]
+    (ranked,) = classifier.predict(["a dog"], best=2)
+    assert ranked.ranking() == list(ranked.scores.items())[:2]
 
 
 def test_json_has_label_score_and_scores(run, capsys):
@@ -150,9 +151,9 @@ def test_batched_equals_single(classifier):
     task, model = classifier.task, classifier.task.build().double().eval()
     model.load_state_dict(classifier.model.state_dict())
     inputs = [*(text for text, _ in labelled(17, seed=4)), "", "cat " * 50, "未知 😀"]
-    together = task.predict(model, inputs, Options())
+    together = task.predict(model, inputs, LabelOptions())
     for batch in (1, 7):
-        for one, other in zip(task.predict(model, inputs, Options(batch=batch)), together, strict=True):
+        for one, other in zip(task.predict(model, inputs, LabelOptions(batch=batch)), together, strict=True):
             assert one.label == other.label
             assert one.scores == pytest.approx(other.scores, abs=1e-12)
 
@@ -172,7 +173,7 @@ def test_there_is_nothing_to_stream(classifier):
 
 
 def test_options_of_a_search_are_refused(classifier):
-    with pytest.raises(ConfigError, match="predict has no option 'beams'; there are batch"):
+    with pytest.raises(ConfigError, match="predict has no option 'beams'; there are batch, best"):
         classifier.predict("a dog", beams=2)
 
 
@@ -288,7 +289,7 @@ def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
     plain = smoothed = 0.0
     model.eval()
     for text, label in pairs[:5]:
-        (answer,) = task.predict(model, [text], Options())
+        (answer,) = task.predict(model, [text], LabelOptions())
         logs = {name: math.log(share) for name, share in answer.scores.items()}
         plain -= logs[label]
         smoothed -= 0.7 * logs[label] + 0.3 * sum(logs.values()) / 3

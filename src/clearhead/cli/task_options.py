@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -62,18 +62,20 @@ def _parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
         for name in option_names(kind, command):
             owners.setdefault(name, []).append(task)
     for name, tasks in owners.items():
-        if name not in taken:
-            field = kinds[tasks[0]].model_fields[name]
-            panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
-            yield inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, field, panel)
-            )
+        assert name not in taken, f"{tasks[0]}: {command} has an option {name} already"
+        field = kinds[tasks[0]].model_fields[name]
+        panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, field, panel)
+        )
 
 
 def _annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
     """What typer wants to know of an option."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    flag, kind = extra.get("flag") or f"--{name.replace('_', '-')}", _plain_type(field.annotation)
+    flag, kind = extra.get("flag") or f"--{name.replace('_', '-')}", _plain_type(name, field.annotation)
+    if kind is bool and field.default is True:
+        flag = f"{flag}/--no-{str(flag).removeprefix('--')}"
     limits = {}
     if kind in (int, float):
         found = {type(one).__name__: one for one in field.metadata}
@@ -86,14 +88,18 @@ def _annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
     return Annotated[kind | None, option]
 
 
-def _plain_type(annotation: Any) -> Any:
+def _plain_type(name: str, annotation: Any) -> Any:
     """The one of bool, int, float and str that a field's type comes down to.
 
-    >>> _plain_type(Annotated[int, "strict"] | None)
-    <class 'int'>
+    >>> _plain_type("beams", Annotated[int, "strict"] | None), _plain_type("kind", Literal["a", "b"])
+    (<class 'int'>, <class 'str'>)
     """
-    names = {annotation, *get_args(annotation), *(inner for one in get_args(annotation) for inner in get_args(one))}
-    return next(kind for kind in (bool, float, int, str) if kind in names)
+    inner = get_args(annotation)
+    names = {annotation, *inner, *(one for each in inner for one in get_args(each))}
+    for kind in (bool, float, int, str):
+        if kind in names or (get_origin(annotation) is Literal and isinstance(inner[0], kind)):
+            return kind
+    raise TypeError(f"option {name} has type {annotation}; options are bool, int, float, str or a Literal of these")
 
 
 def task_command(name: str) -> Callable[..., None] | None:

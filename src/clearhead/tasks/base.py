@@ -203,22 +203,28 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
-    def check_rows(self, rows: Sequence[Row], report: Report) -> list[Row]:
-        """The rows that can be scored; the report says which were left out."""
-        report.keep(len(rows))
-        return list(rows)
+    def row_problem(self, row: Row) -> str | None:
+        """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
+        return None
 
     @torch.no_grad()
     def evaluate(self, model: ModelT, rows: Sequence[Row], options: OptionsT) -> Evaluation:
         """Scores of a model's answers; a `note` says which rows were left out, if any were."""
-        from clearhead.text import Report
+        from clearhead.text import Report, Row
 
-        report = Report()
-        usable = self.check_rows(rows, report)
+        report, usable = Report(), list[Row]()
+        for row in rows:
+            if problem := self.row_problem(row):
+                report.drop(row, problem)
+            else:
+                report.keep()
+                usable.append(row)
         if rows and not usable:
             raise DataError(f"no row is left to score: {report}")
         predictions = self.predict(model, [self.input_of(row) for row in usable], options)
         scores = self.score(usable, predictions, options)
+        missing = {*self.metrics, self.metric} - scores.keys()
+        assert not missing, f"score of {self.name} gives {', '.join(scores)}; metrics promises {', '.join(missing)}"
         return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
 
     def quick_options(self) -> OptionsT:

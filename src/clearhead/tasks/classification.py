@@ -19,9 +19,9 @@ from clearhead.errors import CheckpointError, DataError
 from clearhead.model import Classifier, ModelConfig
 from clearhead.tasks.base import Examples, Prediction, Scores, Task
 from clearhead.tasks.metrics import label_scores
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 from clearhead.tasks.trace import Trace
-from clearhead.text.batches import Batch, Ragged
+from clearhead.text.batches import Batch, Ragged, length_batches
 
 if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
@@ -41,12 +41,21 @@ class ClassificationRecipe(TaskRecipe):
     loss: ClassificationLoss = ClassificationLoss()
 
 
+class LabelOptions(Options):
+    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best > 1
+
+
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
     """The likeliest label as `text` and `label`, its probability, and those of all labels, likeliest first."""
 
     score: float = 0.0
     scores: dict[str, float] | None = None
+    best: int = 1  # how many labels were asked for
 
     @property
     def label(self) -> str:
@@ -56,7 +65,8 @@ class LabelPrediction(Prediction):
         return {"label": self.label, "score": self.score, "scores": self.scores, "notes": list(self.notes)}
 
     def ranking(self) -> list[tuple[str, float | None]]:
-        return list((self.scores or {self.text: self.score}).items())
+        scores: dict[str, float | None] = {**(self.scores or {self.text: self.score})}
+        return list(scores.items())[: self.best]
 
 
 class LabelledTexts(NamedTuple):
@@ -88,9 +98,10 @@ class TextExamples(Examples[LabelledTexts]):
         return f"{self.texts.fingerprint()} {Ragged([self.labels.tolist()]).fingerprint()}"
 
 
-class Classification(Task[Classifier, str, LabelledTexts, Options]):
+class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
     name = "classification"
     recipe = ClassificationRecipe
+    options = LabelOptions
     columns = ("text", "label")
     metrics = ("accuracy", "macro_f1")
     metric = "accuracy"
@@ -109,20 +120,11 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Classification:
-        from clearhead.text import Tokenizer
-
         assert isinstance(recipe, ClassificationRecipe)
         labels = Counter(label for _, label in (row.values for row in rows) if label)
         if len(labels) < 2:
             raise DataError(f"there is nothing to tell apart: the labels are {', '.join(labels) or 'all empty'}")
-        text = recipe.text
-        tokenizer = Tokenizer.train(
-            (row.values[0] for row in rows),
-            kind=text.tokenizer,
-            vocabulary=text.vocabulary,
-            script=text.script,
-            lowercase=text.lowercase,
-        )
+        tokenizer = recipe.text.train_tokenizer(row.values[0] for row in rows)
         config = cls.make_config(recipe, vocabulary=tokenizer.size, labels=len(labels))
         return cls(tokenizer, sorted(labels), config)
 
@@ -137,8 +139,8 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
         kept: list[tuple[list[int], int, Row]] = []
         for row, tokens in zip(rows, self.tokenizer.encode_all([row.values[0] for row in rows]), strict=True):
             label = row.values[1]
-            if not label or not tokens:
-                report.drop(row, "without a label" if tokens else "without a text")
+            if problem := self.row_problem(row) or (None if tokens else "without a text"):
+                report.drop(row, problem)
             elif label not in numbers:
                 report.drop(row, "with a label that is not in the training data")
             elif longest is not None and len(tokens) > longest:
@@ -151,13 +153,8 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
         texts, labels, used = zip(*kept, strict=True)
         return TextExamples(list(texts), list(labels), list(used), self.tokenizer.pad)
 
-    def check_rows(self, rows: Sequence[Row], report: Report) -> list[Row]:
-        labelled = [row for row in rows if row.values[1]]
-        report.keep(len(labelled))
-        for row in rows:
-            if not row.values[1]:
-                report.drop(row, "without a label")
-        return labelled
+    def row_problem(self, row: Row) -> str | None:
+        return None if row.values[1] else "without a label"
 
     def _enclose(self, tokens: list[int]) -> list[int]:
         """With start and end, so that even an empty text has something to look at."""
@@ -179,31 +176,29 @@ class Classification(Task[Classifier, str, LabelledTexts, Options]):
     # Answers
 
     @torch.no_grad()
-    def predict(self, model: Classifier, inputs: Sequence[str], options: Options) -> list[LabelPrediction]:
+    def predict(self, model: Classifier, inputs: Sequence[str], options: LabelOptions) -> list[LabelPrediction]:
         texts = [self._enclose(tokens) for tokens in self.tokenizer.encode_all(inputs)]
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         device = model.vocabulary.words.weight.device
         found: dict[int, LabelPrediction] = {}
-        for begin in range(0, len(order), options.batch):
-            places = order[begin : begin + options.batch]
+        for places in length_batches(list(map(len, texts)), options.batch):
             ragged = Ragged([texts[place] for place in places])
             tokens, lengths = ragged.padded(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
             scores = self._label_scores(model, tokens.to(device), lengths.to(device))
             for place, row in zip(places, scores.softmax(-1).tolist(), strict=True):
-                found[place] = self._prediction(row)
+                found[place] = self._prediction(row, options.best)
         return [found[place] for place in range(len(texts))]
 
-    def _prediction(self, probabilities: list[float]) -> LabelPrediction:
+    def _prediction(self, probabilities: list[float], best: int) -> LabelPrediction:
         order = sorted(range(len(self.labels)), key=lambda number: -probabilities[number])
         scores = {self.labels[number]: probabilities[number] for number in order}
-        return LabelPrediction(self.labels[order[0]], (), probabilities[order[0]], scores)
+        return LabelPrediction(self.labels[order[0]], (), probabilities[order[0]], scores, best)
 
-    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: Options) -> Scores:
+    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
         return label_scores([row.values[1] for row in rows], [prediction.label for prediction in predictions])
 
     # Attention
 
-    def traces(self, model: Classifier, given: str, *, answer: str | None, options: Options) -> list[Trace]:
+    def traces(self, model: Classifier, given: str, *, answer: str | None, options: LabelOptions) -> list[Trace]:
         """A text, read once."""
         if answer is not None:
             raise DataError("classification reads no answer: leave --answer away")

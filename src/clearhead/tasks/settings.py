@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from clearhead.errors import ConfigError
 
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
 Source = str | dict[str, str]  # one file, or one file for each column
 SectionT = TypeVar("SectionT", bound="Section")
+COMMANDS = ("predict", "evaluate", "look")  # that have options of tasks; figures has those of look
 
 
 class Section(BaseModel):
@@ -65,6 +69,13 @@ class Text(Section):
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
 
+    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
+        """A tokenizer for these texts, with another size of vocabulary if one is given."""
+        from clearhead.text import Tokenizer
+
+        size, kind = vocabulary or self.vocabulary, self.tokenizer
+        return Tokenizer.train(texts, kind=kind, vocabulary=size, script=self.script, lowercase=self.lowercase)
+
 
 class TaskRecipe(Section):
     """What every recipe has, but for `[train]`, which is the trainer's. A task adds its own sections in a subclass."""
@@ -95,6 +106,8 @@ class Options(Section):
 
 def option(default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any) -> Any:
     """A field of `Options`: its `flag` on the command line (None: its name), and the only commands that have it."""
+    wrong = [only] if isinstance(only, str) else [name for name in only if name not in COMMANDS]
+    assert not wrong, f"only={wrong[0]!r}: a tuple of commands is wanted, of {', '.join(COMMANDS)}"
     extra: Any = {"flag": flag, "only": list(only)}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 

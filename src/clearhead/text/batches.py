@@ -94,6 +94,16 @@ class Ragged:
         return torch.where(inside, self.flat[where].long(), fill), lengths
 
 
+def length_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """The places of all sequences in batches of similar length, longest first: what does not fit, fails at once.
+
+    >>> length_batches([3, 9, 4, 8], 2)
+    [[1, 3], [2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+
 def _buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, ...]]]:
     """Examples of similar lengths, and the size of each side: the `shapes` buckets that need few pads.
 

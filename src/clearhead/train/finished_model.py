@@ -67,7 +67,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     fresh.rename(target)
     for name in ("dev", "test"):
         scores = metrics.get(name, {})
-        shown = ", ".join(f"{key} {value}" for key, value in scores.items() if not isinstance(value, str))
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if not isinstance(value, str))
         if shown:
             say(f"on {name}: {shown}")
         for key, value in scores.items():

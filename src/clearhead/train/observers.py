@@ -207,7 +207,8 @@ class Progress(Observer):
             self.bar.update(self.task, said=self._said())
 
     def _said(self) -> str:
-        best = "" if self.best is None else f" · best {self.metric} {abs(self.best):.4g}"
+        shown = self.best if self.best is None or self.metric != "loss" else -self.best
+        best = "" if shown is None else f" · best {self.metric} {shown:.4g}"
         return f"{self.pace}{best}{self.left}"
 
     def close(self) -> None:

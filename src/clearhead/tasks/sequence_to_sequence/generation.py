@@ -19,6 +19,7 @@ from clearhead.model import EncoderDecoder
 from clearhead.tasks.base import BatchT, InputT, Prediction, Task
 from clearhead.tasks.segmentation import join_texts, loops
 from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
+from clearhead.text.batches import length_batches
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -173,11 +174,8 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
     def _search(
         self, model: EncoderDecoder, parts: Sequence[PartT], search: Search, prefixes: Sequence[list[int]]
     ) -> list[list[Hypothesis]]:
-        """Batches of similar length, longest first: what does not fit into memory fails at once."""
-        order = sorted(range(len(parts)), key=lambda place: -self.part_length(parts[place]))
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        for begin in range(0, len(order), search.batch):
-            rows = order[begin : begin + search.batch]
+        for rows in length_batches([self.part_length(part) for part in parts], search.batch):
             rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
             limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
             if any(prefixes[row] for row in rows):

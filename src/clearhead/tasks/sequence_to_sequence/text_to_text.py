@@ -119,18 +119,14 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
 
     @classmethod
     def prepare(cls: type[TextToTextT], rows: Sequence[Row], recipe: TaskRecipe) -> TextToTextT:
-        from clearhead.text import Tokenizer
-
         assert isinstance(recipe, TextToTextRecipe)
         text = recipe.text
-        kinds: dict[str, Any] = {"kind": text.tokenizer, "script": text.script, "lowercase": text.lowercase}
         sources, targets = [row.values[0] for row in rows], [row.values[1] for row in rows]
         if text.shared:
-            source = target = Tokenizer.train(chain(sources, targets), vocabulary=text.vocabulary, **kinds)
+            source = target = text.train_tokenizer(chain(sources, targets))
             sizes = {"vocabulary": target.size}
         else:
-            source = Tokenizer.train(sources, vocabulary=text.source_vocabulary or text.vocabulary, **kinds)
-            target = Tokenizer.train(targets, vocabulary=text.vocabulary, **kinds)
+            source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
         task = cls(source, target, cls.make_config(recipe, **sizes), recipe.decode)
         task.configure(recipe)
@@ -165,16 +161,10 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             self.source.pad,
         )
 
-    def check_rows(self, rows: Sequence[Row], report: Report) -> list[Row]:
-        """The rows with two sides; nothing can be scored without one of them."""
-        whole = []
-        for row in rows:
-            if self.source.normal(row.values[0]).strip() and self.target.normal(row.values[1]).strip():
-                whole.append(row)
-                report.keep()
-            else:
-                report.drop(row, EMPTY)
-        return whole
+    def row_problem(self, row: Row) -> str | None:
+        source, target = row.values
+        whole = self.source.normal(source).strip() and self.target.normal(target).strip()
+        return None if whole else EMPTY
 
     # Model
 
