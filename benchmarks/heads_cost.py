@@ -14,10 +14,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-from clearhead.train.heads import Heads
 
-from clearhead.train import Trainer, _data, read_recipe
+from clearhead.train import read_recipe
 from clearhead.train.checkpoints import Checkpoints
+from clearhead.train.data import prepare_data
+from clearhead.train.head_monitor import Heads
+from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board
 from clearhead.train.processes import Processes, joined
 
@@ -32,13 +34,13 @@ class Learner:
     def __init__(self, folder: Path, processes: Processes, every: int, heads_every: int) -> None:
         recipe, base = read_recipe(RECIPE, [f"train.heads_every={heads_every}", "train.schedule=constant"])
         folder.mkdir()
-        task, examples, _ = _data(folder, recipe, base, processes)
+        data = prepare_data(folder, recipe, base, processes)
         torch.manual_seed(recipe.seed)
         checkpoints = Checkpoints(folder / "checkpoints", 1, processes)
         observers = [Heads(folder, 0), Board(folder / "tensorboard", 0)] if heads_every else []
         self.every, self.trainer = (
             every,
-            Trainer(recipe.train, task, task.build(), examples, None, checkpoints, processes, observers),
+            Trainer(recipe.train, data.task, data.task.build(), data.examples, None, checkpoints, processes, observers),
         )
 
     def __call__(self) -> None:

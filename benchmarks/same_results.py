@@ -7,8 +7,8 @@
 A recording holds 200 translations with their scores, and for two recipes 50 training steps: the losses, every tensor of
 the checkpoint and of the model folder, and ten further steps after a resume. `compare` also lets the code that runs it
 read the first recording: its model folder predicts, its checkpoint resumes. Everything goes through the command line,
-so one script serves both commits. To measure another checkout, put its `src` into PYTHONPATH. `--except` names keys that
-are known to differ, such as the words of notes: they are counted apart.
+so one script serves both commits. To measure another checkout, put its `src` into PYTHONPATH. `--except` names keys
+that are known to differ, such as the words of notes: they are counted apart.
 """
 
 from __future__ import annotations

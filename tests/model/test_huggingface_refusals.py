@@ -213,8 +213,9 @@ def test_a_tensor_that_the_model_has_no_use_for_is_named(copy, kind, name):
 
 
 def test_more_layers_than_the_file_has_are_refused_at_once(copy):
-    folder = change_config(copy("gpt2"), n_layer=10**9)
+    folder = change_config(copy("gpt2"), n_layer=900)
     refused(folder, "lacks the tensor transformer.h.2.ln_1.weight")
+    refused(change_config(folder, n_layer=10**9), "layers may be at most 1,000, got 1,000,000,000")
 
 
 def test_a_wrong_shape_is_refused_with_both_shapes(copy):

@@ -173,7 +173,7 @@ def test_there_is_nothing_to_stream(classifier):
 
 
 def test_options_of_a_search_are_refused(classifier):
-    with pytest.raises(ConfigError, match="predict has no option 'beams'; there are batch, best"):
+    with pytest.raises(ConfigError, match="predict has no option 'beams'; did you mean 'best'"):
         classifier.predict("a dog", beams=2)
 
 

@@ -12,6 +12,7 @@ from clearhead.attention import KeyValueCache, Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model.inference_view import refresh
 
 
 class Writer:
@@ -118,6 +119,7 @@ class Writer:
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
         """The scores of the token after these, of which each row has one, or one for each of its beams."""
         self._written += 1
+        refresh(self._view)
         with torch.inference_mode():
             return self._scores(tokens[:, None])
 

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from clearhead.attention import MultiHeadAttention
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -13,7 +15,7 @@ def inference_view(model: Model) -> Model:
     """The same model in evaluation mode, with module objects of its own; the original is only read.
 
     Parameters and buffers are shared, also those that are put in their place later (as FSDP does). Hooks, observers
-    and switched-off heads are those that the model has now; what is changed on either side later stays there.
+    and switched-off heads are those that the model has now; `refresh` takes over later observers and heads.
     Wrappers of `torch.compile` are left out: a view is run as plain Python.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
@@ -23,7 +25,17 @@ def inference_view(model: Model) -> Model:
     >>> view.training, model.training
     (False, True)
     """
-    return _clone(model, {})
+    clones: dict[nn.Module, nn.Module] = {}
+    view = _clone(model, clones)
+    pairs = [(vars(clone), vars(module)) for module, clone in clones.items() if isinstance(module, MultiHeadAttention)]
+    vars(view)["_attentions"] = pairs
+    return view
+
+
+def refresh(view: nn.Module) -> None:
+    """Takes over who observes the model's attentions, and which of their heads are switched off, as that is now."""
+    for own, original in vars(view)["_attentions"]:
+        own["observer"], own["muted"] = original["observer"], original["muted"]
 
 
 def _clone(module: Model, clones: dict[nn.Module, nn.Module]) -> Model:

@@ -228,8 +228,8 @@ def say(text: str) -> None:
 def printable(text: str) -> str:
     """Text without control characters: a file's name or content may hold what moves a terminal's cursor.
 
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
+    >>> print(printable(chr(27) + "[2J"))
+    \\x1b[2J
     """
     return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
