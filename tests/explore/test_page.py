@@ -196,7 +196,7 @@ def test_zooming_in_reaches_exact_cells_and_the_link_brings_them_back(watched, l
         page.mouse.wheel(0, -400)
         watched.settle()
     watched.until("#resolution", "exact")
-    page.mouse.move(box["x"] + 0.51 * box["width"], box["y"] + 0.51 * box["height"])
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     page.locator("#tip .tip-place").wait_for()
     watched.settle()
     query, key = (int(part.replace("\u2009", "")) for part in watched.text(".tip-place").split(" → "))
@@ -206,7 +206,7 @@ def test_zooming_in_reaches_exact_cells_and_the_link_brings_them_back(watched, l
     assert "view=" in fragment
     watched.open(long, fragment.removeprefix("#"))
     watched.until("#resolution", "exact")
-    page.mouse.move(box["x"] + 0.51 * box["width"], box["y"] + 0.51 * box["height"])
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     page.locator("#tip .tip-place").wait_for()
     watched.settle()
     again = [int(part.replace("\u2009", "")) for part in watched.text(".tip-place").split(" → ")]
