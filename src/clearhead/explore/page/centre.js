@@ -126,11 +126,7 @@ export class Centre {
       if (this.stale && i === 0) {
         view.layout(explorer.look);
         const { view: window } = explorer.state;
-        if (window) {
-          view.viewport.show(this.relative(window, -1));
-          view.layout(explorer.look); // larger cells have labels, which take room from the map
-          view.viewport.show(this.relative(window, -1));
-        }
+        if (window) view.viewport.show(this.relative(window, -1));
         this.stale = false;
       }
       view.paint(explorer.look, marks, explorer.pictures);

@@ -16,6 +16,7 @@ export class Viewport {
     this.cell = [1, 1]; // pixels of one query (down) and one key (across)
     this.start = [0, 0]; // the query and key at the top left
     this.fitted = true;
+    this.shown = null; // the window that was asked for, until somebody moves
   }
 
   /**
@@ -36,7 +37,10 @@ export class Viewport {
     return this.fitCellIn(this.width, this.height);
   }
 
-  /** Takes its place; cells stay where they are on the screen when labels take room from them. */
+  /**
+   * Takes its place. Cells stay where they are on the screen when labels take room from them; a window that was asked
+   * for is shown whole, also where the page finds its final layout only later.
+   */
   resize({ left, top, width, height }) {
     if (!this.fitted && this.left !== undefined) {
       this.start = [this.start[0] + (top - this.top) / this.cell[0], this.start[1] + (left - this.left) / this.cell[1]];
@@ -46,6 +50,7 @@ export class Viewport {
     this.width = Math.max(width, 10);
     this.height = Math.max(height, 10);
     if (this.fitted) this.fit();
+    else if (this.shown) this.show(this.shown);
     else this.settle();
   }
 
@@ -62,12 +67,14 @@ export class Viewport {
 
   centreOn(query, key) {
     this.start = [query - this.height / this.cell[0] / 2, key - this.width / this.cell[1] / 2];
+    this.shown = null;
     this.settle();
   }
 
   /** Moves by pixels. */
   pan(across, down) {
     this.start = [this.start[0] - down / this.cell[0], this.start[1] - across / this.cell[1]];
+    this.shown = null;
     this.settle();
   }
 
@@ -80,6 +87,7 @@ export class Viewport {
     this.cell = fit.map((size) => Math.min(size * wanted, most));
     this.start = [place[0] - y / this.cell[0], place[1] - x / this.cell[1]];
     this.fitted = wanted <= 1.001;
+    this.shown = null;
     if (this.fitted) this.fit();
     this.settle();
   }
@@ -92,6 +100,7 @@ export class Viewport {
     this.cell = fit.map((one) => Math.min(one * factor, Math.max(CLOSEST_CELL, ...fit)));
     this.fitted = factor <= 1.001;
     this.centreOn((window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2);
+    this.shown = window;
   }
 
   /** Keeps the map on the screen: what is smaller than the plot is centred across and stands at the top. */
