@@ -5,7 +5,7 @@
     python benchmarks/same_lens.py compare before after
 
 A recording holds every measure and exact windows of six Hugging Face families (padded, and generating with beams) and
-of our own models (with caches, grouped heads, ALiBi and relative positions), the measures of single attentions with every
+of our own models (caches, grouped heads, ALiBi, relative positions), the measures of single attentions with every
 option, rollout, a record file, and the numbers in a page. `compare` also loads the record file of the first recording.
 Only public names are used, so one script serves both commits; PYTHONPATH chooses the checkout.
 """
