@@ -26,7 +26,7 @@ SHAPE = {"shape": "tiny", "width": 16, "heads": 2, "feedforward": 32, "layers": 
 
 
 def trainer(
-    folder: Path, *, dropout: float = 0.0, smoothing: float = 0.1, dev: bool = False, processes=ALONE, seed=5, **train
+    folder: Path, *, dropout: float = 0.0, smoothing: float = 0.1, dev: bool = False, processes=None, seed=5, **train
 ) -> Trainer:
     rows = [Row(pair, "train.tsv", line) for line, pair in enumerate(sentences(53), start=1)]
     text = {"tokenizer": "character", "vocabulary": 300, "shared": False}
@@ -38,7 +38,7 @@ def trainer(
     torch.manual_seed(5)
     checkpoints = Checkpoints(folder / "checkpoints", settings.keep, ALONE)
     held = (task.examples(rows[:7], Report()), rows[:7]) if dev else None
-    return Trainer(settings, task, task.build(), examples, held, checkpoints, processes, seed=seed)
+    return Trainer(settings, task, task.build(), examples, held, checkpoints, processes or ALONE, seed=seed)
 
 
 def scored(loss: float, **scores: float) -> tuple[float, Evaluation]:
