@@ -108,18 +108,18 @@ def cell(watched: Watched, query: int, key: int) -> str:
 
 def test_both_languages_say_the_same_things():
     said = [
-        set(re.findall(r"^  (\w+): ", (PAGE / f"{language}.js").read_text(encoding="utf-8"), re.M))
+        set(re.findall(r"^  (\w+): ", (PAGE / "words" / f"{language}.js").read_text(encoding="utf-8"), re.M))
         for language in ("english", "chinese")
     ]
     assert said[0] == said[1]
-    code = "".join(path.read_text(encoding="utf-8") for path in PAGE.glob("*.*"))
+    code = "".join(path.read_text(encoding="utf-8") for path in PAGE.rglob("*.*"))
     asked = re.findall(r'\bsay\("(\w+)"|data-(?:say|label|hint)="(\w+)"', code)
     assert {one or other for one, other in asked} <= said[0]
 
 
 def test_no_data_ever_becomes_markup():
     markup = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc\s*=")
-    for path in PAGE.glob("*.js"):
+    for path in PAGE.rglob("*.js"):
         assert not markup.search(path.read_text(encoding="utf-8")), path.name
 
 
@@ -736,7 +736,7 @@ def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server
     page.keyboard.press("Enter")
     watched.until("#another-problem", "最多只能发送 1,048,576 字节。")
     said = page.evaluate(
-        """async (base) => { const { sayProblem } = await import(base + "languages.js");
+        """async (base) => { const { sayProblem } = await import(base + "words/languages.js");
         return ["this text is no longer remembered; look at it again", "there is nothing to look at: '(' has no tokens",
           "RuntimeError: out of memory"].map(sayProblem) }""",
         server,

@@ -6,11 +6,12 @@ for named imports and exports, each at the beginning of a line; what is not unde
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-IMPORT = re.compile(r"^import\s+(?:(\{[^}]*\}|\*\s+as\s+\w+)\s+from\s+)?\"\./([\w.-]+)\";[^\S\n]*(?://.*)?$", re.M)
+IMPORT = re.compile(r"^import\s+(?:(\{[^}]*\}|\*\s+as\s+\w+)\s+from\s+)?\"(\.{1,2}/[\w./-]+)\";[^\S\n]*(?://.*)?$", re.M)
 EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const|let)\b\s*\*?\s*(\w+))", re.M)
 LIST = re.compile(r"^export\s+\{([^}]*)\};[^\S\n]*$", re.M)
 LEFT = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
@@ -26,7 +27,7 @@ def joined(folder: Path, entry: str) -> str:
         if name not in order:
             order.append(name)
     numbers = {name: f"module{number}" for number, name in enumerate(order)}
-    parts = [f"const {numbers[name]} = (() => {{\n{_body(folder / name, numbers)}}})();" for name in order]
+    parts = [f"const {numbers[name]} = (() => {{\n{_body(folder, name, numbers)}}})();" for name in order]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.I)
 
@@ -36,16 +37,25 @@ def _ordered(folder: Path, name: str, above: list[str]) -> Iterator[str]:
     if name in above:
         raise ValueError(f"modules that import each other cannot be joined: {' → '.join([*above, name])}")
     for found in IMPORT.finditer((folder / name).read_text(encoding="utf-8")):
-        yield from _ordered(folder, found[2], [*above, name])
+        yield from _ordered(folder, _resolve(name, found[2]), [*above, name])
     yield name
 
 
-def _body(path: Path, numbers: dict[str, str]) -> str:
-    code = path.read_text(encoding="utf-8")
+def _resolve(name: str, imported: str) -> str:
+    """The path, from the folder of the entry, of what a module imports by a path from its own.
+
+    >>> _resolve("panes/tips.js", "../data/tokens.js")
+    'data/tokens.js'
+    """
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
+
+
+def _body(folder: Path, name: str, numbers: dict[str, str]) -> str:
+    code = (folder / name).read_text(encoding="utf-8")
     exports: dict[str, str] = {}
 
     def taken(found: re.Match[str]) -> str:
-        what, module = found[1], numbers[found[2]]
+        what, module = found[1], numbers[_resolve(name, found[2])]
         if what is None:
             return ""
         if what.startswith("*"):
@@ -65,6 +75,6 @@ def _body(path: Path, numbers: dict[str, str]) -> str:
 
     code = EXPORT.sub(declared, LIST.sub(listed, IMPORT.sub(taken, code)))
     if left := LEFT.search(code):
-        raise ValueError(f"{path.name}: cannot be joined: {left[0][:80]!r}")
+        raise ValueError(f"{name}: cannot be joined: {left[0][:80]!r}")
     given = ", ".join(public if public == own else f"{public}: {own}" for public, own in exports.items())
     return f"{code.rstrip()}\nreturn {{ {given} }};\n"

@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, answers: Answers, *, port: int = 0) -> None:
         self.answers, self.token = answers, secrets.token_urlsafe(24)
-        self.files = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
+        self.files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in TYPES}
         self._server = _Listening((HOST, port), _Handler)
         self._server.owner = self
         self.port: int = self._server.server_address[1]
@@ -200,10 +200,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(403, "this page answers itself alone")
         address = urlsplit(self.path)
         empty, token, *rest = address.path.split("/")
-        if empty or not hmac.compare_digest(token.encode(), owner.token.encode()) or len(rest) != 1:
+        if empty or not hmac.compare_digest(token.encode(), owner.token.encode()) or not rest:
+            raise _Refused(404, "there is nothing here")
+        name = "/".join(rest)
+        if len(rest) > 1 and name not in owner.files:  # only files of the page lie in folders
             raise _Refused(404, "there is nothing here")
         query = parse_qs(address.query, keep_blank_values=True, max_num_fields=16)
-        return rest[0], {name: values[-1] for name, values in query.items()}
+        return name, {key: values[-1] for key, values in query.items()}
 
     def log_message(self, *_: Any) -> None:
         """The address holds the token: it goes into no log."""

@@ -1,20 +1,20 @@
 // The page starts here: the source is opened, the panes are made, and one state moves them all.
 
-import { forgetAblations } from "./ablation.js";
-import { Atlas } from "./atlas.js";
-import { Centre } from "./centre.js";
-import { afterQuiet, byId } from "./elements.js";
-import { Explorer } from "./explorer.js";
-import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./exporting.js";
-import { Finder } from "./finding.js";
-import { listenToKeys, openHelp } from "./keyboard.js";
-import { say, speak, translate } from "./languages.js";
-import { lookOf } from "./look.js";
-import { nameRows, rowsNow } from "./rows.js";
-import { checkedScene, openSource } from "./source.js";
-import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state.js";
-import { TextPane } from "./textpane.js";
-import { TokenPane } from "./tokenpane.js";
+import { forgetAblations } from "./panes/ablation_pane.js";
+import { Atlas } from "./panes/head_atlas.js";
+import { Centre } from "./panes/centre_pane.js";
+import { afterQuiet, byId } from "./draw/elements.js";
+import { Explorer } from "./state/explorer.js";
+import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./panes/export_menu.js";
+import { Finder } from "./state/token_search.js";
+import { listenToKeys, openHelp } from "./panes/keyboard.js";
+import { say, speak, translate } from "./words/languages.js";
+import { lookOf } from "./draw/theme.js";
+import { nameRows, rowsNow } from "./data/decoder_rows.js";
+import { checkedScene, openSource } from "./data/source.js";
+import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state/store.js";
+import { TextPane } from "./panes/text_pane.js";
+import { TokenPane } from "./panes/token_pane.js";
 
 class Page {
   constructor(scene, source) {

@@ -1,6 +1,6 @@
 // A picture or a spectrogram as a text: its patches to point at and to pin, shaded by attention.
 
-import { make, sharpen } from "./elements.js";
+import { make, sharpen } from "../draw/elements.js";
 
 const PALE = 0.82;
 

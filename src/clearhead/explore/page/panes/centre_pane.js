@@ -1,13 +1,13 @@
 // The centre: one map or two side by side, the picture behind them, what the pointer is on, and the scale of colours.
 
-import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "./elements.js";
-import { headTitle, headFacts } from "./captions.js";
-import { say } from "./languages.js";
-import { weightAt } from "./lines.js";
-import { MapView } from "./mapview.js";
-import { PictureFlow, isPictured } from "./picture.js";
+import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
+import { headTitle, headFacts } from "../words/captions.js";
+import { say } from "../words/languages.js";
+import { weightAt } from "../data/token_sums.js";
+import { MapView } from "./map_view.js";
+import { PictureFlow, isPictured } from "./picture_flow.js";
 import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
-import { Viewport } from "./viewport.js";
+import { Viewport } from "../state/viewport.js";
 
 const BAR = 88; // pixels of the scale
 

@@ -1,6 +1,6 @@
 // Token text along both sides of a map: every label where there is room, a ruler where there is none.
 
-import { counted } from "./tokens.js";
+import { counted } from "../data/tokens.js";
 
 export const LABEL_CELL = 6.8; // pixels from which on every token gets its label
 const WIDEST = 132;

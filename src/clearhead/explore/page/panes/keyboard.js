@@ -1,11 +1,11 @@
 // Everything by keyboard, and the list of all keys.
 
-import { SORTS } from "./atlas.js";
-import { toggleAblation } from "./ablation.js";
-import { COLOUR_NAMES } from "./colours.js";
-import { byId, make, refill } from "./elements.js";
-import { copyLink, savePng, saveSvg } from "./exporting.js";
-import { say } from "./languages.js";
+import { SORTS } from "./head_atlas.js";
+import { toggleAblation } from "./ablation_pane.js";
+import { COLOUR_NAMES } from "../draw/colours.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { copyLink, savePng, saveSvg } from "./export_menu.js";
+import { say } from "../words/languages.js";
 
 const CURVES = ["auto", "linear", "root", "log"];
 

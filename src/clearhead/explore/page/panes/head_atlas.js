@@ -1,10 +1,10 @@
 // The head atlas: every head as a small picture in the colour of its role, by layer or by what was measured.
 
-import { roleColour, tint } from "./colours.js";
-import { byId, make, refill, sharpen } from "./elements.js";
-import { say, sayRole } from "./languages.js";
-import { paintSpread } from "./spread.js";
-import { written } from "./tokens.js";
+import { roleColour, tint } from "../draw/colours.js";
+import { byId, make, refill, sharpen } from "../draw/elements.js";
+import { say, sayRole } from "../words/languages.js";
+import { paintSpread } from "./measure_dots.js";
+import { written } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;

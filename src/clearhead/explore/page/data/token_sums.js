@@ -1,7 +1,7 @@
 // What the tokens in question look at, or who looks at them: sums over rows or columns of weights.
 
 import { largest } from "./pooling.js";
-import { TOP_SHOWN } from "./filesource.js";
+import { TOP_SHOWN } from "./file_source.js";
 
 /**
  * The answer to the selection: weights by place on the answering axis, and the largest of them.

@@ -1,11 +1,11 @@
 // Explorer: the scene, the selection, and what follows from both. Panes read it and ask it to change.
 
-import { Scale, isDark } from "./colours.js";
-import { askedLines, shadeOf } from "./lines.js";
-import { loadPictures } from "./picture.js";
-import { nameRows } from "./rows.js";
-import { HeadTiles } from "./tiles.js";
-import { Axis } from "./tokens.js";
+import { Scale, isDark } from "../draw/colours.js";
+import { askedLines, shadeOf } from "../data/token_sums.js";
+import { loadPictures } from "../panes/picture_flow.js";
+import { nameRows } from "../data/decoder_rows.js";
+import { HeadTiles } from "../data/tiles.js";
+import { Axis } from "../data/tokens.js";
 
 const HEADS_KEPT = 4;
 

@@ -1,6 +1,6 @@
 // A head as a street map: the pooled map of everything first, then tiles in the resolution of the screen.
 
-import { intensity } from "./colours.js";
+import { intensity } from "../draw/colours.js";
 import { pooledWeights } from "./pooling.js";
 
 const TILE = 512; // pixels

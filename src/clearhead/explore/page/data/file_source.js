@@ -1,6 +1,6 @@
 // FileSource: everything inside the one HTML file.
 
-import { Blocks, complete, meaning } from "./packing.js";
+import { Blocks, complete, meaning } from "./unpack.js";
 import { blocksIn, largest, pooledWeights, respread } from "./pooling.js";
 
 export const TOP_SHOWN = 10;

@@ -1,8 +1,8 @@
 // One measure of all heads, layer by layer, as dots: the whole model in a glance.
 
-import { roleColour } from "./colours.js";
-import { byId, make, makeSvg, refill } from "./elements.js";
-import { say } from "./languages.js";
+import { roleColour } from "../draw/colours.js";
+import { byId, make, makeSvg, refill } from "../draw/elements.js";
+import { say } from "../words/languages.js";
 
 const HEIGHT = 104;
 const SIDES = { left: 30, right: 8, top: 8, bottom: 16 };

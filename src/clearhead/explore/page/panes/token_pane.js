@@ -1,13 +1,13 @@
 // The token: what the pinned tokens look at or who looks at them, what the head does, what could have come next.
 
-import { headName } from "./captions.js";
-import { byId, make, refill } from "./elements.js";
-import { TokenFlow } from "./flow.js";
-import { say, sayAround } from "./languages.js";
-import { PictureFlow, isPictured } from "./picture.js";
-import { ablationOf, paintAblation } from "./ablation.js";
-import { weightAt } from "./lines.js";
-import { counted, legible, written } from "./tokens.js";
+import { headName } from "../words/captions.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { TokenFlow } from "./text_flow.js";
+import { say, sayAround } from "../words/languages.js";
+import { PictureFlow, isPictured } from "./picture_flow.js";
+import { ablationOf, paintAblation } from "./ablation_pane.js";
+import { weightAt } from "../data/token_sums.js";
+import { counted, legible, written } from "../data/tokens.js";
 
 const PAGE = 300;
 

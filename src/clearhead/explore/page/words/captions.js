@@ -1,10 +1,10 @@
 // A head in words.
 
-import { roleColour } from "./colours.js";
-import { make } from "./elements.js";
-import { layerName } from "./atlas.js";
+import { roleColour } from "../draw/colours.js";
+import { make } from "../draw/elements.js";
+import { layerName } from "../panes/head_atlas.js";
 import { say, sayRole } from "./languages.js";
-import { written } from "./tokens.js";
+import { written } from "../data/tokens.js";
 
 /** "decoder 3 · cross · head 5" */
 export function headTitle(explorer, { name, head }) {

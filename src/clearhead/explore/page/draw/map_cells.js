@@ -1,7 +1,7 @@
 // The cells of a map: rectangles with numbers where they are large, pictures of tiles where they are small.
 
 import { intensity } from "./colours.js";
-import { paintKeys, paintQueries } from "./axes.js";
+import { paintKeys, paintQueries } from "./axis_labels.js";
 
 const RECTANGLE = 6; // pixels from which on cells are drawn one by one
 const NEAR = 8000; // tokens on the screen up to which weights are worth their computation

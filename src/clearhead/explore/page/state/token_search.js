@@ -1,7 +1,7 @@
 // Finding tokens by their text, on both sides of the map.
 
-import { byId } from "./elements.js";
-import { say } from "./languages.js";
+import { byId } from "../draw/elements.js";
+import { say } from "../words/languages.js";
 
 export class Finder {
   constructor(explorer, centre) {

@@ -1,8 +1,8 @@
 // Text as it runs: tokens to read, to point at and to pin, shaded by attention. Of a long text, the part in question.
 
-import { between, make, refill, sharpen } from "./elements.js";
-import { say } from "./languages.js";
-import { counted } from "./tokens.js";
+import { between, make, refill, sharpen } from "../draw/elements.js";
+import { say } from "../words/languages.js";
+import { counted } from "../data/tokens.js";
 
 /**
  * What a text shows.

@@ -1,6 +1,6 @@
 // Which part of the map is on the screen, and where: cells to pixels and back.
 
-import { between } from "./elements.js";
+import { between } from "../draw/elements.js";
 
 export const LARGEST_CELL = 72;
 const CLOSEST_CELL = 96;

@@ -1,8 +1,8 @@
 // Switching heads off: what the model says without them.
 
-import { byId, make, refill } from "./elements.js";
-import { say } from "./languages.js";
-import { written } from "./tokens.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { say } from "../words/languages.js";
+import { written } from "../data/tokens.js";
 
 const answers = new Map();
 

@@ -1,9 +1,9 @@
 // Taking it along: the view as SVG and PNG, the selection as JSON and CSV, the address as a link.
 
-import { byId, make } from "./elements.js";
-import { figureOf } from "./figure.js";
-import { say } from "./languages.js";
-import { fragmentOf, remember } from "./state.js";
+import { byId, make } from "../draw/elements.js";
+import { figureOf } from "../draw/svg_figure.js";
+import { say } from "../words/languages.js";
+import { fragmentOf, remember } from "../state/store.js";
 
 const WINDOW_CELLS = 128 * 128;
 

@@ -1,10 +1,10 @@
 // The top: the text, the output, and how far decoding has come.
 
-import { byId, make, refill } from "./elements.js";
-import { TokenFlow } from "./flow.js";
-import { say, sayNote } from "./languages.js";
-import { PictureFlow, isPictured } from "./picture.js";
-import { legible } from "./tokens.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { TokenFlow } from "./text_flow.js";
+import { say, sayNote } from "../words/languages.js";
+import { PictureFlow, isPictured } from "./picture_flow.js";
+import { legible } from "../data/tokens.js";
 
 const PAGE = 120;
 

@@ -1,12 +1,12 @@
 // The current view as a drawing of its own: vectors where cells can be told apart, a picture inside where they cannot.
 
-import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axes.js";
-import { headFacts, headTitle } from "./captions.js";
+import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axis_labels.js";
+import { headFacts, headTitle } from "../words/captions.js";
 import { intensity } from "./colours.js";
 import { make, makeSvg } from "./elements.js";
-import { say } from "./languages.js";
-import { numberIn } from "./painting.js";
-import { counted } from "./tokens.js";
+import { say } from "../words/languages.js";
+import { numberIn } from "./map_cells.js";
+import { counted } from "../data/tokens.js";
 
 const MOST_CELLS = 12_000;
 const HEAD = 46;

@@ -1,6 +1,6 @@
 // ServerSource: asks the local server that this page came from, and no other.
 
-import { say, sayProblem } from "./languages.js";
+import { say, sayProblem } from "../words/languages.js";
 
 export class ServerSource {
   constructor(base) {

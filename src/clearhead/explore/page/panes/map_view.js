@@ -1,8 +1,8 @@
 // One map on a canvas: what it shows, and what pointer and keys do with it.
 
-import { LABEL_CELL, labelRoom, labelSize, leaning } from "./axes.js";
-import { make, sharpen } from "./elements.js";
-import { paintPlot } from "./painting.js";
+import { LABEL_CELL, labelRoom, labelSize, leaning } from "../draw/axis_labels.js";
+import { make, sharpen } from "../draw/elements.js";
+import { paintPlot } from "../draw/map_cells.js";
 
 const CLICK = 4; // pixels that a click may move
 

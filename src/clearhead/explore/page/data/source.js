@@ -1,9 +1,9 @@
 // Where the numbers come from: the file itself, or the local server. Both answer the same questions.
 
-import { FileSource } from "./filesource.js";
-import { say } from "./languages.js";
-import { ServerSource } from "./serversource.js";
-import { partOf } from "./state.js";
+import { FileSource } from "./file_source.js";
+import { say } from "../words/languages.js";
+import { ServerSource } from "./server_source.js";
+import { partOf } from "../state/store.js";
 
 /** The scene and its source: what the file holds, else what the server tells; of several parts the one that is wanted. */
 export async function openSource(fragment) {

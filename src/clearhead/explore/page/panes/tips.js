@@ -1,9 +1,9 @@
 // What the pointer is on, in words: query, key and weight.
 
-import { headName } from "./captions.js";
-import { byId, make, refill } from "./elements.js";
-import { say } from "./languages.js";
-import { counted, written } from "./tokens.js";
+import { headName } from "../words/captions.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { say } from "../words/languages.js";
+import { counted, written } from "../data/tokens.js";
 
 /** What a map knows of a cell. */
 export function cellNote(explorer, view, { q, k }) {
