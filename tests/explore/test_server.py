@@ -353,7 +353,9 @@ def test_translators_are_shown_with_norms():
 
 def test_the_page_knows_in_chinese_what_the_server_refuses(record: Record, live: Server):
     """What is said here must be found there word for word, but for what stands in braces."""
-    chinese = (PAGE / "words" / "chinese.js").read_text(encoding="utf-8").partition("problems: {")[2].partition("\n  },")[0]
+    chinese = (
+        (PAGE / "words" / "chinese.js").read_text(encoding="utf-8").partition("problems: {")[2].partition("\n  },")[0]
+    )
     known = re.findall(r'^    "(.+?)": "', chinese, re.M)
     patterns = [re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(phrase))) for phrase in known]
     alone, model = Answers(record), live.answers.live

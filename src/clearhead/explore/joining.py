@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-IMPORT = re.compile(r"^import\s+(?:(\{[^}]*\}|\*\s+as\s+\w+)\s+from\s+)?\"(\.{1,2}/[\w./-]+)\";[^\S\n]*(?://.*)?$", re.M)
+IMPORT = re.compile(
+    r"^import\s+(?:(\{[^}]*\}|\*\s+as\s+\w+)\s+from\s+)?\"(\.{1,2}/[\w./-]+)\";[^\S\n]*(?://.*)?$", re.M
+)
 EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const|let)\b\s*\*?\s*(\w+))", re.M)
 LIST = re.compile(r"^export\s+\{([^}]*)\};[^\S\n]*$", re.M)
 LEFT = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)

@@ -160,6 +160,11 @@ export const CHINESE = {
   pictureHint: "“{token}”在图片上看向之处。",
   problem: "出错了：{reason}",
   notes: {
+    "the translation was written in {number} parts": "译文分 {number} 部分写成",
+    "the translation was written in {number} parts, so there are no alternatives to the whole": "译文分 {number} 部分写成，因此整体没有其他备选",
+    "the translation looped; retried with repeated input cut to three": "译文陷入重复；已将原文中重复的内容截为三次后重试",
+    "the translation looped; retried without repeated trigrams": "译文陷入重复；已禁止重复的三词片段后重试",
+    // records of earlier versions say:
     "translated in {number} parts": "分 {number} 部分翻译",
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",
     "what the text repeats was read three times: the first try ran in circles": "第一次翻译陷入重复，原文中重复的内容只按三次读取",
