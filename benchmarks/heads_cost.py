@@ -21,7 +21,7 @@ from clearhead.train.data import prepare_data
 from clearhead.train.head_monitor import Heads
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Board
-from clearhead.train.processes import Processes, joined
+from clearhead.train.processes import Processes, join_processes
 
 from measuring import Report, compare
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="keep no file")
     options = parser.parse_args()
     report = Report("heads_cost", "Watching the heads while a model is trained")
-    with tempfile.TemporaryDirectory() as folder, joined("auto") as processes:
+    with tempfile.TemporaryDirectory() as folder, join_processes("auto") as processes:
         blind, watching = (
             Learner(Path(folder) / name, processes, options.every, every)
             for name, every in (("blind", 0), ("watching", options.every))

@@ -13,7 +13,7 @@ from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run
 from clearhead.train.head_monitor import draw
-from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress, clock
+from clearhead.train.observers import Board, Curve, Journal, Moment, Observer, Progress
 from tests.train.corpus import write_recipe
 
 
@@ -269,18 +269,6 @@ def test_names_are_printed_as_they_are(watched):
     assert f"wrote {out / 'model'}; try it" in said
     assert "train: kept 61 of 62; dropped 1 with an empty side ([bold]train.tsv:62)" in said
     assert "[bold]train.tsv" in (out / "model" / "README.md").read_text()
-
-
-def test_times_are_said_as_people_say_them():
-    assert [clock(seconds) for seconds in (0.0, 0.4, 59.4, 59.6, 3599.0, 3600.0, 86399.0)] == [
-        "0 s",
-        "0 s",
-        "59 s",
-        "1 min 0 s",
-        "59 min 59 s",
-        "1 h 0 min",
-        "23 h 59 min",
-    ]
 
 
 # one's own

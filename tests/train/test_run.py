@@ -184,7 +184,7 @@ def test_float16_on_a_cpu_is_refused(tmp_path):
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_anything_is_written(tmp_path):
-    wanted = r"a model of [\d,]+ weights needs at least [\d,]+ GB to be trained, and cpu has [\d,]+; make model"
+    wanted = r"a model of [\d,]+ weights needs at least [\d,.]+ GB to be trained, and cpu has [\d,.]+ GB; make model"
     with pytest.raises(ConfigError, match=wanted):
         train(write_recipe(tmp_path), tmp_path / "run", "model.width=100000")
     assert not (tmp_path / "run").exists()

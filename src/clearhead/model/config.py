@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 
 CHOICES = {
     "norm": ("layer", "rms"),
@@ -108,9 +108,7 @@ class ModelConfig:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-                raise ConfigError(f"ModelConfig has no {name!r}{hint}")
+                raise ConfigError(f"ModelConfig has no {name!r}; {suggest_name(name, known)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

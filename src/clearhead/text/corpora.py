@@ -8,7 +8,6 @@ nothing is skipped but blank lines at the end.
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import suggest_name
 
 KINDS = (".tsv", ".csv", ".jsonl")
 SKIP = "-"  # in `columns`: a field that is not wanted
@@ -121,8 +121,8 @@ def _found(path: Path) -> Path:
     folder = path.parent
     if not folder.is_dir():
         raise DataError(f"no file {path}: there is no folder {folder}")
-    near = difflib.get_close_matches(path.name, [child.name for child in folder.iterdir()], n=3)
-    raise DataError(f"no file {path}" + (f"; near that name: {_list(near)}" if near else ""))
+    hint = suggest_name(path.name, [child.name for child in folder.iterdir()], otherwise="")
+    raise DataError(f"no file {path}{hint and '; '}{hint}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -192,7 +192,7 @@ def _csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
             if not header:
                 header = fields
                 if missing := [column for column in wanted if column not in header]:
-                    _broken(path, line, f"the header line has no {_list(missing)}{_near(missing[0], header)}")
+                    _broken(path, line, f"the header line has no {_list(missing)}; {suggest_name(missing[0], header)}")
                 if twice := [column for column in wanted if header.count(column) > 1]:
                     _broken(path, line, f"the header line has {_list(twice)} more than once; rename all but one")
                 places = [header.index(column) for column in wanted]
@@ -229,7 +229,7 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
 
 def _text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
     if column not in example:
-        _broken(path, line, f"no {column!r}{_near(column, list(example))}")
+        _broken(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
     if not isinstance(value, str):
         _broken(path, line, f"{column!r} must be a text, not {_said(value)}")
@@ -272,11 +272,6 @@ def _fields(fields: Sequence[str]) -> str:
 def _said(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else kinds.get(type(value), "a text")
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there is {_list(names) or 'nothing'}"
 
 
 def _list(names: Any) -> str:

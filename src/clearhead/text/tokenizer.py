@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
+from clearhead.formatting import suggest_name
 from clearhead.storage import check_format
 from clearhead.text.scripts import converter
 
@@ -67,9 +67,7 @@ class Tokenizer:
         """
         library = _library()
         if kind not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(KINDS)}"
-            raise ConfigError(f"unknown kind of tokenizer {kind!r}; {hint}")
+            raise ConfigError(f"unknown kind of tokenizer {kind!r}; {suggest_name(kind, KINDS)}")
         if vocabulary <= library.FIXED:
             raise ConfigError(
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from clearhead.formatting import format_count, format_duration
 from clearhead.model.layers import Stack
 from clearhead.model.packing import fill, packed, unpacked
 from clearhead.model_folder import write as write_folder
@@ -22,7 +23,7 @@ from clearhead.text import Row
 from clearhead.train.checkpoints import averaged, gathered
 from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
-from clearhead.train.observers import clock, say
+from clearhead.train.observers import say
 from clearhead.train.recipe import Recipe, to_toml
 
 FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
@@ -94,7 +95,7 @@ def _scores(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], tra
         task.evaluate(model, rows[:TRIAL], options)
         expected = (time.monotonic() - begin) / TRIAL * len(rows)
         used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
-        say(f"scoring {format_count(len(used), 'row')} of {name}: about {clock(min(expected, limit))}")
+        say(f"scoring {format_count(len(used), 'row')} of {name}: about {format_duration(min(expected, limit))}")
     found = task.evaluate(model, used, options)
     scores: dict[str, Any] = dict(found.scores)
     if len(used) < len(rows):
@@ -160,12 +161,3 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
     use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])
-
-
-def format_count(count: int, what: str) -> str:
-    """A number of things.
-
-    >>> format_count(1, "step"), format_count(2000, "step")
-    ('1 step', '2,000 steps')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from clearhead.errors import ConfigError, TrainingError, out_of_memory
+from clearhead.formatting import format_bytes
 from clearhead.model.devices import empty_weights
 from clearhead.tasks import AnyTask
 from clearhead.train.processes import Processes
@@ -26,8 +27,8 @@ def check_memory(task: AnyTask, train: Train, processes: Processes) -> None:
     needed = weights * copies * (8 if train.precision == "float64" else 4)
     if available is not None and needed > available:
         raise ConfigError(
-            f"a model of {weights:,} weights needs at least {needed / 1e9:,.0f} GB to be trained, and "
-            f"{processes.device} has {available / 1e9:,.0f}; {REMEDY}"
+            f"a model of {weights:,} weights needs at least {format_bytes(needed)} to be trained, and "
+            f"{processes.device} has {format_bytes(available)}; {REMEDY}"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from clearhead.formatting import format_duration
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 
@@ -185,7 +186,7 @@ class Progress(Observer):
         done, seconds, tokens = (new - old for new, old in zip(self.seen[-1], self.seen[0], strict=True))
         if len(self.seen) == 1:
             done, seconds, tokens = self.seen[0]
-        left = clock(seconds / done * (1 - moment.done)) if done > 0 and moment.done < 1 else None
+        left = format_duration(seconds / done * (1 - moment.done)) if done > 0 and moment.done < 1 else None
         self.left = "" if left is None else f" · about {left} left"
         where = f"step {moment.step:,} of {moment.steps:,}"
         rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
@@ -237,20 +238,6 @@ def printable(text: str) -> str:
 def _shorten(text: str, width: int = 60) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 1]}…"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> clock(42.0), clock(200.0), clock(7300.0)
-    ('42 s', '3 min 20 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def cut(path: Path, step: int) -> IO[str]:

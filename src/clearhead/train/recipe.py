@@ -16,8 +16,9 @@ from pydantic import Field, create_model, model_validator
 
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 from clearhead.tasks import TASKS, AnyTask
-from clearhead.tasks.settings import Section, Source, TaskRecipe, suggest, validate
+from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
 RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
 DECIDED = {  # keys of [model] that the data decide
@@ -78,7 +79,8 @@ class Recipe(TaskRecipe):
         self._check_model()
         task = TASKS[self.task]
         if self.train.metric not in (None, "loss", *task.metrics):
-            raise ValueError(f"train.metric: {suggest(self.train.metric, ('loss', *task.metrics))}")
+            hint = suggest_name(self.train.metric, ("loss", *task.metrics))
+            raise ValueError(f"train.metric: {self.train.metric!r} is not known; {hint}")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self
@@ -112,7 +114,9 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
     if not path.is_file():
         found = shipped.recipe(name)
         if found is None:
-            raise ConfigError(f"no file {name} and no shipped recipe: {suggest(name, shipped.recipes())}")
+            raise ConfigError(
+                f"no file and no shipped recipe is called {name}; {suggest_name(name, shipped.recipes())}"
+            )
         path = found
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +133,7 @@ def checked(values: dict[str, Any], source: str) -> Recipe:
     """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
     name = values.get("task")
     if name is not None and name not in TASKS:
-        raise ConfigError(f"{source}: task: {suggest(name, TASKS)}")
+        raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
     kind = Recipe if name is None else recipe_class(TASKS[name])
     return validate(kind, _rename_keys(values), source)
 
@@ -172,7 +176,7 @@ def _located(name: str, base: Path) -> Path:
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:
             wanted = name.removeprefix("shipped:")
-            raise ConfigError(f"no shipped corpus: {suggest(wanted, shipped.corpora())}")
+            raise ConfigError(f"no shipped corpus is called {wanted!r}; {suggest_name(wanted, shipped.corpora())}")
         return found
     given = Path(name).expanduser()
     # One that was given with --set may well be meant from where the user stands.

@@ -21,16 +21,17 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError
+from clearhead.formatting import format_count
 from clearhead.storage import check_free
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
-from clearhead.train.finished_model import format_count, write_finished_model
+from clearhead.train.finished_model import write_finished_model
 from clearhead.train.head_monitor import Heads
 from clearhead.train.loop import Trainer
 from clearhead.train.memory_check import check_memory, refuse_out_of_memory
 from clearhead.train.observers import Board, Curve, Journal, Observer, Progress, say
 from clearhead.train.parallel import distinct_sizes, precision_of, short_kernels
-from clearhead.train.processes import Processes, joined
+from clearhead.train.processes import Processes, join_processes
 from clearhead.train.recipe import Recipe, read_recipe, sources
 from clearhead.train.run_folder import fill_from_saved, open_run, put_back, save_recipe
 
@@ -50,7 +51,7 @@ def run_training(
     wanted, base = read_recipe(recipe, overrides, seed)
     where = Path("runs") / Path(recipe).stem if out is None else Path(out)
     where = where.resolve() if where.is_symlink() else where
-    with joined(device) as processes, ExitStack() as held:
+    with join_processes(device) as processes, ExitStack() as held:
         precision_of(wanted.train.precision, processes.device)
         wanted = fill_from_saved(where, wanted) if resume else wanted
         aside, made = None, False
