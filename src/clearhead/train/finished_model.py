@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from clearhead.formatting import format_count, format_duration
 from clearhead.model.layers import Stack
-from clearhead.model.packing import fill, packed, unpacked
+from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import temporary_path
 from clearhead.tasks import AnyTask
@@ -39,7 +39,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     say(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     model = trainer.task.build()
     model.load_state_dict(weights)
-    fill(model, unpacked(packed(model, recipe.train.weights)))  # scored as it is stored
+    load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))  # scored as it is stored
     model.to(processes.device).eval()
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
