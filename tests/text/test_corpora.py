@@ -227,7 +227,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ),
         ("a.jsonl", "\n\n", "a.jsonl:1: not JSON: Expecting value at place 1: the line is empty; delete it"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON: "),
-        ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is wanted, not a list: \'["a", "b"]\''),
+        ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is needed, not a list: \'["a", "b"]\''),
         ("a.jsonl", '{"zh": "a", "eng": "b"}\n', "a.jsonl:1: no 'en'; did you mean 'eng'?"),
         ("a.jsonl", '{"text": "a"}\n', "a.jsonl:1: no 'zh'; choose from text"),
         ("a.jsonl", "{}\n", "a.jsonl:1: no 'zh'; choose from nothing"),
@@ -281,7 +281,7 @@ def test_a_missing_file_is_noticed_at_once_and_near_names_are_given(write, tmp_p
         read(tmp_path / "zzz.tsv", NAMES)
     with pytest.raises(DataError, match=r"no file .*x\.tsv: there is no folder .*nowhere"):
         read(tmp_path / "nowhere" / "x.tsv", NAMES)
-    with pytest.raises(DataError, match=r"is a folder, a file is wanted; it holds train\.tsv"):
+    with pytest.raises(DataError, match=r"is a folder, a file is needed; it contains train\.tsv"):
         read(tmp_path, NAMES)
     with pytest.raises(DataError, match=r"no file .*a\.en"):
         read({"zh": tmp_path / "train.tsv", "en": tmp_path / "a.en"}, NAMES)

@@ -89,8 +89,8 @@ class PairExamples(Examples[Pairs]):
 
     def collate(self, batch: Batch) -> Pairs:
         rows = torch.from_numpy(batch.examples).to(self.source.flat.device, non_blocking=True)
-        source, lengths = self.source.padded(rows, batch.sizes[0], self.pad)
-        target, _ = self.target.padded(rows, batch.sizes[1] + 1, UNCOUNTED)
+        source, lengths = self.source.pad(rows, batch.sizes[0], self.pad)
+        target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
         read, written = target[:, :-1], target[:, 1:]
         return Pairs(source, lengths, read.masked_fill(read == UNCOUNTED, self.pad), written.contiguous())
 
@@ -192,7 +192,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def writer(self, model: EncoderDecoder, parts: Sequence[list[int]]) -> Writer:
         source = Ragged([[*part, self.source.end] for part in parts])
         lengths, device = source.lengths, model.vocabulary.words.weight.device
-        padded, _ = source.padded(torch.arange(len(parts)), int(lengths.max()), self.source.pad)
+        padded, _ = source.pad(torch.arange(len(parts)), int(lengths.max()), self.source.pad)
         return Writer.translating(model, padded.to(device), lengths.to(device))
 
     def cut_repeats(self, part: list[int]) -> list[int] | None:
