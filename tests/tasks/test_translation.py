@@ -106,7 +106,7 @@ def test_the_recipe_gives_the_defaults(translator):
 def test_an_unknown_option_is_refused_with_the_nearest_name(translator):
     with pytest.raises(ConfigError, match="predict has no option 'beam'; did you mean 'beams'"):
         translator.predict("我", beam=3)
-    with pytest.raises(ConfigError, match="predict has no option 'x'; there are batch, beams, length_penalty, best, "):
+    with pytest.raises(ConfigError, match="predict has no option 'x'; choose from batch, beams, length_penalty, "):
         translator.predict("我", x=0.5)
     with pytest.raises(ConfigError, match="evaluate has no option 'temperature'"):
         translator.evaluate([("我", "I")], temperature=0.5)
