@@ -18,9 +18,9 @@ import torch
 from clearhead.train import read_recipe
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import prepare_data
-from clearhead.train.head_monitor import Heads
+from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
-from clearhead.train.observers import Board
+from clearhead.train.observers import TensorBoardLog
 from clearhead.train.processes import Processes, join_processes
 
 from measuring import Report, compare
@@ -37,7 +37,7 @@ class Learner:
         data = prepare_data(folder, recipe, base, processes)
         torch.manual_seed(recipe.seed)
         checkpoints = Checkpoints(folder / "checkpoints", 1, processes)
-        observers = [Heads(folder, 0), Board(folder / "tensorboard", 0)] if heads_every else []
+        observers = [HeadLog(folder, 0), TensorBoardLog(folder / "tensorboard", 0)] if heads_every else []
         self.every, self.trainer = (
             every,
             Trainer(recipe.train, data.task, data.task.build(), data.examples, None, checkpoints, processes, observers),
@@ -50,7 +50,7 @@ class Learner:
         trainer.run()
 
     def look(self) -> None:
-        self.trainer._look(self.trainer.position.step)
+        self.trainer.measure_heads(self.trainer.position.step)
 
 
 def main() -> None:

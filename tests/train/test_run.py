@@ -20,7 +20,7 @@ from clearhead.storage import verify_checksums
 from clearhead.tasks import Translation
 from clearhead.train import memory_check, run_training
 from clearhead.train.memory_check import check_memory, count_weights
-from clearhead.train.observers import Curve
+from clearhead.train.observers import LossPlot
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
 from tests.train.corpus import sentences, write_recipe
@@ -35,7 +35,7 @@ def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A curve takes as long to draw as these runs take, and has tests of its own."""
-    monkeypatch.setattr(Curve, "close", lambda self: None)
+    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:

@@ -50,7 +50,7 @@ def device_memory(device: torch.device) -> int | None:
 
 @contextmanager
 def refuse_out_of_memory(device: torch.device) -> Iterator[None]:
-    """While a model is built: what does not fit then would not fit with a smaller batch either."""
+    """Context manager for building a model: running out of memory becomes an error that asks for a smaller model."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -126,10 +126,10 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
         _override(values, override)
     if seed is not None:
         values["seed"] = seed
-    return checked(values, str(path)), path.parent
+    return check_recipe(values, str(path)), path.parent
 
 
-def checked(values: dict[str, Any], source: str) -> Recipe:
+def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
     name = values.get("task")
     if name is not None and name not in TASKS:
@@ -162,16 +162,18 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
+def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
     """Where the data lies: `shipped:NAME`, or paths, which start from the recipe's folder, or else from here."""
     given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
-        {column: _located(path, base) for column, path in one.items()} if isinstance(one, dict) else _located(one, base)
+        {column: _resolve_path(path, base) for column, path in one.items()}
+        if isinstance(one, dict)
+        else _resolve_path(one, base)
         for one in given
     ]
 
 
-def _located(name: str, base: Path) -> Path:
+def _resolve_path(name: str, base: Path) -> Path:
     if name.startswith("shipped:"):
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:
