@@ -27,7 +27,7 @@ from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_c
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.stdin import batch_inputs, open_inputs
-from clearhead.cli.task_options import add_task_options, task_command
+from clearhead.cli.task_options import add_task_options, make_task_command
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BATCH = 64
 
 
-def _version(wanted: bool) -> bool:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         print_output(f"clearhead {sys.modules['clearhead'].__version__}")
         raise typer.Exit
@@ -45,7 +45,7 @@ def _version(wanted: bool) -> bool:
 
 def global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -179,7 +179,7 @@ def build_app(wanted: str | None) -> typer.Typer:
     app.callback()(global_options)
     for name, command in COMMANDS.items():
         app.command(name)(add_task_options(command, name, load=name == wanted))
-    if wanted is not None and wanted not in COMMANDS and (own := task_command(wanted)) is not None:
+    if wanted is not None and wanted not in COMMANDS and (own := make_task_command(wanted)) is not None:
         app.command(wanted)(own)
     return app
 

@@ -19,7 +19,7 @@ def models() -> None:
     import clearhead.shipped as shipped
 
     models = _find_all(shipped.models(), shipped.model)
-    _print_table("models", ["name", "task", "size", "scores", "licence"], [_model_row(*one) for one in models])
+    _print_table("models", ["name", "task", "size", "scores", "licence"], [_make_model_row(*one) for one in models])
     recipes = _find_all(shipped.recipes(), shipped.recipe)
     _print_table("recipes", ["name", "about"], [[name, _read_recipe(path).get("about", "")] for name, path in recipes])
     corpora = _find_all(shipped.corpora(), shipped.corpus)
@@ -31,14 +31,14 @@ def _find_all(names: list[str], find: Callable[[str], Path | None]) -> list[tupl
     return [(name, path) for name in names if (path := find(name)) is not None]
 
 
-def _model_row(name: str, folder: Path) -> list[str]:
+def _make_model_row(name: str, folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     scores = [f"{key} {value:g}" for key, value in metrics.get("dev", {}).items() if isinstance(value, float)]
-    return [name, config["task"], _format_size(folder), ", ".join(scores), _licence(folder)]
+    return [name, config["task"], _format_size(folder), ", ".join(scores), _find_licence(folder)]
 
 
-def _licence(folder: Path) -> str:
+def _find_licence(folder: Path) -> str:
     """The licence in the recipe's first sentence; from the model card if the recipe only names the card."""
     said = str(_read_recipe(folder / "recipe.toml").get("licence", ""))
     card = folder / "README.md"

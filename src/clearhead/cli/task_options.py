@@ -102,16 +102,16 @@ def _plain_type(name: str, annotation: Any) -> Any:
     raise TypeError(f"option {name} has type {annotation}; options are bool, int, float, str or a Literal of these")
 
 
-def task_command(name: str) -> Callable[..., None] | None:
+def make_task_command(name: str) -> Callable[..., None] | None:
     """The command of a task that has actions of its own: `clearhead NAME MODEL ACTION …`."""
     import_torch(None)
     from clearhead.tasks import TASKS
 
     task = TASKS.get(name)
-    return None if task is None or not task.actions else _action_command(task)
+    return None if task is None or not task.actions else _make_action_command(task)
 
 
-def _action_command(task: type[AnyTask]) -> Callable[..., None]:
+def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
     listed = "\n\n".join(f"{action}: {about}" for action, about in task.actions.items())
 
     def run(

@@ -113,14 +113,14 @@ class Writer:
         with torch.inference_mode():
             if self._context is None and self._source is not None:
                 self._context = self._encode(self._source.to(self.device))
-            return self._scores(tokens)
+            return self._compute_logits(tokens)
 
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
         """The logits of the token after these; `tokens` has one for each row, or one for each beam of each row."""
         self._written += 1
         refresh(self._view)
         with torch.inference_mode():
-            return self._scores(tokens[:, None])
+            return self._compute_logits(tokens[:, None])
 
     def select_beams(self, parents: Int[Tensor, "rows beams"], kept_rows: Int[Tensor, " rows"] | None = None) -> None:
         """Makes these samples of the last step the beams of each row; rows that are not in `kept_rows` are removed.
@@ -147,7 +147,7 @@ class Writer:
             return self._view.encode(vectors=source, mask=self._context_mask)
         return self._view.encode(source, self._context_mask)
 
-    def _scores(self, tokens: Tensor) -> Tensor:
+    def _compute_logits(self, tokens: Tensor) -> Tensor:
         mask = positions = None
         if self._padded:
             lengths = self._lengths.repeat_interleave(self.beams)

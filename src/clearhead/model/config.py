@@ -1,4 +1,4 @@
-"""ModelConfig: what a model is made of."""
+"""ModelConfig: sizes and options of a model."""
 
 from __future__ import annotations
 

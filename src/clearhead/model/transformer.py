@@ -92,7 +92,7 @@ class _Model(nn.Module):
             if isinstance(stack, Stack):
                 stack.checkpointing = on
 
-    def _embedded(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
+    def _embed(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
         if (tokens is None) == (vectors is None):
             raise ShapeError("pass either tokens or vectors=, not both and not neither")
         if tokens is not None:
@@ -130,7 +130,7 @@ class Encoder(_Model):
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
-        x = self._embedded(tokens, vectors)
+        x = self._embed(tokens, vectors)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 
@@ -166,7 +166,7 @@ class Decoder(_Model):
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
         hidden: Tensor = self.decoder(
-            self._embedded(tokens, vectors),
+            self._embed(tokens, vectors),
             segments=segments,
             positions=positions,
             mask=mask,
@@ -219,7 +219,7 @@ class EncoderDecoder(_Model):
         segments: Int[Tensor, "batch source"] | None = None,
         positions: Int[Tensor, "*batch source"] | None = None,
     ) -> Float[Tensor, "batch source width"]:
-        x = self._embedded(source, vectors, self.source_vocabulary)
+        x = self._embed(source, vectors, self.source_vocabulary)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 
@@ -236,7 +236,7 @@ class EncoderDecoder(_Model):
     ) -> Float[Tensor, "batch target width"]:
         """Hidden states of the target. With a cache whose beams share a context there are fewer contexts than rows."""
         hidden: Tensor = self.decoder(
-            self._embedded(target, vectors),
+            self._embed(target, vectors),
             positions=positions,
             mask=mask,
             context=context,
@@ -274,10 +274,10 @@ def initialise(model: _Model) -> None:
     if config.norm_first:
         for stack in model.modules():
             if isinstance(stack, Stack):
-                _calm(stack)
+                _scale_down_outputs(stack)
 
 
-def _calm(stack: Stack) -> None:
+def _scale_down_outputs(stack: Stack) -> None:
     with torch.no_grad():
         for module in stack.modules():
             if isinstance(module, MultiHeadAttention):

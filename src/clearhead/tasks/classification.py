@@ -1,4 +1,4 @@
-"""Classification: texts with a label each, and a model that says which label a new text has."""
+"""Classification: predicts the label of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipe: one TOML file that says everything about a training run.
+"""Recipe: the TOML file with all settings of a training run.
 
 Unknown keys are refused, and the nearest name is suggested. `--set train.steps=200` overrides what the file says.
 """
@@ -37,10 +37,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Train(Section):
-    """How the weights are found."""
+    """`[train]` of a recipe: optimization, evaluation, checkpoints and logs."""
 
     steps: int = Field(10_000, ge=1)  # updates of the weights
-    minutes: float | None = Field(None, gt=0)  # stop after so many, too; the schedule then ends with the time
+    minutes: float | None = Field(None, gt=0)  # stop after this time, too; the schedule then ends with it
     batch_tokens: int = Field(8192, ge=16)  # of one batch: all sides, pads included
     shapes: int = Field(16, ge=1)  # at most 2 × shapes distinct padded shapes of batches
     accumulate: int = Field(1, ge=1)  # batches to one update
@@ -64,13 +64,13 @@ class Train(Section):
     metric: str | None = None  # what is better: a score of the task, or "loss"; None: the task's own
     keep: int = Field(2, ge=1)  # newest checkpoints that stay, besides the best
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # how the finished model is stored
-    # steps from one look at what the heads do to the next; 0: never; None: 100, or more where that takes too long
+    # steps between two measurements of the heads; 0: never; None: 100, or more if that takes too long
     heads_every: int | None = Field(None, ge=0)
     tensorboard: bool = True
 
 
 class Recipe(TaskRecipe):
-    """A whole recipe. That of a task, with its sections, is made by `recipe_class`."""
+    """A whole recipe; `recipe_class` adds the sections of a task."""
 
     train: Train = Train()
 
@@ -123,7 +123,7 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     for override in overrides:
-        _override(values, override)
+        _apply_override(values, override)
     if seed is not None:
         values["seed"] = seed
     return check_recipe(values, str(path)), path.parent
@@ -155,10 +155,14 @@ def to_toml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, as TOML."""
     values = recipe.model_dump(exclude_none=True)
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {_format_value(value)}" for key, value in plain.items()]
     for section, inside in values.items():
         if isinstance(inside, dict) and inside:
-            lines += ["", f"[{section}]", *(f"{_key(key)} = {_toml(value)}" for key, value in inside.items())]
+            lines += [
+                "",
+                f"[{section}]",
+                *(f"{_format_key(key)} = {_format_value(value)}" for key, value in inside.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -181,11 +185,11 @@ def _resolve_path(name: str, base: Path) -> Path:
             raise ConfigError(f"no shipped corpus is called {wanted!r}; {suggest_name(wanted, shipped.corpora())}")
         return found
     given = Path(name).expanduser()
-    # One that was given with --set may well be meant from where the user stands.
+    # A path given with --set may be relative to the current folder.
     return given if given.exists() and not (base / given).exists() else base / given
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, written = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set wants key=value, such as train.steps=200; got {override!r}")
@@ -201,15 +205,15 @@ def _override(values: dict[str, Any], override: str) -> None:
     values[last] = value
 
 
-def _key(key: str) -> str:
+def _format_key(key: str) -> str:
     return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
 
 
-def _toml(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_toml(inside)}" for key, inside in value.items()) + " }"
+        return "{ " + ", ".join(f"{_format_key(key)} = {_format_value(inside)}" for key, inside in value.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
