@@ -27,7 +27,7 @@ def limit_spinning() -> None:
 
 
 def import_torch(threads: int | None) -> None:
-    """Imports PyTorch, to compute with so many CPU threads; None: as many as it and the tokenizers choose."""
+    """Imports PyTorch and sets its number of CPU threads; None keeps the defaults of PyTorch and the tokenizers."""
     limit_spinning()
     if threads is not None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # the tokenizers' threads, which start at their first use

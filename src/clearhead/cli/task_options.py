@@ -28,7 +28,7 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help=
 
 
 def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:
-    """The function of a command, with the options of all tasks in place of its `**options`; with none unless `load`.
+    """A command function whose `**options` are replaced by the options of all tasks (by none unless `load`).
 
     Whether the model's own task has an option is checked when it is known which that is.
     """
@@ -89,7 +89,7 @@ def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
 
 
 def _plain_type(name: str, annotation: Any) -> Any:
-    """The one of bool, int, float and str that a field's type comes down to.
+    """The plain type (bool, int, float or str) of a field.
 
     >>> _plain_type("beams", Annotated[int, "strict"] | None), _plain_type("kind", Literal["a", "b"])
     (<class 'int'>, <class 'str'>)

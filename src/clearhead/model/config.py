@@ -22,7 +22,7 @@ MOST_LAYERS = 1000
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """An encoder, a decoder or both, over one vocabulary, or one for each side. The defaults are the 2017 Transformer.
+    """Sizes and options of an encoder, a decoder or both. The defaults are the 2017 Transformer.
 
     >>> ModelConfig.named("classic", vocabulary=1000).width
     512
@@ -115,7 +115,7 @@ class ModelConfig:
         return asdict(self)
 
     def change(self, **changes: Any) -> ModelConfig:
-        """The same with some values changed."""
+        """A copy with some values changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
 

@@ -13,7 +13,7 @@ from clearhead.errors import ConfigError
 
 
 def resolve_device(device: str, local: int = 0) -> torch.device:
-    """`auto` is a GPU if there is one; a device that is not there is refused.
+    """The device of this name; `auto` is a GPU if there is one. A device that does not exist is refused.
 
     `local` is which GPU an unnumbered "cuda" means.
 

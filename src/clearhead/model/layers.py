@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The same small network at every position; swiglu and geglu multiply with a gate (Shazeer 2020)."""
+    """Feed-forward network, applied at every position; swiglu and geglu multiply with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, attention over a context if there is one, feed-forward."""
+    """One Transformer layer: self-attention, cross-attention if there is a context, feed-forward."""
 
     def __init__(self, config: ModelConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Vectors in, hidden states out: positions, layers, final norm.
+    """A stack of layers from vectors to hidden states, with positions and a final norm.
 
     Set `checkpointing = True` to recompute each layer in the backward pass instead of keeping its inside.
     """
@@ -170,7 +170,7 @@ class Stack(nn.Module):
         return self.dropout(x), turns
 
     def _self_mask(self, mask: Mask | None) -> Mask | None:
-        """What this kind of stack hides by itself, and what the caller hides."""
+        """The mask of self-attention: causal or windowed by configuration, combined with the caller's."""
         reach, own = self.config.window, None
         if self.causal:
             own = Mask.causal() if reach is None else Mask.window(reach - 1)

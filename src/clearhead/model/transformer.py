@@ -16,7 +16,7 @@ from clearhead.model.layers import ACTIVATIONS, FeedForward, Stack, norm
 
 
 class Words(nn.Module):
-    """Tokens into vectors."""
+    """Word embeddings: tokens to vectors."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Words(nn.Module):
 
 
 class Vocabulary(Words):
-    """Tokens into vectors and hidden states into scores, with one matrix for both where they are tied."""
+    """Word embeddings and output projection, with one matrix for both if they are tied."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, config.vocabulary)
@@ -70,7 +70,7 @@ class Vocabulary(Words):
 
 
 class _Model(nn.Module):
-    """What the three kinds share."""
+    """Base class of the three models."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _Model(nn.Module):
 
 
 class Encoder(_Model):
-    """Every token looks at every other; `mask` says which may not.
+    """Encoder-only Transformer: every token attends to all others, unless `mask` hides them.
 
     >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
     >>> hidden = model(torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), mask=Mask.padding([3, 4]))
@@ -136,7 +136,7 @@ class Encoder(_Model):
 
 
 class Decoder(_Model):
-    """Every token looks at itself and at those before; `mask` adds to that.
+    """Decoder-only Transformer: causal by itself; `mask` hides more.
 
     With a `cache` only the new tokens are passed at each step. With `cross_attention=True` in its config it
     also looks at a `context`.
@@ -178,7 +178,7 @@ class Decoder(_Model):
 
 
 class EncoderDecoder(_Model):
-    """An encoder reads the source, a decoder writes the target and looks at what was read.
+    """Encoder-decoder Transformer: the decoder attends to the encoded source by cross-attention.
 
     >>> model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11))
     >>> source, target = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
@@ -204,7 +204,7 @@ class EncoderDecoder(_Model):
         *,
         context_mask: Mask | None = None,
     ) -> Float[Tensor, "batch target width"]:
-        """Hidden states of the target. What hides source tokens hides them from the target too."""
+        """Hidden states of the target; `source_mask` also hides source tokens from the decoder."""
         if context_mask is None and source_mask is not None:
             context_mask = as_mask(source_mask).of_keys()
         context = self.encode(source, mask=source_mask)

@@ -144,7 +144,7 @@ def _merge_costs(
 
 
 def _round_up(lengths: Whole) -> Whole:
-    """Up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, and so on: at most an eighth more."""
+    """Rounds lengths up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, …: at most an eighth more."""
     powers = np.ceil(np.log2(np.maximum(lengths, 16) + 1)).astype(np.int64) - 1
     step = 2 ** np.maximum(powers - 3, 1)
     rounded: Whole = -(-lengths // step) * step

@@ -31,7 +31,7 @@ OTHER_BEGINNINGS = {
 
 
 class Row(NamedTuple):
-    """The wanted values of one example, and where they stand; lines count from 1."""
+    """The values of one example in the wanted columns, with its file and line (from 1)."""
 
     values: tuple[Any, ...]
     file: str
@@ -126,7 +126,7 @@ def _check_file(path: Path) -> Path:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line with its number, the ending kept: lines end at a line feed, not at what else Unicode breaks at."""
+    """Each line with its number and its end; lines end at a line feed only, not at other Unicode line breaks."""
     line = 0
     try:
         opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115 (closed below)

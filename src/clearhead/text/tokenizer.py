@@ -20,7 +20,7 @@ AT_ONCE = 8192  # texts passed to the library at a time, which limits memory
 
 
 class Tokenizer:
-    """Text into numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
+    """Text to token numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
 
     Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
     character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
@@ -85,11 +85,11 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many numbers there are: the model's vocabulary."""
+        """The size of the vocabulary."""
         return int(self.engine.get_vocab_size())
 
     def normal(self, text: str) -> str:
-        """What `encode` reads: NFKC, one script, single spaces, nothing invisible.
+        """The normalised text that `encode` reads: NFKC, one script, single spaces, no invisible characters.
 
         >>> Tokenizer.train(["a"], script="simplified", lowercase=True).normal(" Ｈello\\n\\n 漢語　①！")
         'hello 汉语 1!'

@@ -67,7 +67,7 @@ def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
 
 
 def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """The rows without a random share of them, at least one, and that share; the same for the same seed."""
+    """Splits a random share of the rows (at least one) off; the same split for the same seed."""
     count = max(1, round(share * len(rows)))
     chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
     kept = [row for place, row in enumerate(rows) if place not in chosen]
@@ -84,7 +84,7 @@ def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path)
 def _prepare_task(
     folder: Path, kind: type[AnyTask], rows: Sequence[Row], recipe: Recipe, processes: Processes
 ) -> AnyTask:
-    """The task as it is stored in the run's folder, so that all processes, and a run that is resumed, have the same."""
+    """Prepares the task and stores it in the run folder once; all processes, and resumed runs, load it from there."""
     if processes.first and not folder.is_dir():
         task = kind.prepare(rows, recipe)
         with atomic_folder(folder) as fresh:

@@ -39,7 +39,7 @@ def count_weights(task: AnyTask) -> int:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """All the memory of a device, in bytes; None where the system does not tell."""
+    """All the memory of a device, in bytes; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:

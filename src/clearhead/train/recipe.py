@@ -130,7 +130,7 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
 
 
 def check_recipe(values: dict[str, Any], source: str) -> Recipe:
-    """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
+    """The validated recipe; the error has one line for each problem, and one for all missing keys."""
     name = values.get("task")
     if name is not None and name not in TASKS:
         raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
@@ -167,7 +167,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
-    """Where the data lies: `shipped:NAME`, or paths, which start from the recipe's folder, or else from here."""
+    """The paths of data files: `shipped:NAME`, or relative to the recipe's folder, or to the current one."""
     given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
         {column: _resolve_path(path, base) for column, path in one.items()}
