@@ -54,7 +54,7 @@ class ModelConfig:
     window: int | None = None  # keys seen on each side, the query's own place included; None: all
     temperature: str = "fixed"
     cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
-    context_width: int | None = None  # of what a Decoder looks at; None: width
+    context_width: int | None = None  # width of the context of cross-attention; None: width
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True

@@ -35,7 +35,7 @@ class Words(nn.Module):
                 f"tokens must be whole numbers (int32 or int64) shaped (batch, tokens), got {got}; "
                 "vectors go in as vectors="
             )
-        # On a GPU the look would wait for the device, and the lookup says it there by itself.
+        # Only on a CPU: on a GPU the check would wait for the device, where the lookup itself raises an error.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.words.num_embeddings:
@@ -139,7 +139,7 @@ class Decoder(_Model):
     """Decoder-only Transformer: causal by itself; `mask` hides more.
 
     With a `cache` only the new tokens are passed at each step. With `cross_attention=True` in its config it
-    also looks at a `context`.
+    also attends to a `context`.
 
     >>> model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
     >>> cache = KeyValueCache()

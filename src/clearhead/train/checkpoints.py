@@ -2,7 +2,7 @@
 
 A checkpoint is a folder named after its step: `state.json` (the position), the tensors (weights, their average, the
 optimiser's moments), `checksums.json`. The plan of batches, the learning rate and the random numbers of a step follow
-from the seed and the step's number, so the position says all about them.
+from the seed and the step's number, so the position is enough to restore them.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
     """A recipe without a [model] section, with a model that suits the data and the machine.
 
-    What its [train] section says stays as it is.
+    Keys that are set in its [train] section stay as they are.
     """
     chosen = TASKS[recipe.task].fit(rows, gpu=gpu)
     given = recipe.train.model_fields_set

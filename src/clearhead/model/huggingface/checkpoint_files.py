@@ -119,7 +119,7 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder / WEIGHTS, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
-            # transformers refuses files that do not say this
+            # transformers refuses files without this metadata
             save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
             (fresh / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
             (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors lets only the owner read it

@@ -135,5 +135,5 @@ class HuggingFaceConfig:
         if value is not None:
             return value
         if default is REQUIRED:
-            raise CheckpointError(f"{self.source} does not say {key}, which is needed to build the model")
+            raise CheckpointError(f"{self.source} has no {key}, which is needed to build the model")
         return default

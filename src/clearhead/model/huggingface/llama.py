@@ -123,7 +123,7 @@ def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | 
     for key in SCALING_KEYS[kind]:
         original = key == "original_max_position_embeddings"
         default = settings.values.get("max_position_embeddings", REQUIRED) if original else REQUIRED
-        # Where the model itself says how long texts were, transformers goes by that.
+        # transformers prefers the value outside rope_scaling.
         source = settings if original and settings.has(key) else given
         scaling[key] = source.read_float(key, default, least=SMALLEST)
     return base, scaling
@@ -140,7 +140,7 @@ def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
             raise settings.unsupported("layer_types", f"one of {' and '.join(known)} for each layer can be read")
         said, sliding = sliding, kinds.count("sliding_attention")
         if (kind != "qwen2" and said != sliding) or (sliding and window is None):
-            raise settings.unsupported("layer_types", "sliding_window must say the same")
+            raise settings.unsupported("layer_types", "sliding_window must agree with it")
     if sliding not in (0, layers):
         raise CheckpointError(
             f"{settings.source}: {sliding} of {layers} layers have a window of {window} tokens (layer_types, "

@@ -57,7 +57,7 @@ def to_huggingface(
     whole or not at all; others in the folder stay. What these formats cannot express is refused by name.
 
     `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
-    padding, as Marian does, unless told). Without them the model computes the same, but `generate` needs
+    padding, as Marian does, by default). Without them the model computes the same, but `generate` needs
     them. `max_length` is how many positions Marian makes sinusoids for; ours know no limit.
     """
     if isinstance(model, Encoder):
