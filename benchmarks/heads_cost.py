@@ -18,10 +18,10 @@ import torch
 from clearhead.train import read_recipe
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import prepare_data
-from clearhead.train.head_monitor import Heads
+from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
-from clearhead.train.observers import Board
-from clearhead.train.processes import Processes, joined
+from clearhead.train.observers import TensorBoardLog
+from clearhead.train.processes import Processes, join_processes
 
 from measuring import Report, compare
 
@@ -37,7 +37,7 @@ class Learner:
         data = prepare_data(folder, recipe, base, processes)
         torch.manual_seed(recipe.seed)
         checkpoints = Checkpoints(folder / "checkpoints", 1, processes)
-        observers = [Heads(folder, 0), Board(folder / "tensorboard", 0)] if heads_every else []
+        observers = [HeadLog(folder, 0), TensorBoardLog(folder / "tensorboard", 0)] if heads_every else []
         self.every, self.trainer = (
             every,
             Trainer(recipe.train, data.task, data.task.build(), data.examples, None, checkpoints, processes, observers),
@@ -50,7 +50,7 @@ class Learner:
         trainer.run()
 
     def look(self) -> None:
-        self.trainer._look(self.trainer.position.step)
+        self.trainer.measure_heads(self.trainer.position.step)
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="keep no file")
     options = parser.parse_args()
     report = Report("heads_cost", "Watching the heads while a model is trained")
-    with tempfile.TemporaryDirectory() as folder, joined("auto") as processes:
+    with tempfile.TemporaryDirectory() as folder, join_processes("auto") as processes:
         blind, watching = (
             Learner(Path(folder) / name, processes, options.every, every)
             for name, every in (("blind", 0), ("watching", options.every))

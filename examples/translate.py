@@ -25,7 +25,7 @@ import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
 from clearhead.predictor import Predictor
 from clearhead.tasks import TASKS, AnyTask
-from clearhead.tasks.alignment import cross_attention, merge_words, word_shares
+from clearhead.tasks.alignment import cross_attention, merge_words, share_tokens
 from clearhead.text import Report
 from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
 from drawing import draw_head, draw_heads
@@ -158,8 +158,8 @@ def look(translator: Predictor, folder: Path) -> bool:
 def between_words(translator: Predictor, source: Sequence[str], target: Sequence[str]) -> Tensor:
     """What every head gives to each source word just after each target word; the ends count as words."""
     task: Any = translator.task
-    numbers, shares = word_shares(task.source, source, separator="")
-    written, written_shares = word_shares(task.target, target, separator="")
+    numbers, shares = share_tokens(task.source, source, separator="")
+    written, written_shares = share_tokens(task.target, target, separator="")
     tokens = [*numbers, task.source.end], [*written, task.target.end]
     weights = cross_attention(translator.model, *tokens, start=task.target.start, when="read")
     return merge_words(weights, with_end(written_shares), with_end(shares))

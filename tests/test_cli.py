@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from clearhead import cli, shipped
-from clearhead.cli.reading import READ_AHEAD
+from clearhead.cli.stdin import READ_AHEAD
 from clearhead.errors import TrainingError
+from clearhead.formatting import format_bytes
 from clearhead.tasks import TASKS, Task
 from clearhead.tasks.base import Evaluation
 from tests.echoing import Echo, echo, write_echo
@@ -142,7 +143,8 @@ def test_at_a_terminal_it_says_what_to_do(model: Path) -> None:
     )
     assert run("predict", model, "-", stdin=Terminal(io.BytesIO(b"ab\n"))).out == "ba!\n"
     assert (
-        run("predict", model, "-", "a").err == "clearhead: - means the lines of the standard input, and stands alone\n"
+        run("predict", model, "-", "a").err
+        == "clearhead: - means the lines of the standard input; it cannot be combined with other texts\n"
     )
 
 
@@ -182,8 +184,11 @@ def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["predict", "MODEL", "abc", "--temperature", "1"], "predict has no option 'temperature'; there are batch, "),
-        (["predict", "MODEL", "abc", "--stream", "--prefix", "x"], "predict has no option 'prefix'; there are batch, "),
+        (["predict", "MODEL", "abc", "--temperature", "1"], "predict has no option 'temperature'; choose from batch, "),
+        (
+            ["predict", "MODEL", "abc", "--stream", "--prefix", "x"],
+            "predict has no option 'prefix'; choose from batch, ",
+        ),
         (["evaluate", "MODEL", "pairs.tsv", "--length-penalty", "2"], "evaluate has no option 'length_penalty'"),
         (["look", "MODEL", "abc", "--most", "3"], "look has no option 'most'"),
         (["predict", "MODEL", "abc", "--lowercase"], "No such option: --lowercase"),
@@ -321,11 +326,12 @@ def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(shipped, kind, lambda _, path=path: path)
     done = run("models")
     assert (done.code, done.err) == (0, "")
+    size = sum(file.stat().st_size for file in model.rglob("*"))
     shown = [line.split() for line in done.out.splitlines() if "my-" in line]
     assert shown == [
-        ["my-model", "echo", "0.0", "MiB", "same", "12.5", "CC", "BY", "2.0"],
+        ["my-model", "echo", format_bytes(size).split()[0], "kB", "same", "12.5", "CC", "BY", "2.0"],
         ["my-recipe", "small", "[bold]"],
-        ["shipped:my-corpus", "1.0", "MiB"],
+        ["shipped:my-corpus", "1.0", "MB"],
     ]
     for kind in ("models", "recipes", "corpora"):
         monkeypatch.setattr(shipped, kind, list)
@@ -392,15 +398,15 @@ def test_training_is_called_with_what_was_said(tmp_path: Path, monkeypatch: pyte
     ("error", "code", "words"),
     [
         (TrainingError("loss is NaN at step 3"), 1, "loss is NaN at step 3"),
-        (MemoryError(), 1, "out of memory; take a smaller --batch"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12"), 1, "out of memory; take"),
+        (MemoryError(), 1, "out of memory; use a smaller --batch"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12"), 1, "out of memory; use"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.tsv"), 2, "x.tsv: No such file or directory"),
         (PermissionError(errno.EACCES, "Permission denied", "x.tsv"), 2, "x.tsv: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
         (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), 2, 'pip install "clearhead[train]"'),
         (ModuleNotFoundError("No", name="matplotlib.pyplot"), 2, 'pip install "clearhead[explore]"'),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (KeyError("x"), 1, "KeyError: 'x'; this should not happen: CLEARHEAD_TRACEBACK=1 shows where"),
+        (KeyError("x"), 1, "KeyError: 'x'; this is a bug: please report it"),
         (TrainingError("\x1b[31mred\x07\nnext"), 1, r"\x1b[31mred\x07"),
     ],
 )
@@ -434,7 +440,7 @@ def test_every_error_has_its_words_and_its_code(
         (["predict", "MODEL", "text", "--batch", "0"], "--batch"),
         (["predict", "MODEL", "text", "--device", "gpu"], "'gpu' is no device; choose auto, cpu or cuda"),
         (["predict", "MODEL/config.json", "text"], "is a file; a model is a folder"),
-        ([], "say what to do"),
+        ([], "a command is missing"),
     ],
 )
 def test_wrong_input_exits_with_2_and_one_line(model: Path, arguments: list[str], words: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from clearhead import shipped
 from clearhead.tasks import TASKS
-from clearhead.train.recipe import checked, recipe_class
+from clearhead.train.recipe import check_recipe, recipe_class
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = ["README.md", "README.zh-CN.md"]
@@ -118,7 +118,7 @@ def test_the_readmes_are_in_step() -> None:
 def test_recipes_in_documents_are_recipes(name: str) -> None:
     for block in blocks(read(name)):
         if block.kind == "toml":
-            checked(tomllib.loads(block.text), name)
+            check_recipe(tomllib.loads(block.text), name)
 
 
 @pytest.mark.parametrize("task", TASKS)

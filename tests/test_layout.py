@@ -10,15 +10,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 
 # What each part of the package may import, besides itself. DESIGN.md, "How data flows".
-MODEL = {"errors", "storage", "attention", "model"}
+MODEL = {"errors", "formatting", "storage", "attention", "model"}
 TASKS = MODEL | {"text", "decode", "tasks"}
 TOP = TASKS | {"lens", "train", "model_folder", "predictor", "shipped"}
 MAY_IMPORT = {
     "errors": set(),
-    "storage": {"errors"},
-    "attention": {"errors", "storage"},
-    "lens": {"errors", "storage", "attention"},
-    "model": {"errors", "storage", "attention"},
+    "formatting": set(),
+    "storage": {"errors", "formatting"},
+    "attention": {"errors", "formatting", "storage"},
+    "lens": {"errors", "formatting", "storage", "attention"},
+    "model": {"errors", "formatting", "storage", "attention"},
     "text": MODEL,
     "decode": MODEL,
     "tasks": MODEL | {"text", "decode"},

@@ -14,7 +14,7 @@ import pytest
 
 from clearhead import shipped
 from clearhead.text import read
-from clearhead.text.scripts import converter
+from clearhead.text.chinese import load_converter
 
 ROOT = Path(__file__).parents[1] / "models" / "zh-en"
 HAN = re.compile(r"[\u3400-\u9fff]")
@@ -73,7 +73,7 @@ def test_there_is_no_markup_and_nothing_invisible(phrases):
 
 
 def test_chinese_is_on_the_left_in_simplified_characters_and_english_on_the_right(phrases):
-    convert = converter("simplified").convert
+    convert = load_converter("simplified").convert
     for chinese, english in phrases:
         assert HAN.search(chinese), chinese
         assert convert(chinese) == unicodedata.normalize("NFKC", chinese), chinese
@@ -96,7 +96,7 @@ def test_the_shipped_corpus_is_this_file():
 
 
 def test_no_phrase_is_in_dev(phrases):
-    convert = converter("simplified").convert
+    convert = load_converter("simplified").convert
 
     def key(text):
         return "".join(character for character in convert(text) if unicodedata.category(character)[0] in "LN")

@@ -41,7 +41,7 @@ def test_options_reach_the_task_and_unknown_ones_are_refused(echo: Predictor) ->
     assert echo.predict("aB", best=2).alternatives == [("AB", -2.0)]
     with pytest.raises(ConfigError, match=r"predict has no option 'beam'; did you mean 'beams'\?"):
         echo.predict("aB", beam=2)
-    with pytest.raises(ConfigError, match="evaluate has no option 'x'; there are batch, beams, lowercase"):
+    with pytest.raises(ConfigError, match="evaluate has no option 'x'; choose from batch, beams, lowercase"):
         echo.evaluate([Row(("a", "b"), "f", 1)], x=2)
 
 
@@ -49,7 +49,7 @@ def test_options_reach_the_task_and_unknown_ones_are_refused(echo: Predictor) ->
 def test_one_text_is_looked_at(echo: Predictor) -> None:
     with pytest.raises(DataError, match=r"one text is looked at, not a list: \['abc'\]"):
         echo.look(["abc"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="look has no option 'x'; there are answer, keep, layers, heads") as refusal:
+    with pytest.raises(ConfigError, match="look has no option 'x'; choose from answer, keep, layers, heads") as refusal:
         echo.look("abc", x=2)
     assert str(refusal.value).count("keep") == 1
 

@@ -15,7 +15,7 @@ from torch import nn
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model, ModelConfig
 from clearhead.model.devices import empty_weights
-from clearhead.model.packing import fill, packed, unpacked
+from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
 from clearhead.storage import CHECKSUMS, atomic_folder, check_format, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
 
@@ -48,7 +48,7 @@ def write(
         kind = type(task.build())
     if type(model) is not kind:
         raise ConfigError(f"{task.name} is a task for the bare {kind.__name__}, not for a {type(model).__name__}")
-    tensors = packed(model, weights)
+    tensors = pack_weights(model, weights)
     config = {
         "format": FORMAT,
         "clearhead": sys.modules["clearhead"].__version__,
@@ -120,7 +120,7 @@ class ModelFolder:
                 f"for {type(model).__name__}"
             )
         try:
-            fill(model, unpacked(load_file(self.path / WEIGHTS)))
+            load_weights(model, unpack_weights(load_file(self.path / WEIGHTS)))
         except (SafetensorError, CheckpointError) as error:
             raise CheckpointError(f"{self.path / WEIGHTS} does not hold this model: {error}") from error
         return model.to(device).eval()

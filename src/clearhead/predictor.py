@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
 from clearhead.lens.ablation import head_counts
 from clearhead.model import Model
@@ -216,10 +216,9 @@ def _located(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mappin
 
 
 def _unknown(name: str, known: Sequence[str], kind: str) -> str:
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     what = f"the shipped ones are {', '.join(known)}" if known else "none are shipped"
-    return f"no shipped {kind} is called {name!r}; {what}{hint}"
+    hint = suggest_name(name, known, otherwise="")
+    return f"no shipped {kind} is called {name!r}; {what}{hint and '; '}{hint}"
 
 
 def _option_names(function: Callable[..., Any]) -> list[str]:

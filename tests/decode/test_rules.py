@@ -31,7 +31,7 @@ def test_what_is_barred_is_what_may_not_follow(data):
     logits = torch.randn(2, 3, 41)
     before = logits.clone()
     rule = rules(no_repeat_ngram=ngram, forbidden=sorted(forbidden), prefix=prefixes)
-    rule.bar(logits, torch.tensor(written, dtype=torch.long).view(2, 3, length), [1, 0])
+    rule.apply(logits, torch.tensor(written, dtype=torch.long).view(2, 3, length), [1, 0])
     for place, number in enumerate([1, 0]):
         for beam in range(3):
             tokens = written[place][beam]

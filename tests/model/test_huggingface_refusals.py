@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from clearhead import Decoder, Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
 from clearhead.errors import CheckpointError, DiskFullError
-from clearhead.model.huggingface import files
+from clearhead.model.huggingface import checkpoint_files
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, change_config, change_tensors, saved, shaken
 
 
@@ -109,7 +109,7 @@ def test_settings_without_counterpart_are_refused_by_name(copy, kind, changes, w
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "model_type"])
 def test_a_setting_that_is_needed_and_missing_is_named(copy, key):
-    refused(change_config(copy("llama"), without=(key,)), "does not say", key)
+    refused(change_config(copy("llama"), without=(key,)), "has no", key)
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen2", "marian"])
@@ -332,7 +332,7 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
     to_huggingface(Encoder(ModelConfig(**BERTISH)), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr(checkpoint_files, "save_file", full)
     with pytest.raises(DiskFullError, match=r"the disk is full: .*model\.safetensors needs"):
         to_huggingface(Encoder(ModelConfig(**BERTISH)), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -291,7 +291,7 @@ def test_positions_where_they_mean_nothing_are_refused():
 def test_embeddings_are_dropped_out_too():
     model = Encoder(config(dropout=0.5, attention_dropout=0.0))
     torch.manual_seed(0)
-    placed, _ = model.encoder._placed(torch.ones(1, 7, 24), None, None, 0)
+    placed, _ = model.encoder._add_positions(torch.ones(1, 7, 24), None, None, 0)
     assert 0.3 < (placed == 0).float().mean() < 0.7
 
 

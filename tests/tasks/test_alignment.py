@@ -19,8 +19,8 @@ from clearhead.tasks.alignment import (
     merge_words,
     read_alignments,
     score_heads,
+    share_tokens,
     word_attentions,
-    word_shares,
 )
 from clearhead.text import Tokenizer
 
@@ -89,7 +89,7 @@ def test_pairs_of_different_lengths_are_the_same_in_a_batch_and_the_model_as_bef
 @pytest.mark.parametrize("separator", ["", " "])
 def test_tokens_belong_to_the_words_they_spell(tokenizer, separator):
     words = ["lower", "我", "爱", "她", "newest"]
-    numbers, shares = word_shares(tokenizer, words, separator)
+    numbers, shares = share_tokens(tokenizer, words, separator)
     assert numbers == tokenizer.encode(separator.join(words))
     assert shares.shape == (5, len(numbers))
     torch.testing.assert_close(shares.sum(0), torch.ones(len(numbers)))
@@ -105,7 +105,7 @@ def test_tokens_belong_to_the_words_they_spell(tokenizer, separator):
 @given(st.lists(st.text("lowerst 我爱她ABc①Ａ🙂", min_size=0, max_size=5), max_size=6), st.sampled_from(["", " "]))
 def test_any_words_can_be_told_apart(words, separator):
     made = Tokenizer.train(["low lower lowest 我爱你"], vocabulary=270)
-    numbers, shares = word_shares(made, words, separator)
+    numbers, shares = share_tokens(made, words, separator)
     assert shares.shape == (len(words), len(numbers))
     assert (shares >= 0).all()
     if numbers and any(made.normal(word) for word in words):

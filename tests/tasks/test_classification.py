@@ -20,7 +20,7 @@ from clearhead.tasks.metrics import label_scores
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
-from clearhead.train.recipe import Recipe, checked
+from clearhead.train.recipe import Recipe, check_recipe
 
 WORDS = {"animal": ["cat", "dog", "horse", "fish"], "food": ["bread", "rice", "soup", "cheese"], "time": ["now", "day"]}
 OTHERS = ["the", "a", "is", "here", "good", "very", "and", "not"]
@@ -74,7 +74,7 @@ def rows_of(pairs: list[tuple[str, str]], file: str = "data/train.tsv") -> list[
 
 def recipe_of(**sections: dict[str, object]) -> Recipe:
     values = {"data": {"train": "train.tsv"}, "text": {"vocabulary": 320}, "model": {"width": 20, "heads": 5}}
-    return checked({"task": "classification", **values, **sections}, "test")
+    return check_recipe({"task": "classification", **values, **sections}, "test")
 
 
 @pytest.fixture(scope="module")

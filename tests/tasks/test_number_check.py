@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import shipped
-from clearhead.tasks.number_check import lost_numbers
+from clearhead.tasks.number_check import find_lost_numbers
 
 marks = st.text(st.sampled_from("0123456789.,:- 年万亿一二十百千两点半ab"), max_size=24)
 
@@ -30,7 +30,7 @@ marks = st.text(st.sampled_from("0123456789.,:- 年万亿一二十百千两点�
     ],
 )
 def test_what_is_missing_is_named(text, translation, lost):
-    assert lost_numbers(text, translation) == lost
+    assert find_lost_numbers(text, translation) == lost
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_what_is_missing_is_named(text, translation, lost):
     ],
 )
 def test_what_is_there_in_another_form_is_not(text, translation):
-    assert lost_numbers(text, translation) == []
+    assert find_lost_numbers(text, translation) == []
 
 
 @given(marks, marks)
 def test_any_texts_can_be_compared_and_nothing_is_lost_in_a_copy(text, other):
-    lost = lost_numbers(text, other)
+    lost = find_lost_numbers(text, other)
     assert all(any(mark.isdigit() for mark in number) for number in lost)
-    assert lost_numbers(text, text) == []
+    assert find_lost_numbers(text, text) == []
 
 
 def test_what_people_translated_is_left_alone():
@@ -93,5 +93,5 @@ def test_what_people_translated_is_left_alone():
         pairs = [line.rstrip("\n").split("\t")[:2] for line in file]
     pairs = [(chinese, english) for chinese, english in pairs if any(mark.isdigit() for mark in chinese)]
     assert len(pairs) > 400
-    lost = [chinese for chinese, english in pairs if lost_numbers(chinese, english)]
+    lost = [chinese for chinese, english in pairs if find_lost_numbers(chinese, english)]
     assert len(lost) <= 3, "960万 as 96,000,000, 30年代 left out, 911 as September 11th"

@@ -105,8 +105,8 @@ def test_an_empty_prefix_and_an_empty_input_are_nothing(translator):
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 3}, {"temperature": 2.0}])
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_longest_is_a_limit_of_tokens_and_what_it_cuts_off_is_noted(translator, search, longest, monkeypatch):
-    spell, lengths = translator.task.spell, []
-    monkeypatch.setattr(translator.task, "spell", lambda one: lengths.append(len(one.tokens)) or spell(one))
+    decode_text, lengths = translator.task.decode_text, []
+    monkeypatch.setattr(translator.task, "decode_text", lambda one: lengths.append(len(one.tokens)) or decode_text(one))
     answer = translator.predict("我爱你看书看书", longest=longest, **search)
     assert lengths == [longest]
     assert answer.notes[0] == "the translation was cut off at its longest length"
@@ -151,8 +151,8 @@ def test_beams_cannot_be_streamed(translator):
 
 
 def test_a_piece_is_there_before_the_next_is_worked_out(translator, monkeypatch):
-    spell, steps = translator.task.spell, []
-    monkeypatch.setattr(translator.task, "spell", lambda one: steps.append(len(one.tokens)) or spell(one))
+    decode_text, steps = translator.task.decode_text, []
+    monkeypatch.setattr(translator.task, "decode_text", lambda one: steps.append(len(one.tokens)) or decode_text(one))
     stream = translator.stream(TEXT)
     assert next(stream)
     assert len(steps) == 1

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.tasks.segmentation import join_texts, loops, split_text
+from clearhead.tasks.segmentation import has_loop, join_texts, split_text
 
 
 def letters(text: str) -> list[int]:
@@ -53,8 +53,8 @@ def test_answers_are_joined_as_their_script_wants():
 
 
 def test_loops_are_noticed():
-    assert loops([7, 7, 7, 7])
-    assert loops([1, 2, 3] * 4)
-    assert not loops([1, 2, 3] * 3)
-    assert not loops([])
-    assert not loops([1, 1, 1, 2, 1, 1, 1])
+    assert has_loop([7, 7, 7, 7])
+    assert has_loop([1, 2, 3] * 4)
+    assert not has_loop([1, 2, 3] * 3)
+    assert not has_loop([])
+    assert not has_loop([1, 1, 1, 2, 1, 1, 1])

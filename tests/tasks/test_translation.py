@@ -13,7 +13,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
-from clearhead.tasks.segmentation import loops
+from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence import GeneratedText, PairExamples, Search
 from clearhead.tasks.translation import TranslationDecode
 from clearhead.text import Report, Row
@@ -106,7 +106,7 @@ def test_the_recipe_gives_the_defaults(translator):
 def test_an_unknown_option_is_refused_with_the_nearest_name(translator):
     with pytest.raises(ConfigError, match="predict has no option 'beam'; did you mean 'beams'"):
         translator.predict("我", beam=3)
-    with pytest.raises(ConfigError, match="predict has no option 'x'; there are batch, beams, length_penalty, best, "):
+    with pytest.raises(ConfigError, match="predict has no option 'x'; choose from batch, beams, length_penalty, "):
         translator.predict("我", x=0.5)
     with pytest.raises(ConfigError, match="evaluate has no option 'temperature'"):
         translator.evaluate([("我", "I")], temperature=0.5)
@@ -158,7 +158,7 @@ def test_numbers_of_numpy_are_numbers(translator):
 
 
 def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
-    monkeypatch.setattr(Translation, "spell", lambda *_: "I see 1,00,000 books")
+    monkeypatch.setattr(Translation, "decode_text", lambda *_: "I see 1,00,000 books")
     text = "我在23:59看1,000,000书"
     note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
     assert translator.predict(text).notes[-1] == note
@@ -237,7 +237,7 @@ def test_any_text_gets_an_answer_that_does_not_loop(translator, text, beams):
     answer = translator.predict(text, beams=beams)
     assert answer.score <= 0
     if len(answer.notes) == 0:  # one part
-        assert not loops(translator.task.target.encode(answer.text))
+        assert not has_loop(translator.task.target.encode(answer.text))
 
 
 def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator):
@@ -311,9 +311,9 @@ def test_an_answer_that_loops_is_written_anew(translator):
     model = spoiled(task, translator.model, love, task.target.end)
     for beams in (1, 3):
         (found,) = task._search(model, [task.source.encode("我看书")], Search(beams, 1, 1, 0.0), [[]])
-        looping = loops(found[0].tokens)
+        looping = has_loop(found[0].tokens)
         (answer,) = task.predict(model, ["我看书"], options(beams=beams, length_penalty=0.0))
-        assert not loops(task.target.encode(answer.text))
+        assert not has_loop(task.target.encode(answer.text))
         if beams == 1:
             assert looping, "else this tests nothing"
             assert answer.text == "love love love"
@@ -362,11 +362,11 @@ def test_what_a_text_repeats_is_shortened_if_the_answer_loops(translator, monkey
 def test_what_has_a_reason_to_repeat_itself_may(translator):
     task = translator.task
     fish, digits = task.target.encode("fish"), task.target.encode("1000000")
-    assert task.looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
-    assert not task.looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert task.looped(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert not task.looped(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
-    assert task.looped(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
+    assert task.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
+    assert not task.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert task.has_looped(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
+    assert not task.has_looped(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
+    assert task.has_looped(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
 
 
 def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):

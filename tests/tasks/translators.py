@@ -17,7 +17,7 @@ from clearhead.text import Report, Row
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.loop import Trainer
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, Train, checked
+from clearhead.train.recipe import Recipe, Train, check_recipe
 from tests.train.corpus import sentences
 
 SHAPE = {"shape": "tiny", "width": 64, "heads": 4, "feedforward": 128, "layers": 1, "dropout": 0.0}
@@ -30,7 +30,7 @@ def rows_of(pairs: list[tuple[str, str]], file: str = "train.tsv") -> list[Row]:
 def recipe_of(text: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Recipe:
     """A recipe for small translators; `sections` are added, such as `decode={"beam": 3}`."""
     values = {"text": {"vocabulary": 320, **(text or {})}, "data": {"train": "train.tsv"}, "model": SHAPE, **sections}
-    return checked({"task": "translation", **values}, "test")
+    return check_recipe({"task": "translation", **values}, "test")
 
 
 def prepared(pairs: list[tuple[str, str]], text: dict[str, Any] | None = None, **decode: Any) -> Translation:

@@ -85,14 +85,14 @@ def test_very_different_lengths_are_planned_quickly():
 
 
 def test_no_examples_are_refused():
-    with pytest.raises(DataError, match="not one example"):
+    with pytest.raises(DataError, match="no examples"):
         BatchPlan(np.zeros((0, 2), dtype=np.int64), tokens=10, seed=0)
 
 
 @given(st.lists(st.lists(st.integers(0, 30_000), max_size=9), min_size=1, max_size=9), st.integers(9, 12))
 def test_ragged_sequences_come_back_padded(sequences, size):
     rows = torch.arange(len(sequences)).flip(0)
-    padded, lengths = Ragged(sequences).padded(rows, size, fill=-100)
+    padded, lengths = Ragged(sequences).pad(rows, size, fill=-100)
     for row, sequence in enumerate(reversed(sequences)):
         assert padded[row].tolist() == sequence + [-100] * (size - len(sequence))
         assert lengths[row] == len(sequence)

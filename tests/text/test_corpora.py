@@ -206,7 +206,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
             "a.tsv.gz:1000: the gzip file is damaged or incomplete: CRC",
         ),
         ("a.csv", "zh,eng\n1,2\n", "a.csv:1: the header line has no en; did you mean 'eng'?"),
-        ("a.csv", "x,y\n1,2\n", "a.csv:1: the header line has no zh, en; there is x, y"),
+        ("a.csv", "x,y\n1,2\n", "a.csv:1: the header line has no zh, en; choose from x, y"),
         ("a.csv", "zh,en,zh\n1,2,3\n", "a.csv:1: the header line has zh more than once; rename all but one"),
         ("a.csv", "zh,en\n1,2\n3\n", "a.csv:3: 1 field where the header line has 2: '3'"),
         (
@@ -227,10 +227,10 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ),
         ("a.jsonl", "\n\n", "a.jsonl:1: not JSON: Expecting value at place 1: the line is empty; delete it"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON: "),
-        ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is wanted, not a list: \'["a", "b"]\''),
+        ("a.jsonl", '["a", "b"]\n', 'a.jsonl:1: an object with zh, en is needed, not a list: \'["a", "b"]\''),
         ("a.jsonl", '{"zh": "a", "eng": "b"}\n', "a.jsonl:1: no 'en'; did you mean 'eng'?"),
-        ("a.jsonl", '{"text": "a"}\n', "a.jsonl:1: no 'zh'; there is text"),
-        ("a.jsonl", "{}\n", "a.jsonl:1: no 'zh'; there is nothing"),
+        ("a.jsonl", '{"text": "a"}\n', "a.jsonl:1: no 'zh'; choose from text"),
+        ("a.jsonl", "{}\n", "a.jsonl:1: no 'zh'; choose from nothing"),
         ("a.jsonl", '{"zh": "a", "en": 3}\n', "a.jsonl:1: 'en' must be a text, not a number"),
         ("a.jsonl", '{"zh": null, "en": "3"}\n', "a.jsonl:1: 'zh' must be a text, not null"),
         ("a.jsonl", '{"zh": "a\\ud800", "en": "3"}\n', "a.jsonl:1: 'zh' has half a character, \\ud800, at 2"),
@@ -275,13 +275,13 @@ def test_wanted_columns_must_be_different_names(write, wanted):
 
 def test_a_missing_file_is_noticed_at_once_and_near_names_are_given(write, tmp_path):
     write("train.tsv", "a\tb\n")
-    with pytest.raises(DataError, match=r"no file .*tran\.tsv; near that name: train\.tsv"):
+    with pytest.raises(DataError, match=r"no file .*tran\.tsv; did you mean 'train\.tsv'\?"):
         read(tmp_path / "tran.tsv", NAMES)
     with pytest.raises(DataError, match=r"no file .*zzz\.tsv$"):
         read(tmp_path / "zzz.tsv", NAMES)
     with pytest.raises(DataError, match=r"no file .*x\.tsv: there is no folder .*nowhere"):
         read(tmp_path / "nowhere" / "x.tsv", NAMES)
-    with pytest.raises(DataError, match=r"is a folder, a file is wanted; it holds train\.tsv"):
+    with pytest.raises(DataError, match=r"is a folder, a file is needed; it contains train\.tsv"):
         read(tmp_path, NAMES)
     with pytest.raises(DataError, match=r"no file .*a\.en"):
         read({"zh": tmp_path / "train.tsv", "en": tmp_path / "a.en"}, NAMES)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from clearhead import shipped
 from clearhead.errors import CheckpointError, ClearheadError, ConfigError, DataError, PackageError
 from clearhead.text import Tokenizer, read
-from clearhead.text.learning import _settled
 from clearhead.text.tokenizer import KINDS
+from clearhead.text.vocabulary_training import _make_deterministic
 
 FIXED = 3 + 256
 ODD = [
@@ -159,9 +159,9 @@ def test_numbers_that_are_not_in_the_vocabulary_are_refused(pairs):
 @pytest.mark.unchecked
 @pytest.mark.parametrize("wrong", [None, 7, b"bytes"])
 def test_what_is_no_text_is_refused(tokenizer, wrong):
-    with pytest.raises(DataError, match=f"a text is wanted, got {wrong!r}"):
+    with pytest.raises(DataError, match=f"expected a text, got {wrong!r}"):
         tokenizer.encode(wrong)
-    with pytest.raises(DataError, match="a text is wanted"):
+    with pytest.raises(DataError, match="expected a text"):
         tokenizer.encode_all(["a", wrong])
 
 
@@ -213,7 +213,9 @@ def test_training_gives_the_same_bytes_in_every_process_and_in_every_order_of_th
 def test_scores_do_not_depend_on_the_order_of_a_walk():
     one = {"ab": -3.0, "c": -9.0, "d": -8.9999, "e": -8.9998, "f": -4.000000001}
     two = {"ab": -3.0, "c": -8.9999, "d": -8.9998, "e": -9.0, "f": -4.000000002}
-    assert _settled(one) == _settled(two) == {"ab": -3.0, "c": -9.0, "d": -9.0, "e": -9.0, "f": -4.0}
+    assert (
+        _make_deterministic(one) == _make_deterministic(two) == {"ab": -3.0, "c": -9.0, "d": -9.0, "e": -9.0, "f": -4.0}
+    )
 
 
 def test_a_long_text_without_a_space_takes_time_by_its_length(tokenizer):
@@ -355,8 +357,8 @@ def test_missing_packages_are_named_with_the_remedy(monkeypatch):
         Tokenizer.train(["我"], script="simplified")
     Tokenizer.train(["我"])
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, "clearhead.text.engine")
-    monkeypatch.delattr("clearhead.text.engine")
+    monkeypatch.delitem(sys.modules, "clearhead.text.hf_tokenizers")
+    monkeypatch.delattr("clearhead.text.hf_tokenizers")
     with pytest.raises(PackageError, match=r"needs the package tokenizers.*pip install 'clearhead\[train\]'"):
         Tokenizer.train(["我"])
 

@@ -11,20 +11,20 @@ import sys
 from typing import IO, Any
 
 from clearhead.cli import main
-from clearhead.train.observers import Journal
+from clearhead.train.observers import MetricsLog
 
 
 def strike(number: signal.Signals, line: int) -> None:
     """From now on a journal sends this process the signal, as soon as its file of metrics has so many lines."""
-    write = Journal._write
+    write = MetricsLog._write
 
-    def struck(self: Journal, file: IO[str], values: dict[str, Any]) -> None:
+    def struck(self: MetricsLog, file: IO[str], values: dict[str, Any]) -> None:
         write(self, file, values)
         with open(self.metrics.name, "rb") as metrics:
             if file is self.metrics and metrics.read().count(b"\n") == line:
                 os.kill(os.getpid(), number)
 
-    Journal._write = struck  # type: ignore[method-assign]
+    MetricsLog._write = struck  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import torch
 
 import clearhead.train
 from clearhead import EncoderDecoder, Mask, ModelConfig
-from clearhead.train import loop
-from clearhead.train.head_monitor import HeadState, alike, head_states
+from clearhead.train import head_monitor
+from clearhead.train.head_monitor import HeadState, choose_equal_lengths, measure_heads
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
 
@@ -27,7 +27,7 @@ def model() -> EncoderDecoder:
 def states(model: EncoderDecoder) -> dict[str, HeadState]:
     torch.manual_seed(1)
     source, target = torch.randint(5, 31, (3, 11)), torch.randint(5, 31, (3, 7))
-    return head_states(model, lambda: model(source, target, Mask.padding([11, 11, 11])))
+    return measure_heads(model, lambda: model(source, target, Mask.padding([11, 11, 11])))
 
 
 def head_of(attention: torch.nn.Module, head: int, part: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_a_head_that_stares_has_collapsed(model):
         head_of(model.encoder.layers[0].self_attention, 1, 0).mul_(1e6)
     state = states(model)["encoder.0.self"]
     assert state.entropy[1] < 0.02
-    assert state.troubles() == {"collapsed": 1, "sunk": 0, "dead": 0}
+    assert state.count_problems() == {"collapsed": 1, "sunk": 0, "dead": 0}
 
 
 def test_a_head_without_values_is_dead(model):
@@ -73,18 +73,18 @@ def test_a_head_without_values_is_dead(model):
     state = states(model)["decoder.0.cross"]
     assert state.strength[0] == 0
     assert np.mean(state.strength) == pytest.approx(1.0)
-    assert state.troubles()["dead"] == 1
+    assert state.count_problems()["dead"] == 1
 
 
 def test_a_layer_whose_heads_all_die_is_dead(model):
     usual = states(model)["encoder.1.self"]
-    assert usual.troubles()["dead"] == 0
+    assert usual.count_problems()["dead"] == 0
     with torch.no_grad():
         model.encoder.layers[1].self_attention.to_out.weight.mul_(1e-4)
     state = states(model)["encoder.1.self"]
     assert state.strength == pytest.approx(usual.strength), "against each other they are as they were"
     assert state.added == pytest.approx([1e-4 * value for value in usual.added], rel=1e-4)
-    assert state.troubles()["dead"] == 3
+    assert state.count_problems()["dead"] == 3
 
 
 def test_what_a_head_adds_is_measured_by_the_width(model):
@@ -109,9 +109,9 @@ def test_the_mass_on_the_first_word_is_the_sink(model):
 
 def test_examples_of_one_length_are_chosen_near_the_usual_one():
     lengths = np.array([[2, 2]] * 9 + [[5, 7]] * 8 + [[40, 40]] * 2 + [[6, 6]])
-    chosen = alike(lengths)
+    chosen = choose_equal_lengths(lengths)
     assert (chosen.sizes, chosen.examples.tolist()) == ((5, 7), list(range(9, 17)))
-    assert alike(lengths[:3]).examples.tolist() == [0, 1, 2], "fewer, if there are no more"
+    assert choose_equal_lengths(lengths[:3]).examples.tolist() == [0, 1, 2], "fewer, if there are no more"
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,8 @@ def test_tensorboard_shows_the_heads(watched):
 
 
 def test_looks_that_take_long_are_rare(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "EVERY", 1)
-    monkeypatch.setattr(loop, "head_states", lambda *given: time.sleep(0.3) or head_states(*given))
+    monkeypatch.setattr(head_monitor, "EVERY", 1)
+    monkeypatch.setattr(head_monitor, "measure_heads", lambda *given: time.sleep(0.3) or measure_heads(*given))
     run = clearhead.train.run(str(write_recipe(tmp_path, train="steps = 9")), out=tmp_path / "run", device="cpu")
     assert [line["step"] for line in lines_of(run)] == [1, 2, 9], "the first is not counted, the second was too long"
 

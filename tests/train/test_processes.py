@@ -71,7 +71,9 @@ def test_more_processes_than_sentences_do_no_harm(tmp_path):
 
 def test_another_number_of_processes_is_refused(exact):
     recipe, one = exact
-    with pytest.raises(AssertionError, match="begun with 1 processes, which share every batch; 2 would train on other"):
+    with pytest.raises(
+        AssertionError, match="started with 1 processes, which share every batch; 2 would train on other"
+    ):
         torchrun(recipe, one, "--set", "train.batch_tokens=256", "--set", "train.steps=7", "--resume")
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from clearhead import shipped
 from clearhead.errors import ConfigError
-from clearhead.train.recipe import checked, read_recipe, sources, to_toml
+from clearhead.train.recipe import check_recipe, read_recipe, resolve_sources, to_toml
 from tests.train.corpus import write_recipe
 
 
 def test_a_recipe_is_read_and_its_paths_start_from_its_folder(tmp_path):
     recipe, base = read_recipe(str(write_recipe(tmp_path)))
     assert recipe.train.steps == 24
-    assert sources(recipe.data.train, base) == [tmp_path / "train.tsv"]
+    assert resolve_sources(recipe.data.train, base) == [tmp_path / "train.tsv"]
 
 
 def test_overrides_are_values_of_their_kind(tmp_path):
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, override, said):
 )
 def test_what_is_missing_is_said_in_one_line(values, said):
     with pytest.raises(ConfigError) as caught:
-        checked(values, "a.toml")
+        check_recipe(values, "a.toml")
     assert str(caught.value).startswith(said)
 
 
@@ -97,23 +97,23 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path):
 
 def test_an_unknown_shipped_corpus_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean 'tatoeba-zh-en\.train'"):
-        sources("shipped:tatoeba-zh-en.trian", tmp_path)
+        resolve_sources("shipped:tatoeba-zh-en.trian", tmp_path)
 
 
 @pytest.mark.parametrize("name", shipped.recipes())
 def test_a_recipe_written_out_is_the_same_recipe(name):
     recipe, _ = read_recipe(name)
-    again = checked(tomllib.loads(to_toml(recipe)), "again")
+    again = check_recipe(tomllib.loads(to_toml(recipe)), "again")
     assert again == recipe
 
 
 def test_odd_texts_survive_being_written_out(tmp_path):
     recipe, _ = read_recipe(str(write_recipe(tmp_path)), ['about = "say \\"你好\\"\\n\\u007f \\\\ # ["'])
-    assert checked(tomllib.loads(to_toml(recipe)), "again").about == 'say "你好"\n\x7f \\ # ['
+    assert check_recipe(tomllib.loads(to_toml(recipe)), "again").about == 'say "你好"\n\x7f \\ # ['
 
 
 def test_a_path_that_is_not_beside_the_recipe_starts_from_here(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine.tsv").write_text("a\tb\n")
     monkeypatch.chdir(tmp_path / "here")
-    assert sources(["mine.tsv", "train.tsv"], tmp_path) == [Path("mine.tsv"), tmp_path / "train.tsv"]
+    assert resolve_sources(["mine.tsv", "train.tsv"], tmp_path) == [Path("mine.tsv"), tmp_path / "train.tsv"]

@@ -81,7 +81,7 @@ def test_an_interrupted_run_says_how_to_go_on(straight, tmp_path):
     process = start(recipe, out, signal_at=("SIGINT", 2))
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "interrupted at step 6, which is saved; go on with --resume" in said
+    assert "interrupted at step 6, which is saved; continue with --resume" in said
     assert "Traceback" not in said
     finish(start(recipe, out, "--resume"))
     assert_same(undisturbed, out)

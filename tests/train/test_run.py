@@ -20,7 +20,7 @@ from clearhead.storage import verify_checksums
 from clearhead.tasks import Translation
 from clearhead.train import memory_check, run_training
 from clearhead.train.memory_check import check_memory, count_weights
-from clearhead.train.observers import Curve
+from clearhead.train.observers import LossPlot
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
 from tests.train.corpus import sentences, write_recipe
@@ -35,7 +35,7 @@ def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A curve takes as long to draw as these runs take, and has tests of its own."""
-    monkeypatch.setattr(Curve, "close", lambda self: None)
+    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:
@@ -184,7 +184,7 @@ def test_float16_on_a_cpu_is_refused(tmp_path):
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_anything_is_written(tmp_path):
-    wanted = r"a model of [\d,]+ weights needs at least [\d,]+ GB to be trained, and cpu has [\d,]+; make model"
+    wanted = r"a model of [\d,]+ weights needs at least [\d,.]+ GB to be trained, and cpu has [\d,.]+ GB; make model"
     with pytest.raises(ConfigError, match=wanted):
         train(write_recipe(tmp_path), tmp_path / "run", "model.width=100000")
     assert not (tmp_path / "run").exists()

@@ -18,8 +18,8 @@ from clearhead.tasks.base import Evaluation
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
 from clearhead.train.data import fit_recipe, split_off
-from clearhead.train.observers import Curve, Sample
-from clearhead.train.recipe import checked, read_recipe
+from clearhead.train.observers import LossPlot, Sample
+from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
 from tests.train.test_resume import start
 
@@ -28,7 +28,7 @@ SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 2\nsave_every = 100"
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Curve, "close", lambda self: None)
+    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:
@@ -70,7 +70,7 @@ def test_a_share_that_makes_no_sense_is_refused(share):
     with pytest.raises(
         ConfigError, match=r"data\.dev: as a share of train it should be greater than 0 and less than 1"
     ):
-        checked(values, "test")
+        check_recipe(values, "test")
 
 
 def test_a_test_entry_is_scored_at_the_end(tmp_path):
@@ -108,7 +108,7 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
     ],
 )
 def test_a_model_fits_the_data_and_the_machine(rows, gpu, width, layers):
-    recipe = checked({"task": "translation", "data": {"train": "a.tsv"}, "train": {"warmup": 7}}, "test")
+    recipe = check_recipe({"task": "translation", "data": {"train": "a.tsv"}, "train": {"warmup": 7}}, "test")
     config = Translation.make_config(fit_recipe(recipe, rows, gpu=gpu), vocabulary=100)
     assert (config.width, config.layers) == (width, layers)
     assert fit_recipe(recipe, rows, gpu=gpu).train.warmup == 7
@@ -138,11 +138,11 @@ def test_settings_that_do_nothing_and_dev_in_train_are_said(tmp_path, capsys):
 
 
 def test_answers_of_any_kind_are_shown_as_text(capsys):
-    from clearhead.train.observers import Progress
+    from clearhead.train.observers import ProgressReport
     from tests.train.test_observers import moment
 
     shown = moment(10, loss=1.0)._replace(samples=[Sample("a\x1b[2Jb", "", "right [red] " + 60 * "x")])
-    progress = Progress("loss")
+    progress = ProgressReport("loss")
     progress.evaluated(shown)
     said = capsys.readouterr().err
     assert "a\\x1b[2Jb → nothing (right would be: right [red] xxx" in said
@@ -151,7 +151,7 @@ def test_answers_of_any_kind_are_shown_as_text(capsys):
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda _: 100_000)
-    with pytest.raises(DiskFullError, match=r"a run with 4 more checkpoints and a model needs .* and 0\.1 MB are free"):
+    with pytest.raises(DiskFullError, match=r"a run with 4 more checkpoints and a model needs .* and 100\.0 kB"):
         train(quick(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -164,7 +164,7 @@ def test_final_scores_are_bounded_in_time(monkeypatch, capsys):
     clock = iter([0.0, 64.0])  # the first 64 rows take 64 seconds
     monkeypatch.setattr(finished_model, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     rows = [Row(("a", "b"), "dev.tsv", line) for line in range(300)]
-    found = finished_model._scores("dev", Slow.__new__(Slow), torch.nn.Identity(), rows, trained=30.0)
+    found = finished_model._score_rows("dev", Slow.__new__(Slow), torch.nn.Identity(), rows, trained=30.0)
     assert "scoring 120 rows of dev: about 2 min 0 s" in capsys.readouterr().err
     assert found["dev"] == {"bleu": 120.0, "rows": "the first 120 of 300; clearhead evaluate scores all"}
 
@@ -225,6 +225,6 @@ def test_a_closed_terminal_saves_like_an_interruption(tmp_path):
 
 def test_old_names_of_keys_still_work():
     values = {"task": "translation", "data": {"train": "a.tsv"}, "train": {"label_smoothing": 0.25}}
-    recipe = checked(values, "test")
+    recipe = check_recipe(values, "test")
     assert recipe.loss.label_smoothing == 0.25
     assert values["train"] == {"label_smoothing": 0.25}, "what was given stays as it is"

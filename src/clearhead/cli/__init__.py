@@ -1,7 +1,7 @@
 """The command line: parse, call, print.
 
-`look` and `figures` are in exploring.py, `models` is in listing.py, the others are here. What costs time to import
-(PyTorch above all) is imported by the command that needs it.
+`look` and `figures` are in look_commands.py, `models` is in models_command.py, the others are here. Slow imports
+(PyTorch above all) are made by the command that needs them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import exploring, listing, together
+from clearhead.cli import look_commands, models_command, torchrun
 from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
-from clearhead.cli.reading import groups, inputs
-from clearhead.cli.speaking import StdoutClosed, explained, flush, put, say
+from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
-from clearhead.cli.task_options import add_task_options, task_command
+from clearhead.cli.stdin import batch_inputs, open_inputs
+from clearhead.cli.task_options import add_task_options, make_task_command
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 BATCH = 64
 
 
-def _version(wanted: bool) -> bool:
+def _print_version(wanted: bool) -> bool:
     if wanted:
-        put(f"clearhead {sys.modules['clearhead'].__version__}")
+        print_output(f"clearhead {sys.modules['clearhead'].__version__}")
         raise typer.Exit
     return wanted
 
 
-def common(
+def global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -90,7 +90,7 @@ def predict(
     """
     if stream and as_json:
         raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
-    waiting, name, at_once = inputs(texts, options.get("batch") or BATCH)
+    waiting, name, batch_size = open_inputs(texts, options.get("batch") or BATCH)
     import_torch(threads)
     from clearhead.predictor import load
 
@@ -100,22 +100,22 @@ def predict(
         _stream(predictor, waiting, options)
         return
     number = 0
-    for some in groups(waiting, at_once):
+    for some in batch_inputs(waiting, batch_size):
         for text, answer in zip(some, predictor.predict(some, **options), strict=True):
             number += 1
             for note in answer.notes:
-                say(f"{name} {number}: {note}")
-            put(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
-        flush()
+                print_message(f"{name} {number}: {note}")
+            print_output(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
+        flush_output()
 
 
 def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any]) -> None:
     for text in waiting:
         for piece in predictor.stream(text, **options):
-            put(_one_line(piece), end="")
-            flush()
-        put("")
-        flush()
+            print_output(_one_line(piece), end="")
+            flush_output()
+        print_output("")
+        flush_output()
 
 
 def evaluate(
@@ -147,47 +147,47 @@ def evaluate(
     source: Any = data[0] if len(data) == 1 else dict(zip(names, data, strict=True))
     scores = predictor.evaluate(source, columns=names, **options)
     if "note" in scores:
-        say(str(scores["note"]))
+        print_message(str(scores["note"]))
     if as_json:
-        put(json.dumps(scores, ensure_ascii=False))
+        print_output(json.dumps(scores, ensure_ascii=False))
     else:
         scores.pop("note", None)
         width = max(map(len, scores), default=0)
         for score, value in scores.items():
-            put(f"{score:<{width}}  {value}")
-    flush()
+            print_output(f"{score:<{width}}  {value}")
+    flush_output()
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "predict": predict,
     "evaluate": evaluate,
-    "look": exploring.look,
-    "figures": exploring.figures,
-    "models": listing.models,
+    "look": look_commands.look,
+    "figures": look_commands.figures,
+    "models": models_command.models,
 }
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """All commands; the one that is wanted has the options of the tasks, for which they must be imported."""
+    """The app with all commands; only the `wanted` one has the options of the tasks, which are slow to import."""
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
         help="Build, train and ship Transformers, and see what every head looks at.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.",
     )
-    app.callback()(common)
+    app.callback()(global_options)
     for name, command in COMMANDS.items():
         app.command(name)(add_task_options(command, name, load=name == wanted))
-    if wanted is not None and wanted not in COMMANDS and (own := task_command(wanted)) is not None:
+    if wanted is not None and wanted not in COMMANDS and (own := make_task_command(wanted)) is not None:
         app.command(wanted)(own)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code; whatever goes wrong is said in words, on stderr."""
+    """Runs one command and returns the exit code; errors become one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # whatever the locale says
+        if hasattr(stream, "reconfigure"):  # UTF-8 in every locale
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -199,17 +199,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return done.exit_code
     except StdoutClosed:
         with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports a broken pipe at exit
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        if together.rank() == 0:
-            say("interrupted")
+        if torchrun.rank() == 0:
+            print_message("interrupted")
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
             raise
-        code, message = explained(error)
-        together.say_once(message)
+        code, message = describe_error(error)
+        torchrun.report_failure(message)
         return code
 
 

@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def parse_columns(written: str) -> list[str] | dict[str, str]:
-    """Names in their order, or the task's names with those of the file.
+    """Parses --columns: a list of names, or a mapping of the task's names to those in the file.
 
     >>> parse_columns("-,source,target")
     ['-', 'source', 'target']

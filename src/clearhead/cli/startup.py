@@ -1,4 +1,4 @@
-"""The import of PyTorch: how its threads wait, how many there are, and Ctrl-C while it lasts.
+"""The import of PyTorch: its number of threads, how they wait, and Ctrl-C during the import.
 
 The threads were measured in benchmarks/results/threads_cpu_2026-11-16.md.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from clearhead.cli.together import rank
+from clearhead.cli.torchrun import rank
 
 # How OpenMP's threads wait for each other, unless the user set one of these. By itself GNU's OpenMP spins for 300,000
 # iterations, and keeps a core busy that the awaited thread may need: beside another program, up to six times slower.
@@ -21,13 +21,13 @@ INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 
 def limit_spinning() -> None:
-    """Lets waiting threads sleep; OpenMP reads this once, when PyTorch is imported. What the user set, stays."""
+    """Lets waiting threads sleep, unless the user set something else; OpenMP reads this when PyTorch is imported."""
     if "torch" not in sys.modules and WAIT_POLICY not in os.environ and SPINS not in os.environ:
         os.environ[WAIT_POLICY] = "PASSIVE"
 
 
 def import_torch(threads: int | None) -> None:
-    """Imports PyTorch, to compute with so many CPU threads; None: as many as it and the tokenizers choose."""
+    """Imports PyTorch and sets its number of CPU threads; None keeps the defaults of PyTorch and the tokenizers."""
     limit_spinning()
     if threads is not None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # the tokenizers' threads, which start at their first use

@@ -1,4 +1,4 @@
-"""What tasks add to the command line: options of `predict`, `evaluate`, `look`, `figures`, and commands of their own.
+"""Options that tasks add to `predict`, `evaluate`, `look` and `figures`, and commands of single tasks.
 
 Tasks are imported (and PyTorch with them) only for the command that is about to run.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from clearhead.cli.options import Device, Model
-from clearhead.cli.speaking import flush, put
+from clearhead.cli.output import flush_output, print_output
 from clearhead.cli.startup import import_torch
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help=
 
 
 def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:
-    """The function of a command, with the options of all tasks in place of its `**options`; with none unless `load`.
+    """A command function whose `**options` are replaced by the options of all tasks (by none unless `load`).
 
     Whether the model's own task has an option is checked when it is known which that is.
     """
     own = inspect.signature(command, eval_str=True)
     fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    added = list(_parameters(SHARED.get(name, name), {one.name for one in fixed})) if load else []
+    added = list(_make_parameters(SHARED.get(name, name), {one.name for one in fixed})) if load else []
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -47,7 +47,7 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
     return run
 
 
-def _parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
+def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
     """An option for each name that some task has; tasks with the same name mean the same."""
     import_torch(None)  # before the tasks do: how its threads wait is decided then
     from clearhead.explore.huggingface import HuggingFaceText
@@ -66,12 +66,12 @@ def _parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
         field = kinds[tasks[0]].model_fields[name]
         panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
         yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, field, panel)
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_make_annotation(name, field, panel)
         )
 
 
-def _annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
-    """What typer wants to know of an option."""
+def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
+    """The type annotation from which typer makes an option."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     flag, kind = extra.get("flag") or f"--{name.replace('_', '-')}", _plain_type(name, field.annotation)
     if kind is bool and field.default is True:
@@ -89,7 +89,7 @@ def _annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
 
 
 def _plain_type(name: str, annotation: Any) -> Any:
-    """The one of bool, int, float and str that a field's type comes down to.
+    """The plain type (bool, int, float or str) of a field.
 
     >>> _plain_type("beams", Annotated[int, "strict"] | None), _plain_type("kind", Literal["a", "b"])
     (<class 'int'>, <class 'str'>)
@@ -102,16 +102,16 @@ def _plain_type(name: str, annotation: Any) -> Any:
     raise TypeError(f"option {name} has type {annotation}; options are bool, int, float, str or a Literal of these")
 
 
-def task_command(name: str) -> Callable[..., None] | None:
+def make_task_command(name: str) -> Callable[..., None] | None:
     """The command of a task that has actions of its own: `clearhead NAME MODEL ACTION …`."""
     import_torch(None)
     from clearhead.tasks import TASKS
 
     task = TASKS.get(name)
-    return None if task is None or not task.actions else _action_command(task)
+    return None if task is None or not task.actions else _make_action_command(task)
 
 
-def _action_command(task: type[AnyTask]) -> Callable[..., None]:
+def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
     listed = "\n\n".join(f"{action}: {about}" for action, about in task.actions.items())
 
     def run(
@@ -121,17 +121,17 @@ def _action_command(task: type[AnyTask]) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
+        from clearhead.formatting import suggest_name
         from clearhead.predictor import load
-        from clearhead.tasks.settings import suggest
 
         if action not in task.actions:
-            raise ConfigError(f"{task.name}: {suggest(action, task.actions)}")
+            raise ConfigError(f"{task.name}: {action!r} is not known; {suggest_name(action, task.actions)}")
         predictor = load(model, device=device)
         if predictor.task.name != task.name or predictor.folder is None:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
         for line in predictor.task.act(action, predictor.model, predictor.folder, arguments or []):
-            put(line)
-        flush()
+            print_output(line)
+        flush_output()
 
     run.__doc__ = f"What else a model for {task.name} can do.\n\n{listed}"
     return run

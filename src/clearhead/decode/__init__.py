@@ -1,9 +1,9 @@
-"""TOKENS FROM A MODEL: greedy, beam, sampling, one function each, over a Writer that hides the kind of model."""
+"""Decoding: `greedy`, `beam`, `sample` and `stream` turn a model into token sequences, through one `Writer`."""
 
-from clearhead.decode.following import greedy
+from clearhead.decode.beam_search import beam
+from clearhead.decode.greedy_search import greedy
 from clearhead.decode.hypotheses import Hypothesis
 from clearhead.decode.sampling import distribution, sample
-from clearhead.decode.searching import beam
 from clearhead.decode.streaming import stream
 from clearhead.decode.writer import Writer
 

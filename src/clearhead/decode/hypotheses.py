@@ -1,4 +1,4 @@
-"""Hypothesis: one way of writing what was asked for."""
+"""Hypothesis: one decoded sequence and its score; and the n best of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class Hypothesis(NamedTuple):
-    """What was written, and how likely the model finds it.
+    """A decoded sequence, and how probable the model finds it.
 
     `tokens` are without the start and the end. `score` is `log_probability / length**length_penalty`, where the
-    length counts the end too. What was cut off at its longest length is not `finished`.
+    length counts the end too. `finished` is False for a sequence that was cut off at `max_length`.
     """
 
     tokens: list[int]
@@ -20,7 +20,7 @@ class Hypothesis(NamedTuple):
 
     @classmethod
     def of(cls, written: list[int], log_probability: float, end: int, length_penalty: float = 1.0) -> Hypothesis:
-        """From all that was written, with the end if it came.
+        """From all decoded tokens, with the end token if there is one.
 
         >>> Hypothesis.of([7, 8, 2], -6.0, end=2)
         Hypothesis(tokens=[7, 8], score=-2.0, log_probability=-6.0, finished=True)
@@ -30,8 +30,8 @@ class Hypothesis(NamedTuple):
         return cls(written[:-1] if finished else written, score, log_probability, finished)
 
 
-class Kept:
-    """The best hypotheses of one input so far, best first; of equal ones the earlier."""
+class BestHypotheses:
+    """The best hypotheses of one input so far, best first; of equal ones the earlier comes first."""
 
     def __init__(self, most: int) -> None:
         self.most, self.best = most, list[Hypothesis]()

@@ -44,9 +44,9 @@ def decoding_view(model: Model) -> Model:
         return view
     for part in view.modules():
         if isinstance(part, Vocabulary):
-            vars(part)["scores"] = _linear(part.output_weight, part.bias)
+            vars(part)["scores"] = _make_linear(part.output_weight, part.bias)
         elif type(part) is nn.Linear:
-            vars(part)["forward"] = _linear(part.weight, part.bias)
+            vars(part)["forward"] = _make_linear(part.weight, part.bias)
     return view
 
 
@@ -54,11 +54,11 @@ def can_pack(model: nn.Module) -> bool:
     """Whether this PyTorch can pack weights, and these are plain float32 tensors on a CPU, and not too many."""
     weights = list(model.parameters())
     plain = all(type(one.data) is Tensor and one.is_cpu and one.dtype == torch.float32 for one in weights)
-    return plain and _available() and sum(weight.numel() for weight in weights) <= LARGEST
+    return plain and _is_supported() and sum(weight.numel() for weight in weights) <= LARGEST
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    packed = _packed_weight(weight)
+def _make_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    packed = _get_packed(weight)
 
     def linear(x: Tensor) -> Tensor:
         if torch.is_autocast_enabled("cpu"):
@@ -69,7 +69,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     return linear
 
 
-def _packed_weight(weight: Tensor) -> Tensor:
+def _get_packed(weight: Tensor) -> Tensor:
     if weight.requires_grad:  # it may be trained on, and a fused optimizer leaves no sign that it changed a weight
         return _pack(weight)
     version = 0 if weight.is_inference() else weight._version
@@ -86,5 +86,5 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def _available() -> bool:
+def _is_supported() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

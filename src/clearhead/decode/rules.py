@@ -1,9 +1,10 @@
-"""Rules: how long may be written, what must come first, and what may not come next."""
+"""Rules: constraints on decoding, such as the maximal length, forced prefixes and forbidden tokens."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,35 +15,54 @@ from clearhead.errors import DecodeError
 Prefixes = Sequence[Sequence[int]]
 
 
-class Rules:
-    """What the rows of a writer may write.
+class RuleOptions(TypedDict, total=False):
+    """The keyword arguments of `Rules` that every decoding function takes."""
 
+    end: Required[int]
+    max_length: Required[int | Sequence[int]]
+    start: int | None
+    no_repeat_ngram: int
+    forbidden: Sequence[int]
+
+
+class PrefixedRuleOptions(RuleOptions, total=False):
+    """The same with a prefix for each row; `stream` has one row, and so one prefix."""
+
+    prefix: Prefixes | None
+
+
+class Rules:
+    """Which tokens a decoding function may produce.
+
+    - `start`: the token before the first one; None if a prompt stands there.
+    - `end`: the token that finishes a row.
     - `max_length`: the most tokens, the end included; one number, or one for each row.
-    - `prefix`: for each row the tokens that it must write first.
-    - `no_repeat_ngram=3`: no three tokens in a row come twice; 0 allows everything.
-    - `forbidden`: tokens never written, except in a prefix.
+    - `prefix`: for each row the tokens that its output must begin with.
+    - `no_repeat_ngram=3`: no three consecutive tokens occur twice; 0 allows everything.
+    - `forbidden`: tokens that are never produced, except in a prefix.
     """
 
     def __init__(
         self,
         writer: Writer,
         *,
-        start: int | None,
         end: int,
         max_length: int | Sequence[int],
+        start: int | None = None,
         prefix: Prefixes | None = None,
         no_repeat_ngram: int = 0,
         forbidden: Sequence[int] = (),
     ) -> None:
-        self.end, self.no_repeat_ngram = end, no_repeat_ngram
-        self.limits = _limits(max_length, writer.inputs)
+        self.start, self.end, self.no_repeat_ngram = start, end, no_repeat_ngram
+        self.limits = _expand_limits(max_length, writer.inputs)
         self.prefix = [] if prefix is None else [list(tokens) for tokens in prefix]
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=writer.device)
-        self._check(writer, start)
+        self._check(writer)
 
-    def _check(self, writer: Writer, start: int | None) -> None:
-        named = {"start": [] if start is None else [start], "end": [self.end], "forbidden": self.forbidden.tolist()}
-        for name, tokens in (*named.items(), *_named(self.prefix)):
+    def _check(self, writer: Writer) -> None:
+        start = [] if self.start is None else [self.start]
+        named = {"start": start, "end": [self.end], "forbidden": self.forbidden.tolist()}
+        for name, tokens in (*named.items(), *_name_prefixes(self.prefix)):
             for token in tokens:
                 if not 0 <= token < writer.vocabulary:
                     last = writer.vocabulary - 1
@@ -55,47 +75,47 @@ class Rules:
             raise DecodeError(
                 f"{len(self.prefix)} prefixes for {writer.inputs} rows; give each row one, if an empty one"
             )
-        for (name, tokens), limit in zip(_named(self.prefix), self.limits, strict=False):
+        for (name, tokens), limit in zip(_name_prefixes(self.prefix), self.limits, strict=False):
             if len(tokens) > limit:
                 raise DecodeError(f"{name} has {len(tokens)} tokens, but max_length is {limit}; raise it")
             if self.end in tokens:
                 raise DecodeError(f"{name} holds the end, token {self.end}, after which nothing is written")
-        writer.check_room(max(self.limits, default=1), start)
+        writer.check_positions(max(self.limits, default=1), self.start)
 
-    def bar(self, logits: Tensor, written: Tensor, rows: Sequence[int]) -> None:
-        """Sets to -inf what may not be written next.
+    def apply(self, logits: Tensor, written: Tensor, rows: Sequence[int]) -> None:
+        """Sets the logits of tokens that may not come next to -inf, in place.
 
-        `logits` are `(rows, beams, vocabulary)`, `written` are `(rows, beams, tokens)`, and `rows` says which of
-        the writer's first rows these are.
+        `logits` are `(rows, beams, vocabulary)`, `written` are `(rows, beams, tokens)`, and `rows` are the indices
+        of these rows among the writer's inputs.
         """
         place = written.shape[-1]
-        forced = [(row, self.prefix[number][place]) for row, number in self._forced(rows, place)]
+        forced = [(row, self.prefix[number][place]) for row, number in self._rows_in_prefix(rows, place)]
         kept = [logits[row, :, token].clone() for row, token in forced]
         if len(self.forbidden):
             logits[..., self.forbidden] = -math.inf
         if 0 < self.no_repeat_ngram <= place:
-            logits.masked_fill_(self._repeating(written, logits.shape[-1]), -math.inf)
+            logits.masked_fill_(self._find_repeats(written, logits.shape[-1]), -math.inf)
         for (row, token), score in zip(forced, kept, strict=True):
             logits[row] = -math.inf
             logits[row, :, token] = score
 
-    def _forced(self, rows: Sequence[int], place: int) -> list[tuple[int, int]]:
-        """Rows of the step, and their numbers, that are still within their prefix."""
+    def _rows_in_prefix(self, rows: Sequence[int], place: int) -> list[tuple[int, int]]:
+        """The rows that are still within their prefix: (row of this step, index of its input)."""
         if not self.prefix:
             return []
         return [(row, number) for row, number in enumerate(rows) if place < len(self.prefix[number])]
 
-    def _repeating(self, written: Tensor, vocabulary: int) -> Tensor:
-        """Which tokens would complete an n-gram that has been written before."""
+    def _find_repeats(self, written: Tensor, vocabulary: int) -> Tensor:
+        """True for tokens that would repeat an n-gram: (rows, beams, vocabulary)."""
         grams = written.unfold(-1, self.no_repeat_ngram, 1)  # (rows, beams, places, n)
         tail = written[..., written.shape[-1] - self.no_repeat_ngram + 1 :]
         again = (grams[..., :-1] == tail[..., None, :]).all(-1)
         found = torch.zeros(*written.shape[:2], vocabulary + 1, dtype=torch.bool, device=written.device)
-        found.scatter_(-1, grams[..., -1].masked_fill(~again, vocabulary), True)  # what is free goes past the end
+        found.scatter_(-1, grams[..., -1].masked_fill(~again, vocabulary), True)  # the extra last column takes the rest
         return found[..., :-1]
 
 
-def _limits(max_length: int | Sequence[int], rows: int) -> list[int]:
+def _expand_limits(max_length: int | Sequence[int], rows: int) -> list[int]:
     limits = [max_length] * rows if isinstance(max_length, int) else [int(limit) for limit in max_length]
     if len(limits) != rows:
         raise DecodeError(f"max_length has {len(limits)} numbers for {rows} rows; give one, or one for each row")
@@ -104,5 +124,5 @@ def _limits(max_length: int | Sequence[int], rows: int) -> list[int]:
     return limits
 
 
-def _named(prefixes: Prefixes) -> list[tuple[str, Sequence[int]]]:
+def _name_prefixes(prefixes: Prefixes) -> list[tuple[str, Sequence[int]]]:
     return [(f"the prefix of row {row}", tokens) for row, tokens in enumerate(prefixes)]

@@ -1,26 +1,26 @@
-"""sample: tokens drawn by their probability."""
+"""Sampling: tokens drawn at random by their probability, after temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.decode.hypotheses import Hypothesis
-from clearhead.decode.rules import Prefixes, Rules
-from clearhead.decode.steps import Choice, gathered, steps
+from clearhead.decode.rules import PrefixedRuleOptions, Rules
+from clearhead.decode.token_loop import TokenChooser, collect_hypotheses, decode_steps
 from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
 
 Generators = torch.Generator | Sequence[torch.Generator]
 
 
-class Cuts(NamedTuple):
-    """How a distribution is sharpened and cut: the options of `distribution`."""
+class SamplingOptions(NamedTuple):
+    """The options of `distribution`: temperature, and which improbable tokens are cut off."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -43,19 +43,14 @@ class Cuts(NamedTuple):
 def sample(
     writer: Writer,
     *,
-    end: int,
-    max_length: int | Sequence[int],
-    start: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     generator: Generators | None = None,
-    prefix: Prefixes | None = None,
-    no_repeat_ngram: int = 0,
-    forbidden: Sequence[int] = (),
+    **options: Unpack[PrefixedRuleOptions],
 ) -> list[Hypothesis]:
-    """For each row, tokens drawn one after the other from `distribution`; `Rules` explains the other options.
+    """For each row, one hypothesis whose tokens are drawn from `distribution`; `Rules` explains the other options.
 
     Each row draws numbers of its own: with one `generator` they depend on its seed and on the row's number, with
     one for each row on that one alone; never on what other rows there are, on the device, or on `max_length`.
@@ -63,17 +58,9 @@ def sample(
 
     `log_probability` and `score` (its mean) are the model's own, at temperature 1 and with nothing cut.
     """
-    rules = Rules(
-        writer,
-        start=start,
-        end=end,
-        max_length=max_length,
-        prefix=prefix,
-        no_repeat_ngram=no_repeat_ngram,
-        forbidden=forbidden,
-    )
-    choose = drawn(writer, rules, generator, Cuts(temperature, top_k, top_p, min_p))
-    return gathered(writer, steps(writer, rules, start, choose), end)
+    rules = Rules(writer, **options)
+    choose = make_sampler(writer, rules, generator, SamplingOptions(temperature, top_k, top_p, min_p))
+    return collect_hypotheses(writer, decode_steps(writer, rules, choose), rules.end)
 
 
 def distribution(
@@ -84,7 +71,7 @@ def distribution(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Float[Tensor, "*rows vocabulary"]:
-    """What tokens are drawn from: the softmax of `logits / temperature`, cut as told and made to sum to one again.
+    """The probabilities that `sample` draws from: `softmax(logits / temperature)`, cut off and normalised again.
 
     One after the other: `top_k` keeps the k likeliest tokens; `top_p` the fewest likeliest ones that together
     have that much probability; `min_p` those that have at least that share of the likeliest one's.
@@ -93,7 +80,7 @@ def distribution(
     >>> distribution(logits, top_k=2), distribution(logits, top_p=0.8), distribution(logits, min_p=0.25)[2:]
     (tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.6250, 0.3750, 0.0000, 0.0000]), tensor([0.1579, 0.0000]))
     """
-    Cuts(temperature, top_k, top_p, min_p).check()
+    SamplingOptions(temperature, top_k, top_p, min_p).check()
     scores = logits / temperature
     if top_k is not None and top_k < scores.shape[-1]:
         least = scores.topk(top_k, dim=-1).values[..., -1:]
@@ -110,15 +97,17 @@ def distribution(
     return probabilities / probabilities.sum(-1, keepdim=True)
 
 
-def drawn(writer: Writer, rules: Rules, generator: Generators | None, cuts: Cuts) -> Choice:
-    """A way to choose tokens by drawing them."""
-    cuts.check()
+def make_sampler(writer: Writer, rules: Rules, generator: Generators | None, options: SamplingOptions) -> TokenChooser:
+    """A function that draws the next token of each row."""
+    options.check()
     longest = max(rules.limits, default=0)
-    chances = torch.stack([torch.rand(longest, generator=own, dtype=torch.float64) for own in _each(generator, writer)])
+    chances = torch.stack(
+        [torch.rand(longest, generator=own, dtype=torch.float64) for own in _row_generators(generator, writer)]
+    )
     chances = chances.to(writer.device)
 
     def choose(logits: Tensor, rows: list[int], length: int) -> Tensor:
-        sums = distribution(logits.double(), **cuts._asdict()).cumsum(-1)
+        sums = distribution(logits.double(), **options._asdict()).cumsum(-1)
         total = sums[:, -1:]
         chance = chances[rows, length][:, None] * total
         below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
@@ -127,7 +116,7 @@ def drawn(writer: Writer, rules: Rules, generator: Generators | None, cuts: Cuts
     return choose
 
 
-def _each(generator: Generators | None, writer: Writer) -> list[torch.Generator]:
+def _row_generators(generator: Generators | None, writer: Writer) -> list[torch.Generator]:
     """A generator for each row."""
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device

@@ -1,4 +1,4 @@
-"""Writer: a model in the middle of writing, whatever its kind."""
+"""Writer: the decoding state of a model (prompts, context, key-value cache), the same for both kinds of decoders."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from clearhead.model.inference_view import refresh
 
 
 class Writer:
-    """A model that writes one row for each input: what it looks at, and the cache of what it wrote.
+    """The decoding state of a model: one row for each input, with its context and key-value cache.
 
-    `begin` gives the scores of the first token, `advance` those of the next one, `follow` turns rows into beams
-    and lets rows go that are done. To begin again starts afresh, so a writer can serve several searches.
+    `begin` gives the logits of the first token, `advance` those of the next one; `select_beams` turns rows into
+    beams and removes finished rows. `begin` also resets, so one writer can serve several searches.
 
-    The model runs without dropout and gradients, through a view of its own that `begin` makes: the model itself is
-    never changed, and several threads may write with it. Whoever watches or ablates the model does so from before
-    `begin` on.
+    The model runs without dropout and gradients, through an inference view that `begin` makes: the model itself is
+    never changed, and several threads may decode with it. To watch or ablate the model, start before `begin`.
 
     >>> from clearhead import EncoderDecoder, ModelConfig
     >>> model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11))
@@ -56,8 +55,8 @@ class Writer:
         source: Int[Tensor, "rows source"] | Float[Tensor, "rows source width"],
         lengths: Sequence[int] | Int[Tensor, " rows"],
     ) -> Writer:
-        """For each row of tokens (or vectors), of which the first `lengths` are real, one row is written."""
-        lengths = _checked(lengths, source, "source")
+        """Decodes one row for each source row of tokens (or vectors), whose first `lengths` are not padding."""
+        lengths = _check_lengths(lengths, source, "source")
         return cls(model, [[]] * len(source), source=source, context_lengths=lengths)
 
     @classmethod
@@ -69,24 +68,24 @@ class Writer:
         context: Float[Tensor, "rows context_tokens context_width"] | None = None,
         context_lengths: Sequence[int] | Int[Tensor, " rows"] | None = None,
     ) -> Writer:
-        """Each prompt is read, and then written on; they may differ in length.
+        """Continues each prompt; they may differ in length.
 
-        A decoder that looks at a `context` gets one of each row, all of it real unless `context_lengths` says less.
+        A decoder with cross-attention gets a `context` for each row, without padding unless `context_lengths` says so.
         """
         if context is None:
             return cls(model, prompts)
         if len(context) != len(prompts):
             raise ShapeError(f"{len(prompts)} prompts, but {len(context)} samples of context")
         every = [context.shape[1]] * len(context)
-        lengths = _checked(every if context_lengths is None else context_lengths, context, "context")
+        lengths = _check_lengths(every if context_lengths is None else context_lengths, context, "context")
         return cls(model, prompts, context=context, context_lengths=lengths)
 
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocabulary
 
-    def check_room(self, max_length: int, start: int | None) -> None:
-        """Refuses more tokens than a model with learned positions has places for."""
+    def check_positions(self, max_length: int, start: int | None) -> None:
+        """Raises DecodeError if a model with learned positions has too few of them for `max_length` tokens."""
         config = self.model.config
         longest = max(map(len, self._prompts), default=0) + (start is not None) + max_length - 1
         if config.positions == "learned" and longest > config.max_length:
@@ -96,7 +95,7 @@ class Writer:
             )
 
     def begin(self, start: int | None) -> Float[Tensor, "rows vocabulary"]:
-        """The scores of each row's first token, after its `start` and its prompt."""
+        """The logits of each row's first token, after `start` and its prompt."""
         prompts = [[*([] if start is None else [start]), *prompt] for prompt in self._prompts]
         if [] in prompts:
             row = prompts.index([])
@@ -108,47 +107,47 @@ class Writer:
         self._view = decoding_view(self.model)
         lengths = [len(prompt) for prompt in prompts]
         self._padded = min(lengths, default=1) < self._longest
-        self._look_at(torch.tensor(lengths, dtype=torch.long, device=self.device), self._all_lengths)
+        self._set_lengths(torch.tensor(lengths, dtype=torch.long, device=self.device), self._all_lengths)
         padded = [[0] * (self._longest - len(prompt)) + prompt for prompt in prompts]
         tokens = torch.tensor(padded, dtype=torch.long, device=self.device).view(self.rows, self._longest)
         with torch.inference_mode():
             if self._context is None and self._source is not None:
-                self._context = self._encoded(self._source.to(self.device))
-            return self._scores(tokens)
+                self._context = self._encode(self._source.to(self.device))
+            return self._compute_logits(tokens)
 
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
-        """The scores of the token after these, of which each row has one, or one for each of its beams."""
+        """The logits of the token after these; `tokens` has one for each row, or one for each beam of each row."""
         self._written += 1
         refresh(self._view)
         with torch.inference_mode():
-            return self._scores(tokens[:, None])
+            return self._compute_logits(tokens[:, None])
 
-    def follow(self, parents: Int[Tensor, "rows beams"], staying: Int[Tensor, " rows"] | None = None) -> None:
-        """Each row goes on with these samples of the last step as its beams; `staying` are the rows that go on.
+    def select_beams(self, parents: Int[Tensor, "rows beams"], kept_rows: Int[Tensor, " rows"] | None = None) -> None:
+        """Makes these samples of the last step the beams of each row; rows that are not in `kept_rows` are removed.
 
-        What a row looks at is shared by its beams, not copied for each of them.
+        The context of a row is shared by its beams, not copied for each of them.
         """
         self.rows, self.beams = parents.shape
         with torch.inference_mode():
-            self._cache.branch(parents.flatten(), self.beams, staying)
-        if staying is not None:
-            of_context = None if self._context_lengths is None else self._context_lengths[staying]
-            self._look_at(self._lengths[staying], of_context)
+            self._cache.branch(parents.flatten(), self.beams, kept_rows)
+        if kept_rows is not None:
+            of_context = None if self._context_lengths is None else self._context_lengths[kept_rows]
+            self._set_lengths(self._lengths[kept_rows], of_context)
 
-    def _look_at(self, lengths: Tensor, context_lengths: Tensor | None) -> None:
-        """How much of its prompt and of its context each row looks at."""
+    def _set_lengths(self, lengths: Tensor, context_lengths: Tensor | None) -> None:
+        """Sets the lengths of each row's prompt and context, and the mask that hides the padding of the context."""
         self._lengths, self._context_lengths, self._context_mask = lengths, context_lengths, None
         if context_lengths is not None and not bool((context_lengths == self._context_tokens).all()):
-            with torch.inference_mode(False):  # of an inference tensor a mask cannot remember what it worked out
+            with torch.inference_mode(False):  # a mask cannot cache anything for an inference tensor
                 self._context_mask = Mask.padding(context_lengths.clone())
 
-    def _encoded(self, source: Tensor) -> Tensor:
+    def _encode(self, source: Tensor) -> Tensor:
         assert isinstance(self._view, EncoderDecoder)
         if source.is_floating_point():
             return self._view.encode(vectors=source, mask=self._context_mask)
         return self._view.encode(source, self._context_mask)
 
-    def _scores(self, tokens: Tensor) -> Tensor:
+    def _compute_logits(self, tokens: Tensor) -> Tensor:
         mask = positions = None
         if self._padded:
             lengths = self._lengths.repeat_interleave(self.beams)
@@ -168,18 +167,18 @@ class Writer:
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def staying(over: Sequence[bool]) -> list[int] | None:
-    """Which rows go on; None while too few are over for moving the others together to pay off.
+def select_active(finished: Sequence[bool]) -> list[int] | None:
+    """The rows that are not finished; None while fewer than 1 in 16 are, since removing them would not pay off.
 
-    >>> staying([True, False, False]), staying([False] * 20 + [True])
+    >>> select_active([True, False, False]), select_active([False] * 20 + [True])
     ([1, 2], None)
     """
-    if 16 * sum(over) < len(over):
+    if 16 * sum(finished) < len(finished):
         return None
-    return [row for row, done in enumerate(over) if not done]
+    return [row for row, done in enumerate(finished) if not done]
 
 
-def _checked(lengths: Sequence[int] | Tensor, rows: Tensor, name: str) -> Tensor:
+def _check_lengths(lengths: Sequence[int] | Tensor, rows: Tensor, name: str) -> Tensor:
     lengths = torch.as_tensor(lengths, dtype=torch.long)
     if len(lengths) != len(rows) or rows.ndim not in (2, 3):
         shape = tuple(rows.shape)

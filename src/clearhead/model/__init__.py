@@ -1,4 +1,4 @@
-"""Layers into models."""
+"""Transformer models: encoder, decoder, encoder-decoder, and classifier; their configuration; checkpoints."""
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.output_heads import Classifier

@@ -1,14 +1,14 @@
-"""ModelConfig: what a model is made of."""
+"""ModelConfig: sizes and options of a model."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 
 CHOICES = {
     "norm": ("layer", "rms"),
@@ -22,7 +22,7 @@ MOST_LAYERS = 1000
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """An encoder, a decoder or both, over one vocabulary, or one for each side. The defaults are the 2017 Transformer.
+    """Sizes and options of an encoder, a decoder or both. The defaults are the 2017 Transformer.
 
     >>> ModelConfig.named("classic", vocabulary=1000).width
     512
@@ -54,7 +54,7 @@ class ModelConfig:
     window: int | None = None  # keys seen on each side, the query's own place included; None: all
     temperature: str = "fixed"
     cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
-    context_width: int | None = None  # of what a Decoder looks at; None: width
+    context_width: int | None = None  # width of the context of cross-attention; None: width
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True
@@ -108,16 +108,14 @@ class ModelConfig:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-                raise ConfigError(f"ModelConfig has no {name!r}{hint}")
+                raise ConfigError(f"ModelConfig has no {name!r}; {suggest_name(name, known)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def change(self, **changes: Any) -> ModelConfig:
-        """The same with some values changed."""
+        """A copy with some values changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
 

@@ -1,4 +1,4 @@
-"""Where a model computes, and models without numbers."""
+"""The device of a model, and models whose weights have no memory yet (meta device)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.errors import ConfigError
 
 
 def resolve_device(device: str, local: int = 0) -> torch.device:
-    """`auto` is a GPU if there is one; a device that is not there is refused.
+    """The device of this name; `auto` is a GPU if there is one. A device that does not exist is refused.
 
     `local` is which GPU an unnumbered "cuda" means.
 
@@ -37,7 +37,7 @@ def resolve_device(device: str, local: int = 0) -> torch.device:
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """Models built within it have shapes and dtypes but no numbers: on the meta device, and without initialisation.
+    """Context manager: models built within it are on the meta device, with shapes but without values.
 
     >>> with empty_weights():
     ...     torch.nn.Linear(1000, 1000).weight.device
@@ -48,7 +48,7 @@ def empty_weights() -> Iterator[None]:
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """Leaves out random numbers: on the meta device they mean nothing and would still cost seconds."""
+    """Skips random initialisation, which has no effect on the meta device but would cost seconds."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

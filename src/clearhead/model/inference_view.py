@@ -1,4 +1,4 @@
-"""inference_view: a model's weights in module objects of its own, so that one use of it cannot disturb another."""
+"""inference_view: a copy of a model's modules that shares its weights, so that one use cannot disturb another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def inference_view(model: Model) -> Model:
-    """The same model in evaluation mode, with module objects of its own; the original is only read.
+    """The same model in evaluation mode, made of new module objects that share the weights; the original is only read.
 
     Parameters and buffers are shared, also those that are put in their place later (as FSDP does). Hooks, observers
     and switched-off heads are those that the model has now; `refresh` takes over later observers and heads.
@@ -33,7 +33,7 @@ def inference_view(model: Model) -> Model:
 
 
 def refresh(view: nn.Module) -> None:
-    """Takes over who observes the model's attentions, and which of their heads are switched off, as that is now."""
+    """Copies the current observers and switched-off heads of the model's attentions to the view."""
     for own, original in vars(view)["_attentions"]:
         own["observer"], own["muted"] = original["observer"], original["muted"]
 

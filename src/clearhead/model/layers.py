@@ -1,4 +1,4 @@
-"""Layers: attention and feed-forward, each with its residual and norm, stacked."""
+"""Transformer layers: attention and feed-forward with residual and norm, and the stack of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The same small network at every position; swiglu and geglu multiply with a gate (Shazeer 2020)."""
+    """Feed-forward network, applied at every position; swiglu and geglu multiply with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, attention over a context if there is one, feed-forward."""
+    """One Transformer layer: self-attention, cross-attention if there is a context, feed-forward."""
 
     def __init__(self, config: ModelConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -82,23 +82,23 @@ class Layer(nn.Module):
         cache: KeyValueCache | None,
         turns: Turns | None,
     ) -> Tensor:
-        x = self._around(self.self_norm, x, lambda y: self.self_attention(y, mask=mask, cache=cache, turns=turns))
+        x = self._add_residual(self.self_norm, x, lambda y: self.self_attention(y, mask=mask, cache=cache, turns=turns))
         if context is not None:
-            x = self._around(
+            x = self._add_residual(
                 self.cross_norm,
                 x,
                 lambda y: self.cross_attention(y, context=context, mask=context_mask, cache=cache),
             )
-        return self._around(self.feedforward_norm, x, self.feedforward)
+        return self._add_residual(self.feedforward_norm, x, self.feedforward)
 
-    def _around(self, norm: nn.Module, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual around a part, with the norm before it (2018 and later) or after the sum (2017)."""
+    def _add_residual(self, norm: nn.Module, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """x + part(norm(x)) (pre-norm), or norm(x + part(x)) (post-norm, 2017)."""
         out: Tensor = x + self.dropout(part(norm(x))) if self.norm_first else norm(x + self.dropout(part(x)))
         return out
 
 
 class Stack(nn.Module):
-    """Vectors in, hidden states out: positions, layers, final norm.
+    """A stack of layers from vectors to hidden states, with positions and a final norm.
 
     Set `checkpointing = True` to recompute each layer in the backward pass instead of keeping its inside.
     """
@@ -132,7 +132,7 @@ class Stack(nn.Module):
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         self._check_context(context)
-        x, turns = self._placed(x, segments, positions, 0 if cache is None else cache.length)
+        x, turns = self._add_positions(x, segments, positions, 0 if cache is None else cache.length)
         mask = self._self_mask(mask)
         if context_mask is not None:  # lengths of the context say nothing about the queries
             context_mask = as_mask(context_mask).hiding_queries(False)
@@ -143,10 +143,10 @@ class Stack(nn.Module):
                 x = layer(x, mask, context, context_mask, cache, turns)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def _placed(
+    def _add_positions(
         self, x: Tensor, segments: Tensor | None, positions: Tensor | None, start: int
     ) -> tuple[Tensor, Turns | None]:
-        """The vectors with their places and segments, and the turns that rotary positions make of places."""
+        """Adds positions and segments to the vectors; also returns the rotations of rotary positions."""
         end = start + x.shape[1]
         if isinstance(self.positions, Learned) and positions is None:
             self.positions.check(end - 1)
@@ -170,7 +170,7 @@ class Stack(nn.Module):
         return self.dropout(x), turns
 
     def _self_mask(self, mask: Mask | None) -> Mask | None:
-        """What this kind of stack hides by itself, and what the caller hides."""
+        """The mask of self-attention: causal or windowed by configuration, combined with the caller's."""
         reach, own = self.config.window, None
         if self.causal:
             own = Mask.causal() if reach is None else Mask.window(reach - 1)

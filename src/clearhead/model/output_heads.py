@@ -1,4 +1,4 @@
-"""Output heads: what turns an encoder's hidden states into something else than scores over the vocabulary."""
+"""Output heads: modules that turn an encoder's hidden states into label scores."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from clearhead.model.layers import ACTIVATIONS, FeedForward, Stack, norm
 
 
 class Words(nn.Module):
-    """Tokens into vectors."""
+    """Word embeddings: tokens to vectors."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Words(nn.Module):
                 f"tokens must be whole numbers (int32 or int64) shaped (batch, tokens), got {got}; "
                 "vectors go in as vectors="
             )
-        # On a GPU the look would wait for the device, and the lookup says it there by itself.
+        # Only on a CPU: on a GPU the check would wait for the device, where the lookup itself raises an error.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.words.num_embeddings:
@@ -46,7 +46,7 @@ class Words(nn.Module):
 
 
 class Vocabulary(Words):
-    """Tokens into vectors and hidden states into scores, with one matrix for both where they are tied."""
+    """Word embeddings and output projection, with one matrix for both if they are tied."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, config.vocabulary)
@@ -70,7 +70,7 @@ class Vocabulary(Words):
 
 
 class _Model(nn.Module):
-    """What the three kinds share."""
+    """Base class of the three models."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Model(nn.Module):
             if isinstance(stack, Stack):
                 stack.checkpointing = on
 
-    def _embedded(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
+    def _embed(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
         if (tokens is None) == (vectors is None):
             raise ShapeError("pass either tokens or vectors=, not both and not neither")
         if tokens is not None:
@@ -108,7 +108,7 @@ class _Model(nn.Module):
 
 
 class Encoder(_Model):
-    """Every token looks at every other; `mask` says which may not.
+    """Encoder-only Transformer: every token attends to all others, unless `mask` hides them.
 
     >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
     >>> hidden = model(torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), mask=Mask.padding([3, 4]))
@@ -130,16 +130,16 @@ class Encoder(_Model):
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
-        x = self._embedded(tokens, vectors)
+        x = self._embed(tokens, vectors)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 
 
 class Decoder(_Model):
-    """Every token looks at itself and at those before; `mask` adds to that.
+    """Decoder-only Transformer: causal by itself; `mask` hides more.
 
     With a `cache` only the new tokens are passed at each step. With `cross_attention=True` in its config it
-    also looks at a `context`.
+    also attends to a `context`.
 
     >>> model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
     >>> cache = KeyValueCache()
@@ -166,7 +166,7 @@ class Decoder(_Model):
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
         hidden: Tensor = self.decoder(
-            self._embedded(tokens, vectors),
+            self._embed(tokens, vectors),
             segments=segments,
             positions=positions,
             mask=mask,
@@ -178,7 +178,7 @@ class Decoder(_Model):
 
 
 class EncoderDecoder(_Model):
-    """An encoder reads the source, a decoder writes the target and looks at what was read.
+    """Encoder-decoder Transformer: the decoder attends to the encoded source by cross-attention.
 
     >>> model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11))
     >>> source, target = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
@@ -204,7 +204,7 @@ class EncoderDecoder(_Model):
         *,
         context_mask: Mask | None = None,
     ) -> Float[Tensor, "batch target width"]:
-        """Hidden states of the target. What hides source tokens hides them from the target too."""
+        """Hidden states of the target; `source_mask` also hides source tokens from the decoder."""
         if context_mask is None and source_mask is not None:
             context_mask = as_mask(source_mask).of_keys()
         context = self.encode(source, mask=source_mask)
@@ -219,7 +219,7 @@ class EncoderDecoder(_Model):
         segments: Int[Tensor, "batch source"] | None = None,
         positions: Int[Tensor, "*batch source"] | None = None,
     ) -> Float[Tensor, "batch source width"]:
-        x = self._embedded(source, vectors, self.source_vocabulary)
+        x = self._embed(source, vectors, self.source_vocabulary)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 
@@ -236,7 +236,7 @@ class EncoderDecoder(_Model):
     ) -> Float[Tensor, "batch target width"]:
         """Hidden states of the target. With a cache whose beams share a context there are fewer contexts than rows."""
         hidden: Tensor = self.decoder(
-            self._embedded(target, vectors),
+            self._embed(target, vectors),
             positions=positions,
             mask=mask,
             context=context,
@@ -274,10 +274,10 @@ def initialise(model: _Model) -> None:
     if config.norm_first:
         for stack in model.modules():
             if isinstance(stack, Stack):
-                _calm(stack)
+                _scale_down_outputs(stack)
 
 
-def _calm(stack: Stack) -> None:
+def _scale_down_outputs(stack: Stack) -> None:
     with torch.no_grad():
         for module in stack.modules():
             if isinstance(module, MultiHeadAttention):

@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clearhead.errors import CheckpointError
+from clearhead.formatting import format_bytes
 from clearhead.storage.checksums import CHECKSUMS, write_checksums
-from clearhead.storage.disk import disk_full_error, flush_to_disk, format_bytes, is_disk_full
+from clearhead.storage.disk import disk_full_error, flush_to_disk, is_disk_full
 from clearhead.storage.locks import lock_folder
 
 TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from clearhead.errors import DiskFullError
+from clearhead.formatting import format_bytes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -36,7 +37,7 @@ def check_free(path: str | Path, needed: int, what: str) -> None:
 
     >>> check_free(".", 10**18, "a run of 3 checkpoints")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    clearhead.errors.DiskFullError: a run of 3 checkpoints needs 1000000000.0 GB, and ... free for .; ...
+    clearhead.errors.DiskFullError: a run of 3 checkpoints needs 1,000,000,000.0 GB, and ... free for .; ...
     """
     free = free_bytes(path)
     if needed > free:
@@ -57,12 +58,3 @@ def disk_full_error(path: str | Path, place: Path, needed: str) -> DiskFullError
     return DiskFullError(
         f"the disk is full: {path} needs {needed}, and {free} are free; free some space, or choose another disk"
     )
-
-
-def format_bytes(count: int) -> str:
-    """A number of bytes for people.
-
-    >>> format_bytes(1_500_000_000), format_bytes(2_340_000)
-    ('1.5 GB', '2.3 MB')
-    """
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -39,7 +39,7 @@ def read_alignments(texts: str | Path, gold: str | Path) -> list[AlignedPair]:
 
     There words count from 1; `i-j` links are sure, `ipj` ones only possible.
     """
-    pairs, lines = _lines(texts), _lines(gold)
+    pairs, lines = _read_lines(texts), _read_lines(gold)
     if len(pairs) != len(lines):
         raise DataError(f"{texts} has {len(pairs)} lines, {gold} has {len(lines)}; each pair needs one line in both")
     found = []
@@ -48,13 +48,13 @@ def read_alignments(texts: str | Path, gold: str | Path) -> list[AlignedPair]:
         words = source.split(), target.split()
         if not bar or "|||" in target or not all(words):
             raise DataError(f"{texts}:{number}: wanted `source words ||| target words`, got {pair[:80]!r}")
-        marked = [_link(link, f"{gold}:{number}", words) for link in links.split()]
+        marked = [_parse_link(link, f"{gold}:{number}", words) for link in links.split()]
         possible = {link for link, _ in marked}
         found.append(AlignedPair(*words, {link for link, sure in marked if sure}, possible))
     return found
 
 
-def _lines(path: str | Path) -> list[str]:
+def _read_lines(path: str | Path) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +62,7 @@ def _lines(path: str | Path) -> list[str]:
         raise DataError(f"{path} cannot be read: {said}") from None
 
 
-def _link(text: str, where: str, words: tuple[list[str], list[str]]) -> tuple[tuple[int, int], bool]:
+def _parse_link(text: str, where: str, words: tuple[list[str], list[str]]) -> tuple[tuple[int, int], bool]:
     parts = re.fullmatch(r"(\d+)([-p])(\d+)", text)
     if not parts:
         raise DataError(f"{where}: {text!r} is no link; wanted `3-4` for a sure one or `3p4` for a possible one")
@@ -102,17 +102,19 @@ def cross_attentions(
     for first in range(0, len(sources), batch):
         some = sources[first : first + batch]
         read = [[start, *target] for target in targets[first : first + batch]]
-        weights = _weights(model, some, read)
+        weights = _collect_weights(model, some, read)
         for row, source, target in zip(weights, some, read, strict=True):
             rows = slice(1, len(target)) if when == "read" else slice(0, len(target) - 1)
             found.append(row[:, :, rows, : len(source)].clone())
     return found
 
 
-def _weights(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Tensor:
+def _collect_weights(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> Tensor:
     """All cross-attention of a padded batch: (batch, layers, heads, target, source)."""
     device = model.vocabulary.words.weight.device
-    (source, lengths), (target, _) = (_padded(rows, device) for rows in (sources, targets))
+    (source, lengths), (target, _) = (_pad(rows, device) for rows in (sources, targets))
     view, layers = inference_view(model), list[Seen]()
     for name, part in view.decoder.named_modules():
         if isinstance(part, MultiHeadAttention) and name.endswith("cross_attention"):
@@ -122,37 +124,39 @@ def _weights(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: S
         return torch.stack([seen.weights().cpu() for seen in layers], dim=1)
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     lengths = [len(row) for row in rows]
     padded = [[*row, *[0] * (max(lengths) - len(row))] for row in rows]
     return torch.tensor(padded, dtype=torch.long, device=device), torch.tensor(lengths, device=device)
 
 
-def word_shares(tokenizer: Tokenizer, words: Sequence[str], separator: str = " ") -> tuple[list[int], Tensor]:
+def share_tokens(tokenizer: Tokenizer, words: Sequence[str], separator: str = " ") -> tuple[list[int], Tensor]:
     """The tokens of some words written one after the other, and which share of each token lies in which word.
 
     The shares are `(words, tokens)`. Where a token spans several words they are parted by their bytes.
     """
-    spelled = [_letters(tokenizer.normal(word)) for word in words]
+    spelled = [_encode_letters(tokenizer.normal(word)) for word in words]
     text = separator.join(words)
     numbers = tokenizer.encode(text)
-    if _letters(tokenizer.normal(text)) != b"".join(spelled):  # neighbours change each other: then word by word
+    if _encode_letters(tokenizer.normal(text)) != b"".join(spelled):  # neighbours change each other: then word by word
         numbers = [number for word in words for number in tokenizer.encode(word)]
     pieces = tokenizer.pieces(numbers)
-    sizes = [1 if number in BYTES else len(_letters(piece)) for number, piece in zip(numbers, pieces, strict=True)]
-    begins, ends = _spans(sizes)
-    first, last = _spans([len(word) for word in spelled])
+    sizes = [
+        1 if number in BYTES else len(_encode_letters(piece)) for number, piece in zip(numbers, pieces, strict=True)
+    ]
+    begins, ends = _compute_spans(sizes)
+    first, last = _compute_spans([len(word) for word in spelled])
     begins = begins.clamp(max=max(len(b"".join(spelled)) - 1, 0))
     ends = torch.maximum(ends, begins + 1)  # a space mark alone goes with what follows it
     overlap = (torch.minimum(ends, last[:, None]) - torch.maximum(begins, first[:, None])).clamp(min=0).float()
     return numbers, overlap / overlap.sum(0).clamp(min=1)
 
 
-def _letters(text: str) -> bytes:
+def _encode_letters(text: str) -> bytes:
     return re.sub(r"[\s▁]", "", text).encode()
 
 
-def _spans(sizes: list[int]) -> tuple[Tensor, Tensor]:
+def _compute_spans(sizes: list[int]) -> tuple[Tensor, Tensor]:
     ends = torch.tensor(sizes, dtype=torch.long).cumsum(0)
     return ends - torch.tensor(sizes, dtype=torch.long), ends
 
@@ -182,8 +186,8 @@ def word_attentions(
 ) -> list[Float[Tensor, "layers heads _target_words _source_words"]]:
     """The attention between the words of each pair; `separators` stand between words: nothing in Chinese, say."""
     source, target = tokenizers
-    sources = [word_shares(source, pair.source, separators[0]) for pair in pairs]
-    targets = [word_shares(target, pair.target, separators[1]) for pair in pairs]
+    sources = [share_tokens(source, pair.source, separators[0]) for pair in pairs]
+    targets = [share_tokens(target, pair.target, separators[1]) for pair in pairs]
     weights = cross_attentions(
         model,
         [[*tokens, source.end] for tokens, _ in sources],
@@ -213,12 +217,12 @@ def alignment_links(
     if not weights.numel():
         return set()
     of_targets, of_sources = ((weights == weights.amax(axis, keepdim=True)) for axis in (1, 0))
-    of_targets, of_sources = _first(of_targets, 1), _first(of_sources, 0)
+    of_targets, of_sources = _keep_first(of_targets, 1), _keep_first(of_sources, 0)
     chosen = {"target": of_targets, "both": of_targets & of_sources, "either": of_targets | of_sources}[direction]
     return {(source, target) for target, source in (chosen & (weights > threshold)).nonzero().tolist()}
 
 
-def _first(found: Tensor, axis: int) -> Tensor:
+def _keep_first(found: Tensor, axis: int) -> Tensor:
     """Of several equal ones the first."""
     return found & (found.cumsum(axis) == 1)
 

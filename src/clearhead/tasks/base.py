@@ -1,4 +1,4 @@
-"""Task: one kind of work. It turns raw data into batches, batches into a loss, and a model's output into answers.
+"""Task: turns raw data into batches, batches into a loss, and a model's output into answers.
 
 Everything particular to a task is in its subclass: its recipe, columns, model, options, predictions, metrics. Trainer,
 model folder, predictor and command line know only what is declared here. CONTRIBUTING.md shows how to add one.
@@ -52,7 +52,7 @@ class Prediction:
 
 
 class Examples(ABC, Generic[BatchT]):
-    """A data set as numbers, ready for batches.
+    """A data set as tensors, from which batches are collated.
 
     `lengths` is (examples, sides), what batches are planned by; `counts` says how many predictions of an example the
     loss is a sum over, so that every process knows a window's total without asking the others.
@@ -74,11 +74,11 @@ class Examples(ABC, Generic[BatchT]):
 
     @abstractmethod
     def to(self, device: torch.device) -> Examples[BatchT]:
-        """Moves the data to where the batches are wanted."""
+        """Moves the data to the device of the batches."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The same for the same examples in the same order, and for no others."""
+        """A hash of the examples and their order."""
 
     def where(self, example: int) -> str:
         """The file and line that an example came from."""
@@ -94,7 +94,7 @@ class Evaluation(NamedTuple):
 
 
 class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
-    """One kind of work. Its types are those of its model, of an input, of a batch and of its options."""
+    """Base class of tasks, generic in the types of its model, input, batch and options."""
 
     name: ClassVar[str]
     recipe: ClassVar[type[TaskRecipe]]  # with the task's own sections
@@ -113,7 +113,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Whatever else the task must know again after loading, as JSON."""
+        """Other values that the task needs after loading, as JSON."""
         return {}
 
     # Data
@@ -145,7 +145,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
 
     def input_of(self, row: Row) -> InputT:
-        """What `predict` would be given for this row."""
+        """The input for `predict` in this row."""
         return cast(InputT, row.values[0])
 
     def answer_of(self, row: Row) -> str:
@@ -191,7 +191,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
 
     def compile_loss(self) -> None:
-        """Compiles what the loss costs beside the layers, where that pays."""
+        """Compiles the parts of the loss outside the layers, where that is faster."""
 
     # Answers
 
@@ -228,7 +228,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
 
     def quick_options(self) -> OptionsT:
-        """Options for the evaluations during training, where speed matters more than the last tenth."""
+        """Options for the evaluations during training, where speed matters more than the last tenth of a score."""
         return self.read_options("evaluate", {})
 
     @classmethod
@@ -238,21 +238,21 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         return cast(OptionsT, validate(cls.options, values, command))
 
     def stream(self, model: ModelT, given: InputT, options: OptionsT) -> Iterator[str]:
-        """The answer in pieces, each as soon as it is there."""
+        """Yields the answer in pieces, each as soon as it is generated."""
         raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
 
     def act(self, action: str, model: ModelT, folder: Path, arguments: Sequence[str]) -> list[str]:
-        """Does what one of `actions` says, with the model in this folder; returns the lines to print."""
+        """Runs one of `actions` with the model in this folder; returns the lines to print."""
         raise NotImplementedError
 
     # Attention
 
     def traces(self, model: ModelT, given: InputT, *, answer: str | None, options: OptionsT) -> list[Trace]:
-        """How a model reads an input and its answer, one trace for each forward pass."""
+        """The tokens of an input and its answer, one trace for each forward pass."""
         raise self._untraceable()
 
     def run_trace(self, model: ModelT, trace: Trace) -> Tensor | None:
-        """One forward pass over it: (tokens, vocabulary) scores at each place where a token is written, if any are."""
+        """Runs the forward pass of a trace; logits (tokens, vocabulary) where a token is predicted, if any is."""
         raise self._untraceable()
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
@@ -266,14 +266,14 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Writes what turns raw input into tokens."""
+        """Writes the tokenizers and whatever else turns raw input into tensors."""
 
     @classmethod
     @abstractmethod
     def load(
         cls, folder: Path, config: ModelConfig, settings: dict[str, Any]
     ) -> Task[ModelT, InputT, BatchT, OptionsT]:
-        """Reads it again."""
+        """The inverse of `save`."""
 
 
 AnyTask = Task[Any, Any, Any, Any]

@@ -1,4 +1,4 @@
-"""Classification: texts with a label each, and a model that says which label a new text has."""
+"""Classification: predicts the label of a text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TextExamples(Examples[LabelledTexts]):
 
     def collate(self, batch: Batch) -> LabelledTexts:
         rows = torch.from_numpy(batch.examples).to(self.labels.device, non_blocking=True)
-        return LabelledTexts(*self.texts.padded(rows, batch.sizes[0], self.pad), self.labels[rows])
+        return LabelledTexts(*self.texts.pad(rows, batch.sizes[0], self.pad), self.labels[rows])
 
     def fingerprint(self) -> str:
         return f"{self.texts.fingerprint()} {Ragged([self.labels.tolist()]).fingerprint()}"
@@ -182,7 +182,7 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
         found: dict[int, LabelPrediction] = {}
         for places in length_batches(list(map(len, texts)), options.batch):
             ragged = Ragged([texts[place] for place in places])
-            tokens, lengths = ragged.padded(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
+            tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
             scores = self._label_scores(model, tokens.to(device), lengths.to(device))
             for place, row in zip(places, scores.softmax(-1).tolist(), strict=True):
                 found[place] = self._prediction(row, options.best)

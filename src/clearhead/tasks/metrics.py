@@ -1,4 +1,4 @@
-"""Metrics: scores of answers against what is right."""
+"""Metrics: scores of predictions against references."""
 
 from __future__ import annotations
 

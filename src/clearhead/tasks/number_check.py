@@ -40,28 +40,28 @@ HAN_POWERS = {"十": 10, "百": 100, "千": 1000, **SCALES}
 HAN_NUMBER = re.compile(f"[{''.join([*HAN, *HAN_POWERS])}]{{1,{LONGEST}}}")
 
 
-def lost_numbers(text: str, translation: str) -> list[str]:
+def find_lost_numbers(text: str, translation: str) -> list[str]:
     """The numbers of a text that stand in its translation neither in digits nor in English or Chinese words.
 
     Whole numbers up to twelve are never missed, since every language has words for them; dates, times, thousands and
     millions may be written in any usual way.
 
-    >>> lost_numbers("2024年12月31日23:59，1,000,000人", "On December 31, 2024, 1,00,000 people")
+    >>> find_lost_numbers("2024年12月31日23:59，1,000,000人", "On December 31, 2024, 1,00,000 people")
     ['23:59', '1,000,000']
-    >>> lost_numbers("1000人，25岁，150万，23:59", "1,000 people, twenty-five years old, 1.5 million, 11:59 p.m.")
+    >>> find_lost_numbers("1000人，25岁，150万，23:59", "1,000 people, twenty-five years old, 1.5 million, 11:59 p.m.")
     []
     """
     text, translation = (unicodedata.normalize("NFKC", one.translate(COMMAS)) for one in (text, translation))
     wanted = dict.fromkeys(NUMBER.findall(text))
-    missing = [number for number in wanted if not _stands(number, translation)]
+    missing = [number for number in wanted if not _contains_number(number, translation)]
     if not missing:
         return []
-    there, lower = _values(translation), translation.lower()
-    return [number for number in missing if len(number) > LONGEST or not _said(number, lower, there)]
+    there, lower = _find_values(translation), translation.lower()
+    return [number for number in missing if len(number) > LONGEST or not _is_written_out(number, lower, there)]
 
 
 def list_numbers(numbers: Sequence[str]) -> str:
-    """The first few numbers, each as far as its first twenty marks.
+    """The first few numbers as text, each cut after twenty characters.
 
     >>> list_numbers(["23:59", "31415926535897932384626433"])
     '23:59, 31415926535897932384…'
@@ -70,27 +70,29 @@ def list_numbers(numbers: Sequence[str]) -> str:
     return ", ".join(named) + (f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else "")
 
 
-def _stands(number: str, translation: str) -> bool:
-    """Whether it is there as it is, and not as a part of another."""
+def _contains_number(number: str, translation: str) -> bool:
+    """Whether the translation contains the number in digits, not as part of a longer one."""
     return re.search(rf"(?<!\d)(?<!\d[.,:]){re.escape(number)}(?![.,:]?\d)", translation) is not None
 
 
-def _said(number: str, translation: str, there: set[Value]) -> bool:
+def _is_written_out(number: str, translation: str, there: set[Value]) -> bool:
     if ":" in number:
-        return _time_said(number, translation, there)
-    return any(all(_has(value, translation, there) for value in reading) for reading in _readings(number))
+        return _is_time_written(number, translation, there)
+    return any(
+        all(_contains_value(value, translation, there) for value in reading) for reading in _list_readings(number)
+    )
 
 
-def _time_said(number: str, translation: str, there: set[Value]) -> bool:
-    """A time of the day, on a clock of 24 hours or of 12; or numbers that something else stands between."""
+def _is_time_written(number: str, translation: str, there: set[Value]) -> bool:
+    """Whether a time such as 18:30 is there, on a clock of 24 or 12 hours, or its two numbers apart."""
     hour, *rest = (int(part) for part in re.split(r"[.,:]", number))
     if (rest[0] in (15, 45) and "quarter" in translation) or (rest[0] == 30 and HALF.search(translation)):
         return True
-    begun = _has(hour, translation, there) or (12 < hour <= 24 and hour - 12 in there)
-    return begun and all(_has(part, translation, there) for part in rest)
+    begun = _contains_value(hour, translation, there) or (12 < hour <= 24 and hour - 12 in there)
+    return begun and all(_contains_value(part, translation, there) for part in rest)
 
 
-def _has(value: Value, translation: str, there: set[Value]) -> bool:
+def _contains_value(value: Value, translation: str, there: set[Value]) -> bool:
     if value in there or (value <= SMALL and value == int(value)):
         return True
     if HALF.search(translation) and (value % 1 == HALVED or 2 * value in there):
@@ -102,12 +104,12 @@ def _has(value: Value, translation: str, there: set[Value]) -> bool:
     return 1000 <= value < 3000 and value % 10 == 0 and value % 100 in there  # the 1990s, the nineties
 
 
-def _readings(number: str) -> list[list[Value]]:
-    """What a number may mean; one of them is to be found, in all its parts."""
+def _list_readings(number: str) -> list[list[Value]]:
+    """The possible meanings of a number, each a list of values that must all be in the translation."""
     if SCALED.fullmatch(number):
-        return [[_scaled(number)]]
+        return [[_parse_scaled(number)]]
     if THOUSANDS.fullmatch(number):
-        return [[_whole(number)]]
+        return [[_parse_integer(number)]]
     parts: list[Value] = [int(part) for part in re.split(r"[.,]", number)]
     if len(parts) == 1:
         return [parts]
@@ -117,28 +119,28 @@ def _readings(number: str) -> list[list[Value]]:
     return decimal if decimal and "." in number else [*decimal, parts]  # parts of a date, a version, a list
 
 
-def _whole(number: str) -> Fraction:
+def _parse_integer(number: str) -> Fraction:
     return Fraction(re.sub("[, ]", "", number))
 
 
-def _scaled(number: str) -> Fraction:
-    """1亿5000万, or 1.5 million."""
+def _parse_scaled(number: str) -> Fraction:
+    """The value of digits with a scale, such as 1亿5000万 or 1.5 million."""
     total = Fraction(0)
     for amount, scale in SCALED_PART.findall(number):
-        value = _whole(amount) if THOUSANDS.fullmatch(amount) else Fraction(amount.replace(",", "."))
+        value = _parse_integer(amount) if THOUSANDS.fullmatch(amount) else Fraction(amount.replace(",", "."))
         for one in [scale.lower()] if scale.lower() in POWERS else scale:
             value *= POWERS.get(one) or SCALES[one]
         total += value
     return total
 
 
-def _values(text: str) -> set[Value]:
-    """All numbers that a text may be said to have."""
-    there: set[Value] = {_scaled(number) for number in SCALED.findall(text) if len(number) <= LONGEST}
+def _find_values(text: str) -> set[Value]:
+    """All values that a text contains, in digits or words."""
+    there: set[Value] = {_parse_scaled(number) for number in SCALED.findall(text) if len(number) <= LONGEST}
     for group in filter(lambda group: len(group) <= LONGEST, GROUPS.findall(text)):
         parts = re.split(r"\D", group)
         if THOUSANDS.fullmatch(group):
-            there.add(_whole(group))
+            there.add(_parse_integer(group))
             if " " in group:
                 there.update(map(int, parts))
             continue
@@ -147,13 +149,13 @@ def _values(text: str) -> set[Value]:
         there.add(int("".join(parts)))
         if not DENSE.fullmatch(group) and not (len(parts) == 2 and "." in group):
             there.update(map(int, parts))
-    there |= _english(text)
-    there |= {_chinese(number) for number in HAN_NUMBER.findall(text)}
+    there |= _find_english(text)
+    there |= {_parse_chinese(number) for number in HAN_NUMBER.findall(text)}
     return there
 
 
-def _english(text: str) -> set[Value]:
-    """The values of what is written as words: two hundred and fifty thousand."""
+def _find_english(text: str) -> set[Value]:
+    """The values of English number words, such as two hundred and fifty thousand."""
     there: set[Value] = set()
     total = current = 0
     counting = False
@@ -173,7 +175,7 @@ def _english(text: str) -> set[Value]:
     return there
 
 
-def _chinese(number: str) -> int:
+def _parse_chinese(number: str) -> int:
     if all(digit in HAN for digit in number):
         return int("".join(str(HAN[digit]) for digit in number))
     total = section = digit = 0

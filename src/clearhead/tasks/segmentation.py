@@ -19,7 +19,7 @@ ALONE = 16  # a sentence of at least this share of a part stands alone
 
 
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
-    """The text's tokens in pieces of at most `limit`, cut at the best places there are.
+    """The tokens of a text in pieces of at most `limit`, split at sentence ends where possible.
 
     Sentences stand alone, as they mostly do in training data; only the shortest, such as "Mr.", go with what follows.
 
@@ -41,23 +41,23 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams:
         tokens = encode(gathered)
         if len(tokens) > limit:
             # One character may be several bytes: those are cut as numbers.
-            finer = split_text(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunks(tokens, limit)
+            finer = split_text(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunk(tokens, limit)
             whole += finer
             gathered, tokens = "", []
     return [*whole, tokens] if tokens else whole
 
 
-def sentence_count(text: str) -> int:
-    """How many sentences there are, as far as their ends tell; dots of hesitation end none.
+def count_sentences(text: str) -> int:
+    """The number of sentences, counted by end marks; an ellipsis ends none.
 
-    >>> sentence_count("你好！我叫汤姆。你呢？"), sentence_count("嗯……我想……好。"), sentence_count("")
+    >>> count_sentences("你好！我叫汤姆。你呢？"), count_sentences("嗯……我想……好。"), count_sentences("")
     (3, 1, 1)
     """
     return sum(not piece.endswith("…") for piece in SEAMS[0].split(text))
 
 
 def join_texts(texts: Sequence[str]) -> str:
-    """One text of several: with a space between, unless both neighbours are of a script without spaces.
+    """Joins texts with a space between, unless both neighbours are in a script without spaces.
 
     >>> join_texts(["One.", "Two."]), join_texts(["一。", "二。"])
     ('One. Two.', '一。二。')
@@ -69,10 +69,10 @@ def join_texts(texts: Sequence[str]) -> str:
     return out
 
 
-def full_width(text: str) -> str:
-    """Chinese with its own punctuation again, which NFKC makes half as wide; numbers such as 12:30 keep theirs.
+def restore_full_width(text: str) -> str:
+    """Chinese text with full-width punctuation, which NFKC had made half-width; numbers such as 12:30 stay.
 
-    >>> full_width("你好,世界!(真的)12:30")
+    >>> restore_full_width("你好,世界!(真的)12:30")
     '你好，世界！（真的）12:30'
     """
     return re.sub(
@@ -80,10 +80,10 @@ def full_width(text: str) -> str:
     )
 
 
-def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
-    """Whether some run of tokens stands `times` times in a row.
+def has_loop(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
+    """Whether some sequence of tokens is repeated `times` times in a row.
 
-    >>> loops([5, 1, 2, 1, 2, 1, 2, 1, 2]), loops([1, 2, 3, 4, 1, 2, 3, 4])
+    >>> has_loop([5, 1, 2, 1, 2, 1, 2, 1, 2]), has_loop([1, 2, 3, 4, 1, 2, 3, 4])
     (True, False)
     """
     for size in range(1, min(longest, len(tokens) // times) + 1):
@@ -98,7 +98,7 @@ def loops(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
 def cut_repeats(
     tokens: Sequence[int], kept: AbstractSet[int] = frozenset(), longest: int = 8, times: int = 3
 ) -> list[int]:
-    """The tokens with no run of them more than `times` times in a row, but for runs of those that are `kept`.
+    """The tokens with repetitions of a sequence cut to `times` in a row, except sequences of `kept` tokens.
 
     >>> cut_repeats([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), cut_repeats([7, 7, 7, 7, 7], kept={7})
     ([5, 1, 2, 1, 2, 1, 2, 6], [7, 7, 7, 7, 7])
@@ -114,11 +114,11 @@ def cut_repeats(
     return out
 
 
-def han_share(texts: Sequence[str]) -> float:
-    """How much of these texts is Chinese or Japanese."""
+def measure_han_share(texts: Sequence[str]) -> float:
+    """The share of characters in these texts that are Chinese or Japanese."""
     text = "".join(texts)
     return len(HAN.findall(text)) / max(1, len(text))
 
 
-def _chunks(tokens: list[int], size: int) -> list[list[int]]:
+def _chunk(tokens: list[int], size: int) -> list[list[int]]:
     return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]

@@ -6,13 +6,13 @@ Both are pydantic models: values are checked, unknown names are refused and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -127,9 +127,7 @@ def refuse_unknown(command: str, values: Iterable[str], known: Sequence[str]) ->
     """Refuses an option that a command does not have."""
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
-            raise ConfigError(f"{command} has no option {name!r}; {hint}")
+            raise ConfigError(f"{command} has no option {name!r}; {suggest_name(name, known)}")
 
 
 def validate(kind: type[SectionT], values: Mapping[str, Any], place: str = "") -> SectionT:
@@ -139,17 +137,6 @@ def validate(kind: type[SectionT], values: Mapping[str, Any], place: str = "") -
     except ValidationError as error:
         before = f"{place}: " if place else ""
         raise ConfigError("\n".join(f"{before}{line}" for line in _explain(error, kind))) from None
-
-
-def suggest(name: Any, known: Iterable[str]) -> str:
-    """What is said about an unknown name: the nearest known one, or all of them.
-
-    >>> suggest("step", ["steps", "minutes"])
-    "'step' is not known; did you mean 'steps'?"
-    """
-    names = list(known)
-    near = get_close_matches(str(name), names, n=1)
-    return f"{name!r} is not known; " + (f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}")
 
 
 def _explain(error: ValidationError, kind: type[Section]) -> list[str]:
@@ -165,7 +152,7 @@ def _describe(problem: Any, kind: type[Section]) -> str:
     place = _place(problem)
     if problem["type"] == "extra_forbidden":
         *sections, key = problem["loc"]
-        return f"{place}: {suggest(key, _fields(kind, sections))}"
+        return f"{place}: {key!r} is not known; {suggest_name(key, _fields(kind, sections))}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{place}: {message}, got {problem['input']!r:.80}" if place else message
 

@@ -1,4 +1,4 @@
-"""Trace: the tokens of one forward pass over an input and its answer, so that `look` can repeat it under a watch."""
+"""Trace: the tokens of one forward pass over an input and its answer, which `look` repeats to watch the attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation: pairs of sentences in two languages, and a model that turns one into the other."""
+"""Translation: a text in one language to a text in another."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from clearhead.decode import Hypothesis
 from clearhead.tasks.base import Scores
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.number_check import list_numbers, lost_numbers
-from clearhead.tasks.segmentation import full_width, han_share
+from clearhead.tasks.number_check import find_lost_numbers, list_numbers
+from clearhead.tasks.segmentation import measure_han_share, restore_full_width
 from clearhead.tasks.sequence_to_sequence import GeneratedText, SearchOptions, TextToText
 from clearhead.tasks.sequence_to_sequence.text_to_text import PartDecode, TextToTextRecipe
 from clearhead.tasks.settings import TaskRecipe, option
@@ -45,7 +45,7 @@ class Translation(TextToText):
 
     def adapt(self, rows: Sequence[Row]) -> None:
         if self.decode.bleu_tokenizer is None:
-            chinese = han_share([row.values[1] for row in rows[:1000]]) > CHINESE
+            chinese = measure_han_share([row.values[1] for row in rows[:1000]]) > CHINESE
             self.decode = self.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
 
     def configure(self, recipe: TaskRecipe) -> None:
@@ -54,16 +54,16 @@ class Translation(TextToText):
         if self.decode.bleu_tokenizer is None:
             self.decode = self.decode.model_copy(update={"bleu_tokenizer": found})
 
-    def spell(self, hypothesis: Hypothesis) -> str:
-        text = super().spell(hypothesis)
-        return full_width(text) if self.decode.bleu_tokenizer == "zh" else text
+    def decode_text(self, hypothesis: Hypothesis) -> str:
+        text = super().decode_text(hypothesis)
+        return restore_full_width(text) if self.decode.bleu_tokenizer == "zh" else text
 
-    def settled(self, text: str) -> str:
+    def stable_text(self, text: str) -> str:
         held = "(" if self.decode.bleu_tokenizer == "zh" else ""  # it is full-width if a Chinese character follows
-        return super().settled(text).removesuffix(held)
+        return super().stable_text(text).removesuffix(held)
 
     def input_notes(self, given: str, text: str) -> list[str]:
-        lost = lost_numbers(given, text)
+        lost = find_lost_numbers(given, text)
         return [f"numbers of the text are missing in the translation: {list_numbers(lost)}"] if lost else []
 
     def quick_options(self) -> TranslationOptions:

@@ -1,4 +1,4 @@
-"""Text into tokens and back: corpora, tokenizers, batch plans."""
+"""Text: corpora, tokenizers and batch plans."""
 
 from clearhead.text.corpora import Row, read
 from clearhead.text.report import Report

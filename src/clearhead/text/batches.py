@@ -1,4 +1,4 @@
-"""Which examples go together: batches by token budget, planned from (seed, epoch) as one list for all processes."""
+"""Batch plans: examples of similar length grouped by a token budget, the same list in all processes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples by their numbers, and the size that each side (source, target) is filled up to."""
+    """Indices of examples, and the padded length of each side (source, target)."""
 
     examples: Whole
     sizes: tuple[int, ...]
 
     def part(self, rank: int, processes: int) -> Batch:
-        """What one of several processes takes; it may be nothing when there are fewer examples than processes."""
+        """The share of one of several processes; empty if there are fewer examples than processes."""
         return Batch(self.examples[rank::processes], self.sizes)
 
 
 class BatchPlan:
-    """Every epoch's batches, each of at most `tokens` tokens (pads and all sides included) of similar length.
+    """The batches of every epoch: examples of similar length, at most `tokens` tokens (all sides, with padding) each.
 
     `lengths` is (examples, sides). The plan of an epoch follows from `seed` and its number alone. Every epoch has
     the same number of batches and the same few shapes (at most 2 · `shapes`): a position in training is one
-    integer, and nothing is compiled for ever. An example longer than the budget is a batch by itself.
+    integer, and torch.compile sees few shapes. An example longer than the budget is a batch by itself.
 
     >>> plan = BatchPlan(np.array([[3, 4], [9, 7], [4, 4], [8, 8]]), tokens=16, seed=0)
     >>> [(batch.examples.tolist(), batch.sizes) for batch in plan.epoch(0)]
@@ -43,9 +43,9 @@ class BatchPlan:
 
     def __init__(self, lengths: Whole, *, tokens: int, seed: int, shapes: int = 16) -> None:
         if len(lengths) == 0:
-            raise DataError("there is not one example to train on")
+            raise DataError("there are no examples to train on")
         self.seed = seed
-        self.buckets = _buckets(lengths, shapes)
+        self.buckets = _make_buckets(lengths, shapes)
         self.rows = [max(1, tokens // sum(sizes)) for _, sizes in self.buckets]
         self.batches = sum(-(-len(members) // rows) for (members, _), rows in zip(self.buckets, self.rows, strict=True))
 
@@ -61,16 +61,16 @@ class BatchPlan:
 
 
 class Ragged:
-    """Sequences of different lengths in one flat tensor, from which padded batches are cut where it lies.
+    """Sequences of different lengths in one flat tensor, from which padded batches are gathered on its device.
 
-    >>> Ragged([[5, 6], [7, 8, 9]]).padded(torch.tensor([1, 0]), size=4, fill=0)
+    >>> Ragged([[5, 6], [7, 8, 9]]).pad(torch.tensor([1, 0]), size=4, fill=0)
     (tensor([[7, 8, 9, 0],
             [5, 6, 0, 0]]), tensor([3, 2]))
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        # One more at the end, for pads of an empty data set to point to.
+        # One more element: the padding of an empty data set indexes it.
         flat = np.fromiter(chain(chain.from_iterable(sequences), [0]), np.int32, int(lengths.sum()) + 1)
         self.flat, self.lengths = torch.from_numpy(flat), torch.from_numpy(lengths)
         self.starts = self.lengths.cumsum(0) - self.lengths
@@ -80,14 +80,14 @@ class Ragged:
         return self
 
     def fingerprint(self) -> str:
-        """The same for the same sequences, and for no others."""
+        """A SHA-256 of the sequences."""
         digest = hashlib.sha256()
         for part in (self.flat, self.lengths):
             digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def padded(self, rows: Tensor, size: int, fill: int) -> tuple[Tensor, Tensor]:
-        """These sequences, filled up to `size`, and their lengths."""
+    def pad(self, rows: Tensor, size: int, fill: int) -> tuple[Tensor, Tensor]:
+        """These sequences, padded to `size` with `fill`, and their lengths."""
         lengths, places = self.lengths[rows], torch.arange(size, device=rows.device)
         inside = places < lengths[:, None]
         where = torch.where(inside, self.starts[rows][:, None] + places, 0)
@@ -95,7 +95,7 @@ class Ragged:
 
 
 def length_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """The places of all sequences in batches of similar length, longest first: what does not fit, fails at once.
+    """Indices of the sequences in batches of similar length, longest first, so that running out of memory comes early.
 
     >>> length_batches([3, 9, 4, 8], 2)
     [[1, 3], [2, 0]]
@@ -104,47 +104,47 @@ def length_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
 
-def _buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, ...]]]:
-    """Examples of similar lengths, and the size of each side: the `shapes` buckets that need few pads.
+def _make_buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, ...]]]:
+    """At most `shapes` buckets of examples of similar length, with the padded length of each side.
 
     Lengths are rounded up first; then, while there are too many buckets, the two whose union costs the fewest
     additional pads become one.
     """
-    cells, inverse = np.unique(_rounded(lengths), axis=0, return_inverse=True)
+    cells, inverse = np.unique(_round_up(lengths), axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.bincount(inverse).astype(np.float64)
     joined = np.arange(len(cells))  # the bucket that each cell went to
     sizes = cells.astype(np.float64)
-    cost = _costs(sizes, counts, sizes, counts)
+    cost = _merge_costs(sizes, counts, sizes, counts)
     np.fill_diagonal(cost, np.inf)
     for _ in range(len(cells) - shapes):
         kept, gone = divmod(int(cost.argmin()), len(cells))
         sizes[kept], counts[kept] = np.maximum(sizes[kept], sizes[gone]), counts[kept] + counts[gone]
         joined[joined == gone] = kept
         cost[gone], cost[:, gone] = np.inf, np.inf
-        fresh = _costs(sizes[kept : kept + 1], counts[kept : kept + 1], sizes, counts)[0]
+        fresh = _merge_costs(sizes[kept : kept + 1], counts[kept : kept + 1], sizes, counts)[0]
         fresh[np.isinf(cost[kept])] = np.inf
         cost[kept], cost[:, kept] = fresh, fresh
     bucket_of = joined[inverse]
     buckets = []
     for bucket in np.unique(bucket_of):
         members = np.flatnonzero(bucket_of == bucket)
-        # As long as the longest in it, not as the rounding said: free, and no more shapes.
+        # The longest example, not the rounded length: less padding, and no more shapes.
         buckets.append((members, tuple(int(size) for size in lengths[members].max(axis=0))))
     return buckets
 
 
-def _costs(
+def _merge_costs(
     sizes: NDArray[np.float64], counts: NDArray[np.float64], others: NDArray[np.float64], their: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How many pads each union of two buckets would add."""
+    """The padding that merging two buckets would add, for each pair."""
     joint = np.maximum(sizes[:, None], others[None]).sum(-1)
     grown: NDArray[np.float64] = (joint - sizes.sum(-1)[:, None]) * counts[:, None] + (joint - others.sum(-1)) * their
     return grown
 
 
-def _rounded(lengths: Whole) -> Whole:
-    """Up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, and so on: at most an eighth more."""
+def _round_up(lengths: Whole) -> Whole:
+    """Rounds lengths up to a multiple of 2 below 16, of 4 below 32, of 8 below 64, …: at most an eighth more."""
     powers = np.ceil(np.log2(np.maximum(lengths, 16) + 1)).astype(np.int64) - 1
     step = 2 ** np.maximum(powers - 3, 1)
     rounded: Whole = -(-lengths // step) * step

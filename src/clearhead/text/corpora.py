@@ -1,14 +1,13 @@
 """Files of examples, read one row at a time: TSV, CSV, JSONL, or a file a column; each also gzipped.
 
 Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else: a file without
-any, whose lines end in carriage returns, is refused. What is wrong with a line is said with its file and number, and
-nothing is skipped but blank lines at the end.
+any, whose lines end in carriage returns, is refused. Errors name the file and the line, and
+nothing is skipped except blank lines at the end.
 """
 
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import suggest_name
 
 KINDS = (".tsv", ".csv", ".jsonl")
 SKIP = "-"  # in `columns`: a field that is not wanted
@@ -31,7 +31,7 @@ OTHER_BEGINNINGS = {
 
 
 class Row(NamedTuple):
-    """The wanted values of one example, and where they stand; lines count from 1."""
+    """The values of one example in the wanted columns, with its file and line (from 1)."""
 
     values: tuple[Any, ...]
     file: str
@@ -66,73 +66,73 @@ def read(
         raise ConfigError(f"the wanted columns must be different names, at least one; got {list(wanted)}")
     if isinstance(source, Mapping):
         if missing := [column for column in wanted if column not in source]:
-            raise DataError(f"no file is given for {_list(missing)}; there is one for {_list(source)}")
-        return _parallel([_found(Path(source[column])) for column in wanted])
-    names = list(wanted) if columns is None else _names_in_file(wanted, columns)
-    path = _found(Path(source))
-    kind = _kind(path)
+            raise DataError(f"no file is given for {_join(missing)}; there is one for {_join(source)}")
+        return _read_parallel([_check_file(Path(source[column])) for column in wanted])
+    names = list(wanted) if columns is None else _map_names(wanted, columns)
+    path = _check_file(Path(source))
+    kind = _file_kind(path)
     if kind == ".csv":
-        return _csv(path, names)
+        return _read_csv(path, names)
     if kind == ".jsonl":
-        return _jsonl(path, names)
+        return _read_jsonl(path, names)
     if isinstance(columns, Mapping):
         raise ConfigError(
-            f"{path}: a TSV has no header line with {_list(names)} in it; give columns as the list of its fields "
+            f"{path}: a TSV has no header line with {_join(names)} in it; give columns as the list of its fields "
             f"in their order, such as {json.dumps(list(wanted))}, or save it as .csv with the header {','.join(names)}"
         )
-    return _tsv(path, wanted, wanted if columns is None else columns)
+    return _read_tsv(path, wanted, wanted if columns is None else columns)
 
 
-def _names_in_file(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]) -> list[str]:
-    """What a file with named columns calls the wanted ones."""
+def _map_names(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """The names of the wanted columns in a file with named columns."""
     if isinstance(columns, str):
-        raise ConfigError(f"columns must be a list of names, or a mapping of {_list(wanted)} to names; got {columns!r}")
+        raise ConfigError(f"columns must be a list of names, or a mapping of {_join(wanted)} to names; got {columns!r}")
     if missing := [column for column in wanted if column not in columns]:
-        raise ConfigError(f"columns must name {_list(missing)}; they name {_list(columns) or 'nothing'}")
+        raise ConfigError(f"columns must name {_join(missing)}; they name {_join(columns) or 'nothing'}")
     if not isinstance(columns, Mapping):
         names, given = list(wanted), list(columns)
     elif unknown := [column for column in columns if column not in wanted]:
-        raise ConfigError(f"columns name {_list(unknown)}, which is none of {_list(wanted)}")
+        raise ConfigError(f"columns name {_join(unknown)}, which is none of {_join(wanted)}")
     else:
         names = given = [columns[column] for column in wanted]
     if twice := [name for name in names if given.count(name) > 1]:
-        raise ConfigError(f"columns name {twice[0]!r} more than once: {_list(given)}")
+        raise ConfigError(f"columns name {twice[0]!r} more than once: {_join(given)}")
     return names
 
 
-def _kind(path: Path) -> str:
+def _file_kind(path: Path) -> str:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in KINDS:
         raise DataError(
-            f"{path}: cannot tell what is in a file whose name ends like this; known are {_list(KINDS)}, each also "
+            f"{path}: cannot tell what is in a file whose name ends like this; known are {_join(KINDS)}, each also "
             "with .gz; for files with one text a line give each column its own"
         )
     return suffix
 
 
-def _found(path: Path) -> Path:
-    """The path of a file that is there, or an error that says what is there instead."""
+def _check_file(path: Path) -> Path:
+    """The path of an existing file; else an error with a suggestion."""
     path = path.expanduser()
     if path.is_dir():
         inside = sorted(child.name for child in path.iterdir())[:8]
-        raise DataError(f"{path} is a folder, a file is wanted; it holds {_list(inside) or 'nothing'}")
+        raise DataError(f"{path} is a folder, a file is needed; it contains {_join(inside) or 'nothing'}")
     if path.exists():
         return path
     folder = path.parent
     if not folder.is_dir():
         raise DataError(f"no file {path}: there is no folder {folder}")
-    near = difflib.get_close_matches(path.name, [child.name for child in folder.iterdir()], n=3)
-    raise DataError(f"no file {path}" + (f"; near that name: {_list(near)}" if near else ""))
+    hint = suggest_name(path.name, [child.name for child in folder.iterdir()], otherwise="")
+    raise DataError(f"no file {path}{hint and '; '}{hint}")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line with its number, the ending kept: lines end at a line feed, not at what else Unicode breaks at."""
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line with its number and its end; lines end at a line feed only, not at other Unicode line breaks."""
     line = 0
     try:
         opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115 (closed below)
         with cast(IO[bytes], opened) as file:
             for line, raw in enumerate(file, start=1):
-                text = _decoded(raw, path, line)
+                text = _decode_line(raw, path, line)
                 if line == 1 and "\r" in text.rstrip("\r") and not text.endswith("\n"):  # no line feed in the file
                     raise DataError(
                         f"{path}: its lines end in carriage returns alone, as those of an old Mac; convert them to "
@@ -147,7 +147,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path} is empty")
 
 
-def _decoded(raw: bytes, path: Path, line: int) -> str:
+def _decode_line(raw: bytes, path: Path, line: int) -> str:
     if line == 1:
         raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
@@ -160,88 +160,96 @@ def _decoded(raw: bytes, path: Path, line: int) -> str:
         ) from None
 
 
-def _blank(*texts: str) -> bool:
+def _is_blank(*texts: str) -> bool:
     return not any(text.strip() for text in texts)
 
 
-def _stripped(text: str) -> str:
+def _strip_line_end(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _tsv(path: Path, wanted: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+def _read_tsv(path: Path, wanted: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
     places = [list(columns).index(column) for column in wanted]
-    count, lines = 0, _lines(path)
+    count, lines = 0, _read_lines(path)
     for line, text in lines:
-        fields = _stripped(text).split("\t")
+        fields = _strip_line_end(text).split("\t")
         if line == 1:
             count = len(fields)
             if count < len(columns):
-                _broken(path, line, f"{_fields(fields)} for the {len(columns)} columns {_list(columns)}", text)
+                _refuse_line(
+                    path, line, f"{_count_fields(fields)} for the {len(columns)} columns {_join(columns)}", text
+                )
         if len(fields) != count:
-            if _blank(text) and all(_blank(rest) for _, rest in lines):
+            if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
-            _broken(path, line, f"{_fields(fields)} where the first line has {count}", text)
+            _refuse_line(path, line, f"{_count_fields(fields)} where the first line has {count}", text)
         yield Row(tuple(fields[place] for place in places), str(path), line)
 
 
-def _csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    rows = csv.reader((text for _, text in _lines(path)), strict=True)
+def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+    rows = csv.reader((text for _, text in _read_lines(path)), strict=True)
     line, header, places, empty = 1, list[str](), list[int](), True
     try:
         for fields in rows:
             if not header:
                 header = fields
                 if missing := [column for column in wanted if column not in header]:
-                    _broken(path, line, f"the header line has no {_list(missing)}{_near(missing[0], header)}")
+                    _refuse_line(
+                        path, line, f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}"
+                    )
                 if twice := [column for column in wanted if header.count(column) > 1]:
-                    _broken(path, line, f"the header line has {_list(twice)} more than once; rename all but one")
+                    _refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
                 places = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
-                if _blank(*fields) and all(_blank(*rest) for rest in rows):
+                if _is_blank(*fields) and all(_is_blank(*rest) for rest in rows):
                     break
-                _broken(path, line, f"{_fields(fields)} where the header line has {len(header)}", ",".join(fields))
+                _refuse_line(
+                    path, line, f"{_count_fields(fields)} where the header line has {len(header)}", ",".join(fields)
+                )
             else:
                 yield Row(tuple(fields[place] for place in places), str(path), line)
                 empty = False
             line = rows.line_num + 1  # a quoted field may go over several lines
     except csv.Error as error:
-        _broken(path, line, f"not CSV: {error}")
+        _refuse_line(path, line, f"not CSV: {error}")
     if empty:
         raise DataError(f"{path} has a header line and no rows")
 
 
-def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    lines = _lines(path)
+def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+    lines = _read_lines(path)
     for line, text in lines:
         try:
-            example = json.loads(_stripped(text))
+            example = json.loads(_strip_line_end(text))
         except json.JSONDecodeError as error:
-            if line > 1 and _blank(text) and all(_blank(rest) for _, rest in lines):
+            if line > 1 and _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
             # its own count of lines would be of this line alone
-            _broken(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
+            _refuse_line(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
         except (ValueError, RecursionError) as error:
-            _broken(path, line, f"not JSON: {error}", text)
+            _refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
-            _broken(path, line, f"an object with {_list(wanted)} is wanted, not {_said(example)}", text)
-        yield Row(tuple(_text(example, column, path, line) for column in wanted), str(path), line)
+            _refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {_describe_type(example)}", text)
+        yield Row(tuple(_get_text(example, column, path, line) for column in wanted), str(path), line)
 
 
-def _text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
+def _get_text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
     if column not in example:
-        _broken(path, line, f"no {column!r}{_near(column, list(example))}")
+        _refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
     if not isinstance(value, str):
-        _broken(path, line, f"{column!r} must be a text, not {_said(value)}")
+        _refuse_line(path, line, f"{column!r} must be a text, not {_describe_type(value)}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        _broken(path, line, f"{column!r} has half a character, \\u{ord(value[error.start]):04x}, at {error.start + 1}")
+        _refuse_line(
+            path, line, f"{column!r} has half a character, \\u{ord(value[error.start]):04x}, at {error.start + 1}"
+        )
     return value
 
 
-def _parallel(paths: Sequence[Path]) -> Iterator[Row]:
-    readers = [_lines(path) for path in paths]
+def _read_parallel(paths: Sequence[Path]) -> Iterator[Row]:
+    readers = [_read_lines(path) for path in paths]
     line = 0
     for line, texts in enumerate(zip_longest(*readers), start=1):
         if None in texts:
@@ -251,33 +259,28 @@ def _parallel(paths: Sequence[Path]) -> Iterator[Row]:
             ]
             said = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts, strict=True))
             raise DataError(f"parallel files must have the same number of lines: {said}")
-        yield Row(tuple(_stripped(text) for _, text in texts), str(paths[0]), line)
+        yield Row(tuple(_strip_line_end(text) for _, text in texts), str(paths[0]), line)
 
 
-def _broken(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:
-    shown = "" if text is None else f": {_shortened(_stripped(text))}"
+def _refuse_line(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:
+    shown = "" if text is None else f": {_shorten_line(_strip_line_end(text))}"
     raise DataError(f"{path}:{line}: {problem}{shown}")
 
 
-def _shortened(text: str) -> str:
-    if _blank(text):
+def _shorten_line(text: str) -> str:
+    if _is_blank(text):
         return "the line is empty; delete it"
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
-def _fields(fields: Sequence[str]) -> str:
+def _count_fields(fields: Sequence[str]) -> str:
     return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
 
 
-def _said(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else kinds.get(type(value), "a text")
 
 
-def _near(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there is {_list(names) or 'nothing'}"
-
-
-def _list(names: Any) -> str:
+def _join(names: Any) -> str:
     return ", ".join(map(str, names))

@@ -1,4 +1,4 @@
-"""Report: what was kept of a corpus, and what was dropped and why."""
+"""Report: how many rows of a corpus were kept, and how many dropped for which reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 3  # places named for each reason
 
 
 class Report:
-    """Counts what is kept and what is dropped, with the first few places of each reason.
+    """Counts kept and dropped rows, with the first few file names and lines for each reason.
 
     >>> report = Report()
     >>> for line in range(1, 6):
@@ -41,7 +41,7 @@ class Report:
             places.append(Row((), row.file, row.line))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for a JSON file.
+        """The counts as JSON values.
 
         >>> Report().to_dict()
         {'kept': 0, 'dropped': {}}

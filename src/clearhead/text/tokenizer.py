@@ -1,8 +1,7 @@
-"""Tokenizer: text into numbers and back; nothing is ever unknown."""
+"""Tokenizer: text to token numbers and back; bytes cover every character, so no token is unknown."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,17 +9,18 @@ from types import ModuleType
 from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
+from clearhead.formatting import suggest_name
 from clearhead.storage import check_format
-from clearhead.text.scripts import converter
+from clearhead.text.chinese import load_converter
 
 FORMAT = 1
 KINDS = ("bpe", "unigram", "character")
 SPACE_MARK = "▁"
-AT_ONCE = 8192  # texts handed to the library together, so that what it makes of them stays small
+AT_ONCE = 8192  # texts passed to the library at a time, which limits memory
 
 
 class Tokenizer:
-    """Text into numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
+    """Text to token numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
 
     Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
     character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
@@ -39,13 +39,13 @@ class Tokenizer:
     end: int = 2
 
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
-        """From parts; use `train` or `load`."""
+        """Internal; use `train` or `load`."""
         self.engine = engine
         self.settings = settings
-        self.notes: list[str] = []  # what may be different from when it was trained
+        self.notes: list[str] = []  # differences from the time of training, such as another OpenCC version
         self._convert: Callable[[str], str] | None = None
         if settings["script"] is not None:
-            self._convert, version = converter(settings["script"])
+            self._convert, version = load_converter(settings["script"])
             trained = settings.setdefault("opencc", version)
             if trained.split(".")[0] != version.split(".")[0]:
                 self.notes.append(f"the script was converted by OpenCC {trained} in training and is by {version} here")
@@ -65,33 +65,31 @@ class Tokenizer:
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
         "character". `script="simplified"` reads traditional Chinese characters as simplified ones.
         """
-        library = _library()
+        library = _import_library()
         if kind not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(KINDS)}"
-            raise ConfigError(f"unknown kind of tokenizer {kind!r}; {hint}")
+            raise ConfigError(f"unknown kind of tokenizer {kind!r}; {suggest_name(kind, KINDS)}")
         if vocabulary <= library.FIXED:
             raise ConfigError(
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
         settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         spaced = kind != "character"
-        blank = cls(library.assembled(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
+        blank = cls(library.make_tokenizer(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
-        from clearhead.text.learning import learned
+        from clearhead.text.vocabulary_training import train_vocabulary
 
-        engine = library.assembled(learned(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
+        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @property
     def size(self) -> int:
-        """How many numbers there are: the model's vocabulary."""
+        """The size of the vocabulary."""
         return int(self.engine.get_vocab_size())
 
     def normal(self, text: str) -> str:
-        """What `encode` reads: NFKC, one script, single spaces, nothing invisible.
+        """The normalised text that `encode` reads: NFKC, one script, single spaces, no invisible characters.
 
         >>> Tokenizer.train(["a"], script="simplified", lowercase=True).normal(" Ｈello\\n\\n 漢語　①！")
         'hello 汉语 1!'
@@ -100,27 +98,27 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The numbers of a text, without start and end."""
-        numbers: list[int] = self.engine.encode(self._converted(text), add_special_tokens=False).ids
+        numbers: list[int] = self.engine.encode(self._convert_script(text), add_special_tokens=False).ids
         return numbers
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The numbers of many texts; faster than one by one."""
         numbers: list[list[int]] = []
         for first in range(0, len(texts), AT_ONCE):
-            some = [self._converted(text) for text in texts[first : first + AT_ONCE]]
+            some = [self._convert_script(text) for text in texts[first : first + AT_ONCE]]
             numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
         return numbers
 
     def decode(self, numbers: Sequence[int]) -> str:
         """The text of these numbers; padding, start and end are left out, and bytes that are no UTF-8 become �."""
-        kept = [int(number) for number in self._checked(numbers) if number > self.end]
+        kept = [int(number) for number in self._check_numbers(numbers) if number > self.end]
         text: str = self.engine.decode(kept, skip_special_tokens=False)
         if "\ufffd" in text:
             text = self._decode_bytes(kept)
         return text.removeprefix(" ")
 
     def _decode_bytes(self, numbers: Sequence[int]) -> str:
-        """As the engine decodes, but one broken character does not break all others that are written in bytes."""
+        """Decodes like the library, but an invalid byte replaces one character, not all that are written in bytes."""
         first = self.end + 1
         raw = (
             bytes([number - first]) if number < first + 256 else self.engine.id_to_token(number).encode()
@@ -130,7 +128,9 @@ class Tokenizer:
 
     def pieces(self, numbers: Sequence[int]) -> list[str]:
         """Each number as it can be shown: a space is "▁", a byte such as "<0xE4>", and "<s>" the start."""
-        return [self.engine.id_to_token(int(number)).replace(" ", SPACE_MARK) for number in self._checked(numbers)]
+        return [
+            self.engine.id_to_token(int(number)).replace(" ", SPACE_MARK) for number in self._check_numbers(numbers)
+        ]
 
     def save(self, folder: Path, name: str = "tokenizer") -> None:
         """Writes `{name}.json`, which the tokenizers library reads too, and `{name}.settings.json`."""
@@ -142,9 +142,9 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, name: str = "tokenizer") -> Tokenizer:
         """The tokenizer that was saved in a folder; `notes` says what may be different here."""
-        library = _library()
+        library = _import_library()
         path = Path(folder) / f"{name}.json"
-        settings = _settings(Path(folder), name)
+        settings = _read_settings(Path(folder), name)
         try:
             engine = library.Tokenizer.from_str(_read(path))
         except CheckpointError:
@@ -164,17 +164,17 @@ class Tokenizer:
         return f"<Tokenizer of {self.size:,} numbers, kind={self.settings['kind']!r}{script}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.engine, self.settings)  # to other processes; the script's converter is made anew there
+        return Tokenizer, (self.engine, self.settings)  # for pickle: the script converter is created again
 
-    def _converted(self, text: str) -> str:
-        text = _whole(text)
+    def _convert_script(self, text: str) -> str:
+        text = _repair_surrogates(text)
         return text if self._convert is None else self._convert(text)
 
     def _normal(self, text: str) -> str:
-        normal: str = self.engine.normalizer.normalize_str(self._converted(text))
+        normal: str = self.engine.normalizer.normalize_str(self._convert_script(text))
         return normal
 
-    def _checked(self, numbers: Sequence[int]) -> Sequence[int]:
+    def _check_numbers(self, numbers: Sequence[int]) -> Sequence[int]:
         if len(numbers) and not 0 <= min(numbers) <= max(numbers) < self.size:
             raise DataError(
                 f"numbers run from {min(numbers)} to {max(numbers)}, the vocabulary from 0 to {self.size - 1}; "
@@ -183,10 +183,10 @@ class Tokenizer:
         return numbers
 
 
-def _whole(text: str) -> str:
-    """Half characters, as a command line makes of bytes that are no UTF-8, become �."""
+def _repair_surrogates(text: str) -> str:
+    """Lone surrogates, which a command line makes of bytes that are not UTF-8, become �."""
     if not isinstance(text, str):
-        raise DataError(f"a text is wanted, got {text!r:.60}")
+        raise DataError(f"expected a text, got {text!r:.60}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -202,7 +202,7 @@ def _read(path: Path) -> str:
         raise CheckpointError(f"the tokenizer's file {path} {said}") from None
 
 
-def _settings(folder: Path, name: str) -> dict[str, Any]:
+def _read_settings(folder: Path, name: str) -> dict[str, Any]:
     path = folder / f"{name}.settings.json"
     if not path.exists() and (folder / f"{name}.json").exists():
         raise CheckpointError(f"{folder / name}.json has no {path.name} beside it: it was not written by clearhead")
@@ -220,13 +220,13 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
     return dict(settings)
 
 
-def _library() -> ModuleType:
+def _import_library() -> ModuleType:
     try:
-        from clearhead.text import engine
+        from clearhead.text import hf_tokenizers
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "tokenizers":
             raise
         raise PackageError(
             "text needs the package tokenizers, which is not installed; pip install 'clearhead[train]'"
         ) from None
-    return engine
+    return hf_tokenizers

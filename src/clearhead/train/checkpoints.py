@@ -1,21 +1,19 @@
-"""Checkpoints: everything a run needs to go on exactly where it was, as safetensors, whole or not at all.
+"""Checkpoints: everything that is needed to resume a run exactly, as safetensors, written atomically.
 
 A checkpoint is a folder named after its step: `state.json` (the position), the tensors (weights, their average, the
 optimiser's moments), `checksums.json`. The plan of batches, the learning rate and the random numbers of a step follow
-from the seed and the step's number, so the position says all about them.
+from the seed and the step's number, so the position is enough to restore them.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from clearhead.errors import CheckpointError
@@ -23,30 +21,29 @@ from clearhead.storage import atomic_folder, check_format, temporary_path, verif
 from clearhead.train.processes import Processes
 
 FORMAT = 1
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each weight
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep`, the best, and that of an interruption until the next."""
+    """The checkpoints of one run; keeps the newest `keep`, the best, and the newest unplanned one."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self.folder, self.keep, self.processes = folder, keep, processes
 
     def steps(self) -> list[int]:
-        """The steps that have one, oldest first."""
+        """The steps that have a checkpoint, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
-    def planned(self) -> list[int]:
-        """Those of them that a run without interruptions has as well."""
-        return [step for step in self.steps() if self._state(step).get("planned")]
+    def planned_steps(self) -> list[int]:
+        """The steps whose checkpoint was planned by the recipe, not caused by an interruption."""
+        return [step for step in self.steps() if self._read_state(step).get("planned")]
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:08d}"
 
     def save(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any], best: int | None) -> None:
-        """Writes one, then removes those that are neither new nor the best."""
+        """Writes a checkpoint, then removes old ones."""
         state = json.dumps({"format": FORMAT, **position}, indent=1)
         if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
             self._save_shards(step, tensors, state)
@@ -59,13 +56,13 @@ class Checkpoints:
                 )
                 (fresh / "state.json").write_text(state, encoding="utf-8")
         if self.processes.first:
-            self._tidy(best)
+            self._remove_old(best)
         self.processes.wait()
 
     def load(self, step: int, tensors: dict[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and the position of a checkpoint, after checking every byte of it.
 
-        Shards are read into `tensors`, which say how they are spread now.
+        Sharded checkpoints are read into `tensors`, which have the current sharding.
         """
         path = self.path(step)
         try:
@@ -74,34 +71,35 @@ class Checkpoints:
             others = [other for other in self.steps() if other < step]
             remedy = f"delete that folder to go on from step {others[-1]}" if others else "start anew with --overwrite"
             raise CheckpointError(f"{error}; {remedy}") from None
-        position = self._state(step)
+        position = self._read_state(step)
         check_format(path / "state.json", position.pop("format", None), FORMAT)
         if (path / "state.safetensors").is_file():
             return load_file(path / "state.safetensors"), position
         return self._load_shards(path, tensors), position
 
-    def _state(self, step: int) -> dict[str, Any]:
-        """What was written beside the tensors; of a damaged checkpoint, nothing."""
+    def _read_state(self, step: int) -> dict[str, Any]:
+        """The values of state.json; empty if the checkpoint is damaged."""
         try:
             state = json.loads((self.path(step) / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return state if isinstance(state, dict) else {}
 
-    def _tidy(self, best: int | None) -> None:
+    def _remove_old(self, best: int | None) -> None:
         steps = self.steps()
-        kept = {*self.planned()[-self.keep :], steps[-1], best}
+        kept = {*self.planned_steps()[-self.keep :], steps[-1], best}
         for step in steps:
             if step not in kept:
                 path = self.path(step)
-                gone = temporary_path(path, "old")  # whole or not there: a kill may come while it goes
+                # renamed first: after a kill no half-deleted folder has a valid name
+                gone = temporary_path(path, "old")
                 path.rename(gone)
                 shutil.rmtree(gone)
-        for parts in self.folder.glob(".*.parts"):  # of a save that was killed
+        for parts in self.folder.glob(".*.parts"):  # left by a process that was killed while saving
             shutil.rmtree(parts)
 
     def _save_shards(self, step: int, tensors: dict[str, Tensor], state: str) -> None:
-        """Every process writes its part, through PyTorch's own safetensors storage."""
+        """Every process writes its shards, through PyTorch's safetensors storage."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -128,47 +126,3 @@ class Checkpoints:
             raise CheckpointError(f"{path} was written by several processes (train.shard); go on with several")
         load(tensors, storage_reader=HuggingFaceStorageReader(path=str(path)))
         return tensors
-
-
-def gathered(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, their average and the optimiser's moments in one flat dict."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
-    for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state[parameter].items():
-            tensors[f"optimizer.{name}.{moment}"] = value
-    return tensors
-
-
-@torch.no_grad()
-def restore(
-    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
-) -> None:
-    """Puts them back where they came from."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(_found(tensors, f"model.{name}", parameter))
-        if name in average:
-            average[name].copy_(_found(tensors, f"average.{name}", parameter))
-        state = {moment: tensors.get(f"optimizer.{name}.{moment}") for moment in MOMENTS}
-        optimizer.state[parameter] = {
-            moment: value.to(parameter.device) for moment, value in state.items() if value is not None
-        }
-
-
-def averaged(tensors: Callable[[int], dict[str, Tensor]], steps: list[int]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints."""
-    total: dict[str, Tensor] = {}
-    for step in steps:
-        for name, tensor in tensors(step).items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: tensor / len(steps) for name, tensor in total.items()}
-
-
-def _found(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    tensor = tensors.get(name)
-    if tensor is None or tensor.shape != like.shape:
-        got = "nothing" if tensor is None else tuple(tensor.shape)
-        raise CheckpointError(
-            f"the checkpoint's {name} is {got}, the model's {tuple(like.shape)}; was the recipe changed?"
-        )
-    return tensor

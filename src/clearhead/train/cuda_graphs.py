@@ -9,53 +9,53 @@ import torch
 from torch import Tensor
 
 
-class _Recording(NamedTuple):
+class _CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: Any  # the tensors that it reads: a batch is copied into them
     loss: Tensor
 
 
-class Replayed:
-    """A loss and its gradients, computed by `loss_of(batch)` at first and by a recorded CUDA graph from then on.
+class GraphedLoss:
+    """Computes a loss and its gradients by `loss_of(batch)` at first, and by a captured CUDA graph from then on.
 
     Launching the thousands of kernels of a step takes Python longer than computing them takes the GPU. Batches (named
-    tuples of tensors, as `Examples.collate` promises) come in few shapes, so each shape is recorded at its second
-    visit; the first warms up what is compiled or chosen by size. Gradients are added up in place, as graphs need, so
-    they are zeroed and never freed.
+    tuples of tensors, as `Examples.collate` promises) come in few shapes, so each shape is captured the second
+    time it occurs; the first time warms up compilation and autotuning. Graphs add gradients in place, so these are
+    zeroed and never freed.
     """
 
     def __init__(self, loss_of: Callable[[Any], Tensor], parameters: Iterable[Tensor], device: torch.device) -> None:
         self.loss_of, self.device = loss_of, device
         self.factor = torch.ones((), device=device)
-        self._recordings: dict[Any, _Recording | None] = {}
+        self._graphs: dict[Any, _CapturedGraph | None] = {}
         self._pool: Any = None
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
 
     def __call__(self, batch: Any, factor: float) -> Tensor:
-        """The loss; its gradients times `factor` are added to the weights'."""
+        """The loss; its gradients times `factor` are added to `.grad` of the parameters."""
         self.factor.fill_(factor)
         shape = tuple(tuple(tensor.shape) for tensor in batch)
-        if shape not in self._recordings:
-            self._recordings[shape] = None
-            return self._both_passes(batch)
-        recording = self._recordings[shape] or self._record(shape, batch)
-        for mine, given in zip(recording.inputs, batch, strict=True):
+        if shape not in self._graphs:
+            self._graphs[shape] = None
+            return self._run_passes(batch)
+        captured = self._graphs[shape] or self._capture(shape, batch)
+        for mine, given in zip(captured.inputs, batch, strict=True):
             mine.copy_(given)
-        recording.graph.replay()
-        return recording.loss.clone()
+        captured.graph.replay()
+        return captured.loss.clone()
 
-    def _both_passes(self, batch: Any) -> Tensor:
+    def _run_passes(self, batch: Any) -> Tensor:
         loss = self.loss_of(batch)
         (loss * self.factor).backward()
         return loss.detach()
 
-    def _record(self, shape: Any, batch: Any) -> _Recording:
+    def _capture(self, shape: Any, batch: Any) -> _CapturedGraph:
         inputs = type(batch)(*(tensor.clone() for tensor in batch))
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         with torch.cuda.graph(graph, pool=self._pool):
-            loss = self._both_passes(inputs)
+            loss = self._run_passes(inputs)
         self._pool = self._pool or graph.pool()
-        recording = self._recordings[shape] = _Recording(graph, inputs, loss)
-        return recording
+        captured = self._graphs[shape] = _CapturedGraph(graph, inputs, loss)
+        return captured

@@ -1,4 +1,4 @@
-"""The data of a run: rows read, the task prepared once and shared by all processes, examples for training and dev."""
+"""The data of a run: reads the rows, prepares the task once for all processes, makes examples for training and dev."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clearhead.tasks.base import Examples
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, sources
+from clearhead.train.recipe import Recipe, resolve_sources
 
 
 class TrainingData(NamedTuple):
-    """What a run learns from, and what it is judged by."""
+    """The recipe, task and examples of a run."""
 
-    recipe: Recipe  # with what was chosen for it, if it had no [model] section
-    fitted: bool  # whether something was
+    recipe: Recipe  # with the chosen model, if it had no [model] section
+    fitted: bool  # whether the model was chosen
     task: AnyTask
     examples: Examples[Any]
     dev: tuple[Examples[Any], Sequence[Row]] | None
@@ -36,14 +36,14 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     kind, data = TASKS[recipe.task], recipe.data
     given = None if isinstance(data.dev, float) else data.dev
     # All are opened before one is read: a missing file or wrong columns are refused at once.
-    train_files, dev_files, test_files = (_open(recipe, files, base) for files in (data.train, given, data.test))
+    train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
     rows = [row for file in train_files for row in islice(file, data.lines)]
     dev_rows, test = list(chain(*dev_files)), list(chain(*test_files))
     if isinstance(data.dev, float):
         rows, dev_rows = split_off(rows, data.dev, recipe.seed)
     fitted = not recipe.model and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
-    task = _prepared_task(where / "task", kind, rows, recipe, processes)
+    task = _prepare_task(where / "task", kind, rows, recipe, processes)
     report = Report()
     examples = task.examples(rows, report, recipe)
     said, dev = f"train: {report}", None
@@ -58,7 +58,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
     """A recipe without a [model] section, with a model that suits the data and the machine.
 
-    What its [train] section says stays as it is.
+    Keys that are set in its [train] section stay as they are.
     """
     chosen = TASKS[recipe.task].fit(rows, gpu=gpu)
     given = recipe.train.model_fields_set
@@ -67,22 +67,24 @@ def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
 
 
 def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """The rows without a random share of them, at least one, and that share; the same for the same seed."""
+    """Splits a random share of the rows (at least one) off; the same split for the same seed."""
     count = max(1, round(share * len(rows)))
     chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
     kept = [row for place, row in enumerate(rows) if place not in chosen]
     return kept, [row for place, row in enumerate(rows) if place in chosen]
 
 
-def _open(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
+def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
     columns = recipe.data.columns
-    return [] if given is None else [TASKS[recipe.task].read(source, columns) for source in sources(given, base)]
+    return (
+        [] if given is None else [TASKS[recipe.task].read(source, columns) for source in resolve_sources(given, base)]
+    )
 
 
-def _prepared_task(
+def _prepare_task(
     folder: Path, kind: type[AnyTask], rows: Sequence[Row], recipe: Recipe, processes: Processes
 ) -> AnyTask:
-    """The task as it is stored in the run's folder, so that all processes, and a run that is resumed, have the same."""
+    """Prepares the task and stores it in the run folder once; all processes, and resumed runs, load it from there."""
     if processes.first and not folder.is_dir():
         task = kind.prepare(rows, recipe)
         with atomic_folder(folder) as fresh:

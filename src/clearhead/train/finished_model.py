@@ -1,32 +1,33 @@
-"""The end of a run: the best weights, or the average of the last, are scored and written as a model folder."""
+"""The end of a run: scores the best weights (or the average of the last) and writes them as a model folder."""
 
 from __future__ import annotations
 
 import datetime
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from clearhead.formatting import format_count, format_duration
 from clearhead.model.layers import Stack
-from clearhead.model.packing import fill, packed, unpacked
+from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import temporary_path
 from clearhead.tasks import AnyTask
 from clearhead.tasks.base import Evaluation
 from clearhead.text import Row
-from clearhead.train.checkpoints import averaged, gathered
 from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
-from clearhead.train.observers import clock, say
+from clearhead.train.observers import print_message
 from clearhead.train.recipe import Recipe, to_toml
 
 FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
-TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1  # rows that show the pace; scoring takes so many seconds, or of the training
+# Scoring is timed on TRIAL rows; it may take SHORTEST seconds, or this SHARE of the training time.
+TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1
 
 
 def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: TrainingData) -> None:
@@ -35,10 +36,10 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     weights = _final_weights(trainer, recipe)
     if not processes.first:
         return
-    say(f"ended after step {position.step:,}: {_why_ended(trainer)}")
+    print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     model = trainer.task.build()
     model.load_state_dict(weights)
-    fill(model, unpacked(packed(model, recipe.train.weights)))  # scored as it is stored
+    load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))  # scored as it is stored
     model.to(processes.device).eval()
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
@@ -50,7 +51,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     }
     for name, rows in (("dev", data.dev[1] if data.dev else []), ("test", data.test)):
         if rows:
-            metrics |= _scores(name, trainer.task, model, rows, position.seconds)
+            metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
     fresh = temporary_path(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     write_folder(
@@ -62,18 +63,18 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         recipe=to_toml(recipe),
         weights=recipe.train.weights,
     )
-    if target.exists():  # of a run that went on
+    if target.exists():  # written before the run was resumed
         shutil.rmtree(target)
     fresh.rename(target)
     for name in ("dev", "test"):
         scores = metrics.get(name, {})
         shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if not isinstance(value, str))
         if shown:
-            say(f"on {name}: {shown}")
+            print_message(f"on {name}: {shown}")
         for key, value in scores.items():
             if isinstance(value, str):
-                say(f"  {key} {value}")
-    say(f'wrote {target}; try it: clearhead predict {where} "…"')
+                print_message(f"  {key} {value}")
+    print_message(f'wrote {target}; try it: clearhead predict {where} "…"')
 
 
 def _why_ended(trainer: Trainer) -> str:
@@ -85,8 +86,8 @@ def _why_ended(trainer: Trainer) -> str:
     return f"all steps are done (train.steps = {train.steps})"
 
 
-def _scores(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], trained: float) -> dict[str, Any]:
-    """Scores on a set of rows: on all of them, unless that would take much longer than people like to wait."""
+def _score_rows(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], trained: float) -> dict[str, Any]:
+    """Scores on all rows, or on the first ones if all would take longer than a share of the training time."""
     limit, options = max(SHORTEST, SHARE * trained), task.read_options("evaluate", {})
     used = rows
     if len(rows) > TRIAL:
@@ -94,7 +95,9 @@ def _scores(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], tra
         task.evaluate(model, rows[:TRIAL], options)
         expected = (time.monotonic() - begin) / TRIAL * len(rows)
         used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
-        say(f"scoring {format_count(len(used), 'row')} of {name}: about {clock(min(expected, limit))}")
+        print_message(
+            f"scoring {format_count(len(used), 'row')} of {name}: about {format_duration(min(expected, limit))}"
+        )
     found = task.evaluate(model, used, options)
     scores: dict[str, Any] = dict(found.scores)
     if len(used) < len(rows):
@@ -112,7 +115,7 @@ def _first_scores(task: AnyTask, found: Evaluation, scores: dict[str, Any], opti
 
 def _averaged_steps(trainer: Trainer, recipe: Recipe) -> list[int]:
     """The checkpoints that the finished weights are the mean of: the last ones, or only the best."""
-    kept = trainer.checkpoints.planned()
+    kept = trainer.checkpoints.planned_steps()
     if recipe.train.average == "last":
         return kept[-recipe.train.keep :]
     best = trainer.position.best_step
@@ -124,14 +127,23 @@ def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
     kind = "average." if recipe.train.average == "ema" else "model."
 
     def weights(step: int) -> dict[str, Tensor]:
-        tensors, _ = trainer.checkpoints.load(step, gathered(trainer.model, trainer.optimizer, trainer.average))
+        tensors, _ = trainer.checkpoints.load(step, trainer.updater.collect_tensors())
         return {
             name.removeprefix(kind): (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
             for name, tensor in tensors.items()
             if name.startswith(kind)
         }
 
-    return averaged(weights, steps) if len(steps) > 1 else weights(steps[0])
+    return _average_weights(weights, steps) if len(steps) > 1 else weights(steps[0])
+
+
+def _average_weights(load: Callable[[int], dict[str, Tensor]], steps: list[int]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints."""
+    total: dict[str, Tensor] = {}
+    for step in steps:
+        for name, tensor in load(step).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: tensor / len(steps) for name, tensor in total.items()}
 
 
 def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metrics: dict[str, Any]) -> str:
@@ -160,12 +172,3 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
     use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])
-
-
-def format_count(count: int, what: str) -> str:
-    """A number of things.
-
-    >>> format_count(1, "step"), format_count(2000, "step")
-    ('1 step', '2,000 steps')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

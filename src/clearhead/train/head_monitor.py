@@ -1,13 +1,14 @@
-"""The heads while they learn: every so many steps a look at a few examples, cheap enough to leave on.
+"""Head monitor: measures all attention heads on a few examples during training, cheap enough to leave on.
 
-Three things go wrong with heads: their entropy collapses (they stare at one word, and learning becomes unstable, Zhai
-2023), they look at nothing but the first word (a sink, Xiao 2023), or they add nothing to the output (Michel 2019).
+Three things go wrong with heads: their entropy collapses (all weight on one word, and training becomes unstable, Zhai
+2023), they attend only to the first word (a sink, Xiao 2023), or they add nothing to the output (Michel 2019).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,25 +21,27 @@ from clearhead.lens import Record, watch
 from clearhead.lens.names import attentions
 from clearhead.model import Model
 from clearhead.storage import atomic_file
+from clearhead.tasks.base import Examples
 from clearhead.text.batches import Batch
-from clearhead.train.observers import Observer, cut, whole_lines
+from clearhead.train.observers import Observer, open_truncated, read_intact_lines
+from clearhead.train.processes import Processes
 
-EXAMPLES = 8  # that are looked at
-EVERY, SHARE = 100, 0.02  # steps from one look to the next, unless looks took more than this share of the time
+EXAMPLES = 8  # in the batch that heads are measured on
+EVERY, SHARE = 100, 0.02  # steps between measurements, unless they took more than this share of the time
 COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
 FAINT = 0.001  # dead, too, is what adds less, however little the other heads of its layer add
 
 
 class HeadState(NamedTuple):
-    """One number a head of one attention."""
+    """The measures of one attention, one number per head."""
 
-    entropy: list[float]  # as a share of the greatest possible: 1 looks at all alike, 0 at one alone
+    entropy: list[float]  # as a share of the maximum: 1 is uniform attention, 0 attention to one key
     sink: list[float]  # the mass on the first visible key
     strength: list[float]  # Σ w·‖v W_O‖, what it can add to the output, against the mean of its layer's heads
     added: list[float]  # the same for one query, against √width: the length of a vector that a norm lets out
 
-    def troubles(self) -> dict[str, int]:
-        """How many heads have collapsed, sunk, or died."""
+    def count_problems(self) -> dict[str, int]:
+        """How many heads have collapsed, attend only to the first key (sunk), or add nothing (dead)."""
         return {
             "collapsed": sum(value < COLLAPSED for value in self.entropy),
             "sunk": sum(value > SUNK for value in self.sink),
@@ -48,10 +51,10 @@ class HeadState(NamedTuple):
         }
 
 
-def alike(lengths: NDArray[np.int64], count: int = EXAMPLES) -> Batch:
-    """Examples of the same lengths, so that no pads are looked at: of the usual lengths, where so many are found.
+def choose_equal_lengths(lengths: NDArray[np.int64], count: int = EXAMPLES) -> Batch:
+    """A batch of examples of equal lengths, so that it has no padding; close to the mean length, if there are enough.
 
-    >>> alike(np.array([[3, 4], [9, 7], [3, 4], [8, 8]]), 2)
+    >>> choose_equal_lengths(np.array([[3, 4], [9, 7], [3, 4], [8, 8]]), 2)
     Batch(examples=array([0, 2]), sizes=(3, 4))
     """
     kinds, which, often = np.unique(lengths, axis=0, return_inverse=True, return_counts=True)
@@ -63,16 +66,16 @@ def alike(lengths: NDArray[np.int64], count: int = EXAMPLES) -> Batch:
 
 
 @torch.no_grad()
-def head_states(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState]:
-    """What every head does in one forward pass over texts without pads."""
-    # What is compiled for training would be compiled once more for the lens.
+def measure_heads(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState]:
+    """Measures every head in one forward pass over a batch without padding."""
+    # Eager: the layers that are compiled for training would be compiled again for the lens.
     with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
         forward()
     widths = {name: attention.to_out.weight.shape[0] for name, attention in attentions(model).items()}
-    return dict(_states(record, widths))
+    return dict(_summarise(record, widths))
 
 
-def _states(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str, HeadState]]:
+def _summarise(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str, HeadState]]:
     for name in record.names:
         sight = record[name]
         assert sight.visible is not None, "it was measured"
@@ -88,12 +91,38 @@ def _states(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str, He
         yield name, HeadState(entropy.tolist(), sink.tolist(), relative.tolist(), added.tolist())
 
 
-class Heads(Observer):
-    """heads.jsonl, and at the end heads.png."""
+class HeadMonitor:
+    """Measures all heads on one fixed batch; by default as often as a small share of the training time allows."""
+
+    def __init__(self, examples: Examples[Any], every: int | None, processes: Processes) -> None:
+        self.every, self.processes = every, processes
+        self.batch = examples.collate(choose_equal_lengths(examples.lengths))
+        self.started, self.durations = time.monotonic(), list[float]()
+
+    def is_due(self, step: int) -> bool:
+        """Whether to measure after this step; without `every`, only while measurements are cheap."""
+        if step % (self.every or EVERY):
+            return False
+        counted = self.durations[1:]  # the first one includes compilation
+        expensive = sum(counted + counted[-1:]) > SHARE * (time.monotonic() - self.started)
+        return self.every is not None or not self.processes.agree(float(expensive))
+
+    def measure(self, model: Model, forward: Callable[[Any], Any]) -> dict[str, HeadState]:
+        """Measures the heads while `forward` runs the model on the batch."""
+        started = time.monotonic()
+        model.eval()
+        heads = measure_heads(model, lambda: forward(self.batch))
+        model.train()
+        self.durations.append(time.monotonic() - started)
+        return heads
+
+
+class HeadLog(Observer):
+    """Writes heads.jsonl, and at the end heads.png."""
 
     def __init__(self, folder: Path, resumed_from: int) -> None:
         self.path = folder / "heads.jsonl"
-        self.file = cut(self.path, resumed_from)
+        self.file = open_truncated(self.path, resumed_from)
 
     def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
         rounded = {
@@ -105,12 +134,12 @@ class Heads(Observer):
 
     def close(self) -> None:
         self.file.close()
-        if lines := whole_lines(self.path):
-            draw(lines, self.path.with_suffix(".png"))
+        if lines := read_intact_lines(self.path):
+            draw_heads(lines, self.path.with_suffix(".png"))
 
 
-def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """heads.png: a row for every head, a column for every look; what has turned dark is worth a look."""
+def draw_heads(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draws heads.png: one row per head, one column per measurement; dark cells deserve attention."""
     from matplotlib.figure import Figure
 
     steps = [line["step"] for line in lines]
@@ -127,7 +156,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
         palette = "cividis_r" if field == "sink" else "cividis"
         image = axes.imshow(grid, aspect="auto", interpolation="nearest", cmap=palette, vmin=0, vmax=1)
         axes.set_title(title, fontsize=10)
-        axes.set_xticks(*_few(steps))
+        axes.set_xticks(*_pick_ticks(steps))
         edges = np.cumsum([0, *counts])
         axes.set_yticks(
             (edges[:-1] + edges[1:]) / 2 - 0.5, names if field == "entropy" else [""] * len(names), fontsize=8
@@ -139,7 +168,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
         figure.savefig(fresh, dpi=120, format="png")
 
 
-def _few(steps: list[int]) -> tuple[list[int], list[str]]:
-    """At most five of the steps, with their places, for an axis."""
+def _pick_ticks(steps: list[int]) -> tuple[list[int], list[str]]:
+    """The positions and labels of at most five ticks."""
     places = sorted({round(place) for place in np.linspace(0, len(steps) - 1, min(5, len(steps)))})
     return places, [f"{steps[place]:,}" for place in places]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from clearhead.errors import ConfigError, TrainingError, out_of_memory
+from clearhead.formatting import format_bytes
 from clearhead.model.devices import empty_weights
 from clearhead.tasks import AnyTask
 from clearhead.train.processes import Processes
@@ -26,8 +27,8 @@ def check_memory(task: AnyTask, train: Train, processes: Processes) -> None:
     needed = weights * copies * (8 if train.precision == "float64" else 4)
     if available is not None and needed > available:
         raise ConfigError(
-            f"a model of {weights:,} weights needs at least {needed / 1e9:,.0f} GB to be trained, and "
-            f"{processes.device} has {available / 1e9:,.0f}; {REMEDY}"
+            f"a model of {weights:,} weights needs at least {format_bytes(needed)} to be trained, and "
+            f"{processes.device} has {format_bytes(available)}; {REMEDY}"
         )
 
 
@@ -38,7 +39,7 @@ def count_weights(task: AnyTask) -> int:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """All the memory of a device, in bytes; None where the system does not tell."""
+    """All the memory of a device, in bytes; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
@@ -49,7 +50,7 @@ def device_memory(device: torch.device) -> int | None:
 
 @contextmanager
 def refuse_out_of_memory(device: torch.device) -> Iterator[None]:
-    """While a model is built: what does not fit then would not fit with a smaller batch either."""
+    """Context manager for building a model: running out of memory becomes an error that asks for a smaller model."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

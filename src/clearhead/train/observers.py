@@ -1,4 +1,4 @@
-"""Observers: they hear how a run goes, and show or keep it. Yours may be added to them."""
+"""Observers: callbacks of a training run that print progress and write logs and plots; users may add their own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from clearhead.formatting import format_duration
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 
 if TYPE_CHECKING:
     from clearhead.train.head_monitor import HeadState
 
-QUIET = 30.0  # seconds without a line after which one is printed where there is no bar
+QUIET = 30.0  # seconds between printed lines, at least, where there is no progress bar
 
 
 class Sample(NamedTuple):
-    """One row of dev: what went in, what the model answered, and what would be right."""
+    """One row of dev: the input, the model's answer, and the right answer."""
 
     given: str
     answer: str
@@ -29,7 +30,7 @@ class Sample(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What an observer is told: the step of how many, the model as it is, and what was measured."""
+    """The argument of an observer's callbacks: the step, the model, and the metrics."""
 
     step: int
     steps: int
@@ -43,7 +44,7 @@ class Moment(NamedTuple):
 
 
 class Observer:
-    """One that hears everything and does nothing; override what you want to hear."""
+    """Base class of observers: override the callbacks that you need."""
 
     def logged(self, moment: Moment) -> None:
         """Every `train.log_every` steps."""
@@ -52,21 +53,21 @@ class Observer:
         """Every few seconds between them, if steps take long."""
 
     def evaluated(self, moment: Moment) -> None:
-        """After each look at dev."""
+        """After each evaluation on dev."""
 
     def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
-        """Every `train.heads_every` steps: what the heads of each attention do."""
+        """Every `train.heads_every` steps: the measures of all heads, by the name of the attention."""
 
     def close(self) -> None:
-        """At the end, however it came."""
+        """At the end of the run, also after an error."""
 
 
-class Journal(Observer):
-    """metrics.jsonl, which is the same for the same seed, and speed.jsonl, which never is."""
+class MetricsLog(Observer):
+    """Writes metrics.jsonl, which is the same for the same seed, and speed.jsonl, which differs in every run."""
 
     def __init__(self, folder: Path, resumed_from: int) -> None:
-        self.metrics = cut(folder / "metrics.jsonl", resumed_from)
-        self.speed = cut(folder / "speed.jsonl", resumed_from)
+        self.metrics = open_truncated(folder / "metrics.jsonl", resumed_from)
+        self.speed = open_truncated(folder / "speed.jsonl", resumed_from)
 
     def logged(self, moment: Moment) -> None:
         self._write(self.metrics, {"step": moment.step, **moment.metrics})
@@ -87,13 +88,13 @@ class Journal(Observer):
         os.fsync(file.fileno())
 
 
-class Board(Observer):
-    """TensorBoard's files."""
+class TensorBoardLog(Observer):
+    """Writes TensorBoard's files."""
 
     def __init__(self, folder: Path, resumed_from: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Of the usual 10 numbers waiting to be written, the next one would hold up the training.
+        # With the default queue of 10 values, training would wait for the disk.
         self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1, max_queue=1000)
 
     def logged(self, moment: Moment) -> None:
@@ -107,8 +108,8 @@ class Board(Observer):
         for name, state in heads.items():
             for field, values in state._asdict().items():
                 self.writer.add_scalar(f"heads.{field}/{name}", sum(values) / len(values), step)
-        for trouble in ("collapsed", "sunk", "dead"):
-            self.writer.add_scalar(f"heads/{trouble}", sum(s.troubles()[trouble] for s in heads.values()), step)
+        for problem in ("collapsed", "sunk", "dead"):
+            self.writer.add_scalar(f"heads/{problem}", sum(s.count_problems()[problem] for s in heads.values()), step)
 
     def close(self) -> None:
         self.writer.close()
@@ -119,14 +120,14 @@ class Board(Observer):
                 self.writer.add_scalar(f"{where}/{name}", value, moment.step)
 
 
-class Curve(Observer):
-    """loss.png: the loss of training and dev, and the score, over the steps."""
+class LossPlot(Observer):
+    """Draws loss.png: the loss on training data and dev, and the score, over the steps."""
 
     def __init__(self, folder: Path, metric: str) -> None:
         self.folder, self.metric = folder, metric
 
     def close(self) -> None:
-        lines = whole_lines(self.folder / "metrics.jsonl")
+        lines = read_intact_lines(self.folder / "metrics.jsonl")
         train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
         dev = [(line["step"], line["dev"]) for line in lines if "dev" in line]
         if not train:
@@ -153,8 +154,8 @@ class Curve(Observer):
             figure.savefig(fresh, dpi=120)
 
 
-class Progress(Observer):
-    """A bar that says how far it is, how it goes and how long it will take; without a terminal, lines that do."""
+class ProgressReport(Observer):
+    """Prints a progress bar with loss, speed and remaining time; lines if stderr is not a terminal."""
 
     def __init__(self, metric: str, best: float | None = None) -> None:
         from rich.console import Console
@@ -163,7 +164,7 @@ class Progress(Observer):
 
         self.metric, self.best, self.pace, self.left = metric, best, "", ""
         self.printed = time.monotonic()
-        self.seen: list[tuple[float, float, int]] = []  # of each line: how much was done, seconds, tokens
+        self.seen: list[tuple[float, float, int]] = []  # of the last lines: share done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
             TextColumn("{task.fields[where]}"),
@@ -185,28 +186,28 @@ class Progress(Observer):
         done, seconds, tokens = (new - old for new, old in zip(self.seen[-1], self.seen[0], strict=True))
         if len(self.seen) == 1:
             done, seconds, tokens = self.seen[0]
-        left = clock(seconds / done * (1 - moment.done)) if done > 0 and moment.done < 1 else None
+        left = format_duration(seconds / done * (1 - moment.done)) if done > 0 and moment.done < 1 else None
         self.left = "" if left is None else f" · about {left} left"
         where = f"step {moment.step:,} of {moment.steps:,}"
         rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
         self.pace = f"loss {moment.metrics['loss']:.3f} · {rate}"
         if self.console.is_terminal:
-            self.bar.update(self.task, completed=moment.done, where=where, said=self._said())
+            self.bar.update(self.task, completed=moment.done, where=where, said=self._format_status())
         else:
-            self._print(f"{where} · {self._said()}")
+            self._print(f"{where} · {self._format_status()}")
 
     def evaluated(self, moment: Moment) -> None:
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
         for given, answer, right in moment.samples:
-            told = "right" if answer == right else f"right would be: {_shorten(right)}"
-            self._print(f"    {_shorten(given)} → {_shorten(answer) or 'nothing'} ({told})")
+            verdict = "right" if answer == right else f"right would be: {_shorten(right)}"
+            self._print(f"    {_shorten(given)} → {_shorten(answer) or 'nothing'} ({verdict})")
         self.best = moment.best
-        if self.console.is_terminal and self.pace:  # else the last bar would stay with the best score before
-            self.bar.update(self.task, said=self._said())
+        if self.console.is_terminal and self.pace:  # else the bar would still show the previous best score
+            self.bar.update(self.task, said=self._format_status())
 
-    def _said(self) -> str:
+    def _format_status(self) -> str:
         shown = self.best if self.best is None or self.metric != "loss" else -self.best
         best = "" if shown is None else f" · best {self.metric} {shown:.4g}"
         return f"{self.pace}{best}{self.left}"
@@ -217,18 +218,18 @@ class Progress(Observer):
 
     def _print(self, line: str) -> None:
         self.printed = time.monotonic()
-        self.console.print(printable(line), markup=False, emoji=False, soft_wrap=True)  # one line, however long
+        self.console.print(escape_control(line), markup=False, emoji=False, soft_wrap=True)  # one line, however long
 
 
-def say(text: str) -> None:
-    """Prints a message to stderr, apart from all output."""
-    print(printable(text), file=sys.stderr, flush=True)
+def print_message(text: str) -> None:
+    """Prints a message to stderr."""
+    print(escape_control(text), file=sys.stderr, flush=True)
 
 
-def printable(text: str) -> str:
-    """Text without control characters: a file's name or content may hold what moves a terminal's cursor.
+def escape_control(text: str) -> str:
+    """Text with escaped control characters: a file's name or content may contain terminal commands.
 
-    >>> print(printable(chr(27) + "[2J"))
+    >>> print(escape_control(chr(27) + "[2J"))
     \\x1b[2J
     """
     return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
@@ -239,30 +240,16 @@ def _shorten(text: str, width: int = 60) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-def clock(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> clock(42.0), clock(200.0), clock(7300.0)
-    ('42 s', '3 min 20 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def cut(path: Path, step: int) -> IO[str]:
-    """The file, open at its end, without what was written after that step: it will be written again."""
-    kept = [line for line in whole_lines(path) if line["step"] <= step]
+def open_truncated(path: Path, step: int) -> IO[str]:
+    """Opens a log for appending, without the lines after `step`, which will be written again."""
+    kept = [line for line in read_intact_lines(path) if line["step"] <= step]
     with atomic_file(path) as fresh, fresh.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
     return path.open("a", encoding="utf-8")
 
 
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines up to the first that is damaged, as the last may be after a power cut."""
+def read_intact_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL log up to the first damaged one; the last may be cut off after a power failure."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -1,4 +1,4 @@
-"""How a model is spread over processes, compiled, and computed in fewer bits."""
+"""Distribution over processes (DDP, FSDP2), compilation, attention kernels and precision of training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from clearhead.tasks import AnyTask
 from clearhead.train.processes import Processes
 
 
-class Step(nn.Module):
-    """A batch in, its loss out: what PyTorch's wrappers take for a model."""
+class LossModule(nn.Module):
+    """A module from a batch to its loss, as DDP needs it."""
 
     def __init__(self, model: Model, task: AnyTask) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class Step(nn.Module):
         return self.task.loss(self.model, batch)
 
 
-def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn.Module:
-    """The step for one process, or for several that hold the same weights (DDP) or parts of them (FSDP2)."""
+def distribute(step: LossModule, model: Model, processes: Processes, *, shard: bool) -> nn.Module:
+    """The module for one process, or wrapped for several that hold all weights (DDP) or shards (FSDP2)."""
     if processes.count == 1:
         return step
     if not shard:
@@ -40,13 +40,13 @@ def spread(step: Step, model: Model, processes: Processes, *, shard: bool) -> nn
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 fully_shard(layer)
-    fully_shard(model, reshard_after_forward=False)  # its words are needed once more, for the loss
+    fully_shard(model, reshard_after_forward=False)  # the word vectors are needed again for the loss
     return step
 
 
 @contextmanager
-def whole(model: Model) -> Iterator[None]:
-    """A sharded model's own weights (not its layers') gathered, so that it can be used in parts, as decoding does."""
+def unshard_weights(model: Model) -> Iterator[None]:
+    """Context manager: gathers a sharded model's own weights (not its layers'), which decoding uses directly."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, FSDPModule):
@@ -59,10 +59,10 @@ def whole(model: Model) -> Iterator[None]:
         model.reshard()
 
 
-def compiled(model: Model, task: AnyTask) -> None:
-    """Compiles each layer by itself, for sizes of any kind: seconds, where a whole model takes a minute.
+def compile_layers(model: Model, task: AnyTask) -> None:
+    """Compiles each layer by itself, for dynamic sizes: this takes seconds, a whole model a minute.
 
-    Compilation happens at the first passes, which belong in `distinct_sizes`.
+    Compilation happens at the first passes, which should run within `distinguish_equal_sizes`.
     """
     for stack in model.modules():
         if isinstance(stack, Stack):
@@ -72,20 +72,20 @@ def compiled(model: Model, task: AnyTask) -> None:
 
 
 @contextmanager
-def distinct_sizes() -> Iterator[None]:
-    """Within it torch.compile takes sizes that happen to be equal for different ones; afterwards it is as before.
+def distinguish_equal_sizes() -> Iterator[None]:
+    """Context manager: torch.compile treats sizes that happen to be equal as different ones.
 
-    Else a first batch whose sides are equally long would be compiled for such batches only.
+    Else a first batch whose source and target are equally long would be compiled for such batches only.
     """
     with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield
 
 
 @contextmanager
-def short_kernels(length: float) -> Iterator[None]:
-    """The attention kernels that are quick for texts of this mean length, as measured on an H200.
+def select_attention_kernels(length: float) -> Iterator[None]:
+    """Context manager: enables the attention kernels that are fast for this mean length, as measured on an H200.
 
-    cuDNN's is compiled anew for every shape of a batch, which costs minutes. Up to about 64 tokens the
+    cuDNN's is compiled again for every shape of a batch, which costs minutes. Up to about 64 tokens the
     memory-efficient one is faster than flash: 0.34 against 0.59 ms at 512 texts of 32 tokens, both passes.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
@@ -98,8 +98,8 @@ def short_kernels(length: float) -> Iterator[None]:
         torch.backends.cuda.enable_flash_sdp(before[1])
 
 
-def precision_of(wanted: str, device: torch.device) -> str:
-    """What `auto` means here: bfloat16 on a GPU that has it, else float32."""
+def resolve_precision(wanted: str, device: torch.device) -> str:
+    """The precision of training; `auto` is bfloat16 on a GPU that supports it, else float32."""
     if wanted == "auto":
         return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     if wanted == "float16" and device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Processes: one, or several that train one model together (started by torchrun)."""
+"""Processes: the rank, number and device of the processes that train one model (one, or started by torchrun)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from clearhead.model.devices import resolve_device
 
-PATIENCE = timedelta(seconds=10)  # with a process that failed and has not said why
-FAILED, SAID = "failed", "said"
+PATIENCE = timedelta(seconds=10)  # wait for the report of the process that failed first
+FAILED, REPORTED = "failed", "reported"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many this process is, and the device that it works on."""
+    """The rank of this process, the number of processes, and the device of this one."""
 
     rank: int
     count: int
@@ -29,24 +29,24 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes files and talks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Waits until all processes have called it (a barrier)."""
         if self.count > 1:
             dist.barrier()
 
     def agree(self, value: float) -> float:
-        """What the first process says, so that all do the same."""
+        """The value of the first process, in all of them, so that all decide alike."""
         if self.count == 1:
             return value
-        said = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.broadcast(said, 0)
-        return float(said)
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, 0)
+        return float(shared)
 
     def sum(self, *values: float) -> list[float]:
-        """These numbers, added up over all processes."""
+        """The sum of each number over all processes."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -55,8 +55,8 @@ class Processes:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
-    """The group that torchrun started, or this process alone."""
+def join_processes(device: str) -> Iterator[Processes]:
+    """Joins the process group that torchrun started; without torchrun, just this process."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     place = resolve_device(device, local)
@@ -69,40 +69,40 @@ def joined(device: str) -> Iterator[Processes]:
     try:
         yield Processes(rank, count, place)
     except Exception:
-        _failed_first()  # before the others lose their connection to this one
+        _is_first_failure()  # before the others lose their connection to this one
         raise
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def telling() -> Iterator[bool]:
-    """Whether this process is to say why the run failed: the first of torchrun's that did, for all of them.
+def elect_reporter() -> Iterator[bool]:
+    """True in the one process that reports why the run failed: the first that failed.
 
-    What happens to the others is the same mistake once more, or a connection that broke. They wait until it is said,
+    The others fail for the same reason, or because their connection broke. They wait until the report is made,
     because torchrun ends all processes as soon as one has ended.
     """
-    mine, store = _failed_first(), _store()
+    mine, store = _is_first_failure(), _connect_store()
     try:
         yield mine
     finally:
         if store is not None:
             with suppress(RuntimeError):
-                store.set(SAID, "") if mine else store.wait([SAID], PATIENCE)
+                store.set(REPORTED, "") if mine else store.wait([REPORTED], PATIENCE)
 
 
 @cache
-def _failed_first() -> bool:
-    store = _store()
+def _is_first_failure() -> bool:
+    store = _connect_store()
     try:
         return store is None or int(store.add(FAILED, 1)) == 1
     except RuntimeError:
-        return True  # better twice than never
+        return True  # a message that comes twice is better than none
 
 
 @cache
-def _store() -> Any:
-    """What torchrun lets its processes share, from before they are joined until all have ended; or None."""
+def _connect_store() -> Any:
+    """The key-value store that torchrun keeps for its processes until all have ended; None without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:

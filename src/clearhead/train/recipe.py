@@ -1,4 +1,4 @@
-"""Recipe: one TOML file that says everything about a training run.
+"""Recipe: the TOML file with all settings of a training run.
 
 Unknown keys are refused, and the nearest name is suggested. `--set train.steps=200` overrides what the file says.
 """
@@ -16,8 +16,9 @@ from pydantic import Field, create_model, model_validator
 
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 from clearhead.tasks import TASKS, AnyTask
-from clearhead.tasks.settings import Section, Source, TaskRecipe, suggest, validate
+from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
 RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
 DECIDED = {  # keys of [model] that the data decide
@@ -36,10 +37,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Train(Section):
-    """How the weights are found."""
+    """`[train]` of a recipe: optimization, evaluation, checkpoints and logs."""
 
     steps: int = Field(10_000, ge=1)  # updates of the weights
-    minutes: float | None = Field(None, gt=0)  # stop after so many, too; the schedule then ends with the time
+    minutes: float | None = Field(None, gt=0)  # stop after this time, too; the schedule then ends with it
     batch_tokens: int = Field(8192, ge=16)  # of one batch: all sides, pads included
     shapes: int = Field(16, ge=1)  # at most 2 × shapes distinct padded shapes of batches
     accumulate: int = Field(1, ge=1)  # batches to one update
@@ -63,13 +64,13 @@ class Train(Section):
     metric: str | None = None  # what is better: a score of the task, or "loss"; None: the task's own
     keep: int = Field(2, ge=1)  # newest checkpoints that stay, besides the best
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # how the finished model is stored
-    # steps from one look at what the heads do to the next; 0: never; None: 100, or more where that takes too long
+    # steps between two measurements of the heads; 0: never; None: 100, or more if that takes too long
     heads_every: int | None = Field(None, ge=0)
     tensorboard: bool = True
 
 
 class Recipe(TaskRecipe):
-    """A whole recipe. That of a task, with its sections, is made by `recipe_class`."""
+    """A whole recipe; `recipe_class` adds the sections of a task."""
 
     train: Train = Train()
 
@@ -78,7 +79,8 @@ class Recipe(TaskRecipe):
         self._check_model()
         task = TASKS[self.task]
         if self.train.metric not in (None, "loss", *task.metrics):
-            raise ValueError(f"train.metric: {suggest(self.train.metric, ('loss', *task.metrics))}")
+            hint = suggest_name(self.train.metric, ("loss", *task.metrics))
+            raise ValueError(f"train.metric: {self.train.metric!r} is not known; {hint}")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self
@@ -112,24 +114,26 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
     if not path.is_file():
         found = shipped.recipe(name)
         if found is None:
-            raise ConfigError(f"no file {name} and no shipped recipe: {suggest(name, shipped.recipes())}")
+            raise ConfigError(
+                f"no file and no shipped recipe is called {name}; {suggest_name(name, shipped.recipes())}"
+            )
         path = found
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     for override in overrides:
-        _override(values, override)
+        _apply_override(values, override)
     if seed is not None:
         values["seed"] = seed
-    return checked(values, str(path)), path.parent
+    return check_recipe(values, str(path)), path.parent
 
 
-def checked(values: dict[str, Any], source: str) -> Recipe:
-    """The recipe that these values make; what is wrong with them is said in a line each, what is missing in one."""
+def check_recipe(values: dict[str, Any], source: str) -> Recipe:
+    """The validated recipe; the error has one line for each problem, and one for all missing keys."""
     name = values.get("task")
     if name is not None and name not in TASKS:
-        raise ConfigError(f"{source}: task: {suggest(name, TASKS)}")
+        raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
     kind = Recipe if name is None else recipe_class(TASKS[name])
     return validate(kind, _rename_keys(values), source)
 
@@ -151,35 +155,41 @@ def to_toml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, as TOML."""
     values = recipe.model_dump(exclude_none=True)
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {_format_value(value)}" for key, value in plain.items()]
     for section, inside in values.items():
         if isinstance(inside, dict) and inside:
-            lines += ["", f"[{section}]", *(f"{_key(key)} = {_toml(value)}" for key, value in inside.items())]
+            lines += [
+                "",
+                f"[{section}]",
+                *(f"{_format_key(key)} = {_format_value(value)}" for key, value in inside.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
-def sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
-    """Where the data lies: `shipped:NAME`, or paths, which start from the recipe's folder, or else from here."""
+def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
+    """The paths of data files: `shipped:NAME`, or relative to the recipe's folder, or to the current one."""
     given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
-        {column: _located(path, base) for column, path in one.items()} if isinstance(one, dict) else _located(one, base)
+        {column: _resolve_path(path, base) for column, path in one.items()}
+        if isinstance(one, dict)
+        else _resolve_path(one, base)
         for one in given
     ]
 
 
-def _located(name: str, base: Path) -> Path:
+def _resolve_path(name: str, base: Path) -> Path:
     if name.startswith("shipped:"):
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:
             wanted = name.removeprefix("shipped:")
-            raise ConfigError(f"no shipped corpus: {suggest(wanted, shipped.corpora())}")
+            raise ConfigError(f"no shipped corpus is called {wanted!r}; {suggest_name(wanted, shipped.corpora())}")
         return found
     given = Path(name).expanduser()
-    # One that was given with --set may well be meant from where the user stands.
+    # A path given with --set may be relative to the current folder.
     return given if given.exists() and not (base / given).exists() else base / given
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, written = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set wants key=value, such as train.steps=200; got {override!r}")
@@ -195,15 +205,15 @@ def _override(values: dict[str, Any], override: str) -> None:
     values[last] = value
 
 
-def _key(key: str) -> str:
+def _format_key(key: str) -> str:
     return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
 
 
-def _toml(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_toml(inside)}" for key, inside in value.items()) + " }"
+        return "{ " + ", ".join(f"{_format_key(key)} = {_format_value(inside)}" for key, inside in value.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,4 +1,4 @@
-"""The run folder: opened for a new run or an old one, never at the cost of somebody else's files."""
+"""The run folder: created or opened for resuming; files that no run wrote are never overwritten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, temporary_path
 from clearhead.tasks import TASKS
 from clearhead.tasks.settings import Section
-from clearhead.train.recipe import CHANGEABLE, Recipe, checked, to_toml
+from clearhead.train.recipe import CHANGEABLE, Recipe, check_recipe, to_toml
 
 HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n"
 FILES = (
@@ -31,10 +31,10 @@ FILES = (
 
 
 def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:
-    """Makes a folder ready, locked until `held` is closed. An old run that is to be overwritten is set aside: there."""
-    inside, saved = _looked_into(where, resume), where / "recipe.toml"
+    """Prepares and locks a run folder until `held` is closed; returns where an old run was moved, if overwritten."""
+    inside, saved = _list_folder(where, resume), where / "recipe.toml"
     ours = saved.is_file() and saved.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
-    strange = [name for name in inside if not _of_a_run(name) or not (ours or name.startswith("."))]
+    strange = [name for name in inside if not _belongs_to_run(name) or not (ours or name.startswith("."))]
     if strange and not (ours and resume):
         raise ConfigError(f"{where} holds something that no run wrote ({strange[0]}); choose another folder with --out")
     where.mkdir(parents=True, exist_ok=True)
@@ -59,13 +59,13 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
 
 
 def save_recipe(where: Path, recipe: Recipe) -> None:
-    """Writes the whole recipe into the run's folder; by it the folder is known as a run's."""
+    """Writes the whole recipe into the run folder; its first line marks the folder as a run."""
     with atomic_file(where / "recipe.toml") as fresh:
         fresh.write_text(HEADER + to_toml(recipe), encoding="utf-8")
 
 
 def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
-    """A recipe without a [model] section, with what was chosen for it when the run was begun."""
+    """Fills a recipe without a [model] section with what was chosen for it when the run was started."""
     saved = where / "recipe.toml"
     if recipe.model or not saved.is_file():
         return recipe
@@ -75,14 +75,14 @@ def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
 
 
-def put_back(where: Path, aside: Path | None) -> None:
-    """The old run, in place of one that could not begin."""
+def restore_old_run(where: Path, aside: Path | None) -> None:
+    """Moves the old run back, after the new one failed to start."""
     if aside is not None:
         shutil.rmtree(where)
         aside.rename(where)
 
 
-def _looked_into(where: Path, resume: bool) -> list[str]:
+def _list_folder(where: Path, resume: bool) -> list[str]:
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file; choose another folder with --out")
     if where.is_dir():
@@ -101,20 +101,20 @@ def _lock(where: Path, held: ExitStack) -> None:
         held.callback(os.close, descriptor)
 
 
-def _of_a_run(name: str) -> bool:
-    """Whether a run writes a file of this name, or while it is being written."""
+def _belongs_to_run(name: str) -> bool:
+    """Whether a run writes a file of this name, temporary names included."""
     return name in FILES or (name.startswith(".") and name[1:].split(TEMPORARY_MARK)[0] in FILES)
 
 
 def _read_saved(saved: Path) -> Recipe:
     try:
-        return checked(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved))
+        return check_recipe(tomllib.loads(saved.read_text(encoding="utf-8")), str(saved))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{saved} is damaged ({error}); start anew with --overwrite") from None
 
 
 def _refuse_changes(saved: Path, recipe: Recipe) -> None:
-    """Refuses a recipe that would have learned something else than the one that the run was begun with."""
+    """Raises ConfigError if the recipe differs from the saved one in a setting that changes what is learned."""
     before, now = _read_saved(saved), recipe
     changed = []
     for name, value in before:

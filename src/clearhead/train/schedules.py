@@ -1,4 +1,4 @@
-"""Schedules: how the learning rate goes up and down."""
+"""Learning rate schedules: linear warm-up, then inverse square root, cosine, linear or constant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
-    """The rate of a step (the first is 1), when `done` of the whole (0 to 1) is behind it.
+    """The learning rate of a step (the first is 1), when the share `done` (0 to 1) of the run is completed.
 
     It rises for `warmup` steps, and after them it falls with 1/√step, or over the whole run on a half cosine or a
     line that end at zero, or stays. (A warm-up of more than 0.4 of the run meets the fall before it is over.)

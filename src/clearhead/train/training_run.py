@@ -1,11 +1,11 @@
-"""A training run: the recipe is read, the data are prepared, the trainer runs, the finished model is written.
+"""A training run from the recipe to the finished model folder.
 
 runs/NAME/
   recipe.toml      the whole recipe, defaults included       report.txt    which rows were dropped, and why
   task/            tokenizers                                checkpoints/  the newest, and the best
   metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
   loss.png         the same, as a curve                      tensorboard/
-  heads.jsonl      what every head did while it learned      heads.png     the same, to look at
+  heads.jsonl      measures of every head during training    heads.png     the same, drawn
   model/           the finished model: `clearhead predict runs/NAME`
 """
 
@@ -21,18 +21,19 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError
+from clearhead.formatting import format_count
 from clearhead.storage import check_free
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
-from clearhead.train.finished_model import format_count, write_finished_model
-from clearhead.train.head_monitor import Heads
+from clearhead.train.finished_model import write_finished_model
+from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.memory_check import check_memory, refuse_out_of_memory
-from clearhead.train.observers import Board, Curve, Journal, Observer, Progress, say
-from clearhead.train.parallel import distinct_sizes, precision_of, short_kernels
-from clearhead.train.processes import Processes, joined
-from clearhead.train.recipe import Recipe, read_recipe, sources
-from clearhead.train.run_folder import fill_from_saved, open_run, put_back, save_recipe
+from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog, print_message
+from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
+from clearhead.train.processes import Processes, join_processes
+from clearhead.train.recipe import Recipe, read_recipe, resolve_sources
+from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
 
 
 def run_training(
@@ -50,8 +51,8 @@ def run_training(
     wanted, base = read_recipe(recipe, overrides, seed)
     where = Path("runs") / Path(recipe).stem if out is None else Path(out)
     where = where.resolve() if where.is_symlink() else where
-    with joined(device) as processes, ExitStack() as held:
-        precision_of(wanted.train.precision, processes.device)
+    with join_processes(device) as processes, ExitStack() as held:
+        resolve_precision(wanted.train.precision, processes.device)
         wanted = fill_from_saved(where, wanted) if resume else wanted
         aside, made = None, False
         if processes.first:
@@ -84,29 +85,29 @@ def run_training(
                 (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
         if aside is not None:
             shutil.rmtree(aside)
-        _introduce(where, trainer, data, base)
+        _print_summary(where, trainer, data, base)
         with (
-            _observed(trainer, where, wanted, processes, observers),
-            _interruptible(trainer),
-            short_kernels(float(data.examples.lengths.mean())),
-            distinct_sizes(),
+            _attach_observers(trainer, where, wanted, processes, observers),
+            _handle_signals(trainer),
+            select_attention_kernels(float(data.examples.lengths.mean())),
+            distinguish_equal_sizes(),
         ):
             trainer.run()
         write_finished_model(where, wanted, trainer, data)
-        processes.wait()  # all leave together: one that leaves early may crash in gloo's threads
+        processes.wait()  # a process that leaves early may crash in gloo's threads
     return where
 
 
 @contextmanager
 def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None]:
-    """If the data are not sound or the model does not fit, all is as before.
+    """Context manager: after an error in the data or the model, restores the folder as it was before.
 
-    The old run that was set aside is back, a new folder is gone.
+    An old run that was moved aside comes back, and a new folder is removed.
     """
     try:
         yield
     except BaseException as error:
-        put_back(where, aside)
+        restore_old_run(where, aside)
         if made and isinstance(error, (ClearheadError, OSError)):
             shutil.rmtree(where)
         raise
@@ -115,27 +116,27 @@ def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None
 def _check_disk(where: Path, trainer: Trainer) -> None:
     """Refuses a run whose checkpoints do not fit on the disk, before its first step."""
     numbers = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
-    one = numbers * (3 + bool(trainer.average))  # weights, the two moments of Adam, the average
+    one = numbers * (3 + bool(trainer.updater.average))  # weights, the two moments of Adam, the average
     missing = max(1, trainer.train.keep + 2 - len(trainer.checkpoints.steps()))
     check_free(where, one * missing + numbers, f"a run with {missing} more checkpoints and a model")
 
 
 @contextmanager
-def _observed(
+def _attach_observers(
     trainer: Trainer, where: Path, recipe: Recipe, processes: Processes, others: Sequence[Observer]
 ) -> Iterator[None]:
-    """With all observers; only the first process prints and writes."""
+    """Context manager: attaches all observers, and closes them; only the first process prints and writes."""
     metric = recipe.train.metric or trainer.task.metric
-    metric = metric if trainer.dev is not None else "loss"
+    metric = metric if trainer.evaluator is not None else "loss"
     begun = trainer.position.step
     observers: list[Observer] = list(others)
     if processes.first:
-        observers += [Journal(where, begun), Progress(metric, trainer.position.best)]
+        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best)]
         if recipe.train.tensorboard:
-            observers.append(Board(where / "tensorboard", begun))
-        observers.append(Curve(where, metric))
+            observers.append(TensorBoardLog(where / "tensorboard", begun))
+        observers.append(LossPlot(where, metric))
         if recipe.train.heads_every != 0:
-            observers.append(Heads(where, begun))
+            observers.append(HeadLog(where, begun))
     trainer.observers = observers
     with ExitStack() as stack:
         for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote
@@ -144,11 +145,11 @@ def _observed(
 
 
 @contextmanager
-def _interruptible(trainer: Trainer) -> Iterator[None]:
-    """An interruption (Ctrl-C, SIGTERM, a closed terminal) waits for the step to end and for a checkpoint.
+def _handle_signals(trainer: Trainer) -> Iterator[None]:
+    """Context manager: Ctrl-C, SIGTERM or SIGHUP ends the run after the current step, with a checkpoint.
 
-    A second one does not. Several processes would get it at different steps, and wait for each other for ever: they
-    just end.
+    A second signal ends it at once. With several processes the default applies: they would receive the signal at
+    different steps and wait for each other for ever.
     """
     if trainer.processes.count > 1:
         yield
@@ -170,31 +171,33 @@ def _interruptible(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _introduce(where: Path, trainer: Trainer, data: TrainingData, base: Path) -> None:
-    """What is about to be trained, and what in the recipe is worth a second look."""
+def _print_summary(where: Path, trainer: Trainer, data: TrainingData, base: Path) -> None:
+    """Prints what is about to be trained, and warns about recipe settings that are probably mistakes."""
     if not trainer.processes.first:
         return
-    say(data.report)
+    print_message(data.report)
     recipe, train = data.recipe, data.recipe.train
     if data.fitted:
         chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
-        say(f"no [model] section: {chosen} suits {format_count(len(data.examples), 'example')}")
-    if trainer.dev is None and (train.patience is not None or train.metric not in (None, "loss")):
-        say("train.patience and train.metric do nothing without data.dev: the last weights are kept")
+        print_message(f"no [model] section: {chosen} suits {format_count(len(data.examples), 'example')}")
+    if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
+        print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):
-        same = [one for one in sources(recipe.data.dev, base) if one in sources(recipe.data.train, base)]
+        same = [
+            one for one in resolve_sources(recipe.data.dev, base) if one in resolve_sources(recipe.data.train, base)
+        ]
         if same:
-            say(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
+            print_message(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
-    examples, steps = format_count(len(trainer.examples), "example"), format_count(trainer.windows, "step")
-    say(
+    examples, steps = format_count(len(trainer.examples), "example"), format_count(trainer.steps_per_epoch, "step")
+    print_message(
         f"{where}: {trainer.task.name}, {size:,} weights, {examples}, {steps} an epoch, "
-        f"{trainer.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
+        f"{trainer.updater.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
     )
 
 
 def _describe_start(trainer: Trainer) -> str:
-    """Where training begins, or why there is nothing left to train."""
+    """Where training starts, or why nothing is left to train."""
     train, step = trainer.train, trainer.position.step
     if trainer.position.stopped is None:
         return f"going on after step {step:,}" if step else "from the beginning"

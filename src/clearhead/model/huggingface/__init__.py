@@ -1,9 +1,9 @@
-"""Hugging Face checkpoints: read BERT's, GPT-2's, Llama's and Marian's kin, write BERT and Marian.
+"""Hugging Face checkpoints: reads BERT, GPT-2, Llama, Marian and their relatives, writes BERT and Marian.
 
-One file a family says where each of our parameters lies; reading and writing go by the same words.
+One file per family maps our parameters to the tensors of a checkpoint; reading and writing use the same mapping.
 """
 
-from clearhead.model.huggingface.reading import from_huggingface
-from clearhead.model.huggingface.writing import to_huggingface
+from clearhead.model.huggingface.read_checkpoint import from_huggingface
+from clearhead.model.huggingface.write_checkpoint import to_huggingface
 
 __all__ = ["from_huggingface", "to_huggingface"]

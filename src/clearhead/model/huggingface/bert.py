@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.places import Place, head_rows, inward, norm, outward, words
-from clearhead.model.huggingface.plan import Plan, trunk_of
-from clearhead.model.huggingface.settings import Settings
+from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.mapping import (
+    CheckpointMapping,
+    ParameterMapping,
+    count_head_rows,
+    find_trunk,
+    map_linear_in,
+    map_linear_out,
+    map_norm,
+    map_words,
+)
 from clearhead.model.transformer import Encoder
 
 HARMLESS = "|".join(
@@ -21,76 +29,78 @@ HARMLESS = "|".join(
 )
 
 
-def plan(settings: Settings, names: frozenset[str]) -> Plan:
-    kind = settings.word("model_type")
-    trunk = trunk_of(names, "bert." if kind == "bert" else "roberta.")
-    settings.only(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
+def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
+    kind = settings.read_string("model_type")
+    trunk = find_trunk(names, "bert." if kind == "bert" else "roberta.")
+    settings.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     masked = "cls.predictions.transform.dense.weight" if kind == "bert" else "lm_head.dense.weight"
     # RoBERTa's positions start after the padding token's id, ours at 0: the rows before are never used.
-    skipped = 0 if kind == "bert" else settings.whole("pad_token_id", 1, least=0) + 1
-    tied = settings.truth("tie_word_embeddings", True)
-    config = settings.model(
-        vocabulary=settings.whole("vocab_size"),
-        width=settings.whole("hidden_size"),
-        heads=settings.whole("num_attention_heads"),
-        layers=settings.whole("num_hidden_layers"),
-        feedforward=settings.whole("intermediate_size"),
-        activation=settings.activation("hidden_act", "gelu"),
-        norm_epsilon=settings.number("layer_norm_eps", 1e-12),
+    skipped = 0 if kind == "bert" else settings.read_int("pad_token_id", 1, least=0) + 1
+    tied = settings.read_bool("tie_word_embeddings", True)
+    config = settings.make_config(
+        vocabulary=settings.read_int("vocab_size"),
+        width=settings.read_int("hidden_size"),
+        heads=settings.read_int("num_attention_heads"),
+        layers=settings.read_int("num_hidden_layers"),
+        feedforward=settings.read_int("intermediate_size"),
+        activation=settings.read_activation("hidden_act", "gelu"),
+        norm_epsilon=settings.read_float("layer_norm_eps", 1e-12),
         positions="learned",
-        max_length=settings.whole("max_position_embeddings") - skipped,
-        segments=settings.whole("type_vocab_size", 2),
+        max_length=settings.read_int("max_position_embeddings") - skipped,
+        segments=settings.read_int("type_vocab_size", 2),
         embedding_norm=True,
         scale_embeddings=False,
         tie_embeddings=tied or masked not in names,
         logits_bias=masked in names,
         logits_transform=masked in names,
-        dropout=settings.number("hidden_dropout_prob", 0.1),
-        attention_dropout=settings.number("attention_probs_dropout_prob", 0.1),
+        dropout=settings.read_float("hidden_dropout_prob", 0.1),
+        attention_dropout=settings.read_float("attention_probs_dropout_prob", 0.1),
     )
     if kind != "bert" and config.logits_transform and config.activation != "gelu":
         raise CheckpointError(
             f"{settings.source}: RoBERTa's vocabulary head always uses gelu, its layers use hidden_act="
-            f"{settings.word('hidden_act')!r}; here both use the same"
+            f"{settings.read_string('hidden_act')!r}; here both use the same"
         )
     head = "cls.predictions" if kind == "bert" else "lm_head"
-    return Plan(Encoder, config, places(config, names, trunk, head, skipped), trunk, HARMLESS)
+    return CheckpointMapping(Encoder, config, map_parameters(config, names, trunk, head, skipped), trunk, HARMLESS)
 
 
-def places(config: ModelConfig, names: frozenset[str], trunk: str, head: str, skipped: int = 0) -> Iterator[Place]:
+def map_parameters(
+    config: ModelConfig, names: frozenset[str], trunk: str, head: str, skipped: int = 0
+) -> Iterator[ParameterMapping]:
     copies = (f"{head}.decoder.weight",) if config.tie_embeddings else ()
-    yield words(f"{trunk}embeddings.word_embeddings.weight", *copies)
+    yield map_words(f"{trunk}embeddings.word_embeddings.weight", *copies)
     table = f"{trunk}embeddings.position_embeddings.weight"
-    yield Place("encoder.positions.weight", (table,), skipped=skipped)
+    yield ParameterMapping("encoder.positions.weight", (table,), skipped=skipped)
     if config.segments:
-        yield Place("encoder.segments.weight", (f"{trunk}embeddings.token_type_embeddings.weight",))
-    yield from norm("encoder.embedding_norm", f"{trunk}embeddings.LayerNorm")
+        yield ParameterMapping("encoder.segments.weight", (f"{trunk}embeddings.token_type_embeddings.weight",))
+    yield from map_norm("encoder.embedding_norm", f"{trunk}embeddings.LayerNorm")
     for number in range(config.layers):
-        yield from _layer(config, f"encoder.layers.{number}", f"{trunk}encoder.layer.{number}")
+        yield from _map_layer(config, f"encoder.layers.{number}", f"{trunk}encoder.layer.{number}")
     if config.logits_transform:
-        yield from _head(config, names, head)
+        yield from _map_head(config, names, head)
 
 
-def _layer(config: ModelConfig, ours: str, theirs: str) -> Iterator[Place]:
+def _map_layer(config: ModelConfig, ours: str, theirs: str) -> Iterator[ParameterMapping]:
     heads = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-    yield from inward(f"{ours}.self_attention.to_qkv", *heads, rows=head_rows(config))
-    yield from outward(f"{ours}.self_attention.to_out", f"{theirs}.attention.output.dense")
-    yield from norm(f"{ours}.self_norm", f"{theirs}.attention.output.LayerNorm")
-    yield from inward(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-    yield from outward(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-    yield from norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
+    yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=count_head_rows(config))
+    yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attention.output.dense")
+    yield from map_norm(f"{ours}.self_norm", f"{theirs}.attention.output.LayerNorm")
+    yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+    yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+    yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
 
 
-def _head(config: ModelConfig, names: frozenset[str], head: str) -> Iterator[Place]:
+def _map_head(config: ModelConfig, names: frozenset[str], head: str) -> Iterator[ParameterMapping]:
     bert = head == "cls.predictions"
-    yield from outward("vocabulary.transform", f"{head}.transform.dense" if bert else f"{head}.dense")
-    yield from norm("vocabulary.transform_norm", f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm")
+    yield from map_linear_out("vocabulary.transform", f"{head}.transform.dense" if bert else f"{head}.dense")
+    yield from map_norm("vocabulary.transform_norm", f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm")
     if not config.tie_embeddings:
-        yield Place("vocabulary.output.weight", (f"{head}.decoder.weight",))
+        yield ParameterMapping("vocabulary.output.weight", (f"{head}.decoder.weight",))
     if not config.logits_bias:
         return
     if config.tie_embeddings:
-        yield Place("vocabulary.bias", (f"{head}.bias",), copies=(f"{head}.decoder.bias",))
+        yield ParameterMapping("vocabulary.bias", (f"{head}.bias",), copies=(f"{head}.decoder.bias",))
     else:  # where both are kept, the decoder's is the one in use
         used = f"{head}.decoder.bias" if f"{head}.decoder.bias" in names else f"{head}.bias"
-        yield Place("vocabulary.bias", (used,))
+        yield ParameterMapping("vocabulary.bias", (used,))

@@ -5,48 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.places import Place, inward, norm, output, outward, words
-from clearhead.model.huggingface.plan import Plan, trunk_of
-from clearhead.model.huggingface.settings import Settings
+from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.mapping import (
+    CheckpointMapping,
+    ParameterMapping,
+    find_trunk,
+    map_linear_in,
+    map_linear_out,
+    map_norm,
+    map_output,
+    map_words,
+)
 from clearhead.model.transformer import Decoder
 
 HARMLESS = r"h\.\d+\.attn\.(masked_)?bias"  # the causal mask, kept as a table
 
 
-def plan(settings: Settings, names: frozenset[str]) -> Plan:
-    trunk = trunk_of(names, "transformer.")
-    settings.only(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    width = settings.whole("n_embd")
-    config = settings.model(
-        vocabulary=settings.whole("vocab_size"),
+def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
+    trunk = find_trunk(names, "transformer.")
+    settings.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    width = settings.read_int("n_embd")
+    config = settings.make_config(
+        vocabulary=settings.read_int("vocab_size"),
         width=width,
-        heads=settings.whole("n_head"),
-        layers=settings.whole("n_layer"),
-        feedforward=settings.whole("n_inner", 4 * width),
-        activation=settings.activation("activation_function", "gelu_new"),
+        heads=settings.read_int("n_head"),
+        layers=settings.read_int("n_layer"),
+        feedforward=settings.read_int("n_inner", 4 * width),
+        activation=settings.read_activation("activation_function", "gelu_new"),
         norm_first=True,
-        norm_epsilon=settings.number("layer_norm_epsilon", 1e-5),
+        norm_epsilon=settings.read_float("layer_norm_epsilon", 1e-5),
         positions="learned",
-        max_length=settings.whole("n_positions"),
+        max_length=settings.read_int("n_positions"),
         scale_embeddings=False,
-        tie_embeddings=settings.truth("tie_word_embeddings", True),
-        dropout=settings.number("resid_pdrop", 0.1),
-        attention_dropout=settings.number("attn_pdrop", 0.1),
+        tie_embeddings=settings.read_bool("tie_word_embeddings", True),
+        dropout=settings.read_float("resid_pdrop", 0.1),
+        attention_dropout=settings.read_float("attn_pdrop", 0.1),
     )
-    return Plan(Decoder, config, places(config, trunk), trunk, HARMLESS)
+    return CheckpointMapping(Decoder, config, map_parameters(config, trunk), trunk, HARMLESS)
 
 
-def places(config: ModelConfig, trunk: str) -> Iterator[Place]:
-    yield words(f"{trunk}wte.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
+def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping]:
+    yield map_words(f"{trunk}wte.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
-        yield output("lm_head.weight")
-    yield Place("decoder.positions.weight", (f"{trunk}wpe.weight",))
+        yield map_output("lm_head.weight")
+    yield ParameterMapping("decoder.positions.weight", (f"{trunk}wpe.weight",))
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}h.{number}"
-        yield from norm(f"{ours}.self_norm", f"{theirs}.ln_1")
-        yield from inward(f"{ours}.self_attention.to_qkv", f"{theirs}.attn.c_attn", layout="turned")
-        yield from outward(f"{ours}.self_attention.to_out", f"{theirs}.attn.c_proj", layout="turned")
-        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
-        yield from inward(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout="turned")
-        yield from outward(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout="turned")
-    yield from norm("decoder.final_norm", f"{trunk}ln_f")
+        yield from map_norm(f"{ours}.self_norm", f"{theirs}.ln_1")
+        yield from map_linear_in(f"{ours}.self_attention.to_qkv", f"{theirs}.attn.c_attn", layout="transposed")
+        yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attn.c_proj", layout="transposed")
+        yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
+        yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout="transposed")
+        yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout="transposed")
+    yield from map_norm("decoder.final_norm", f"{trunk}ln_f")

@@ -7,9 +7,18 @@ from collections.abc import Iterator
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.places import Place, head_rows, inward, norm, output, outward, words
-from clearhead.model.huggingface.plan import Plan, trunk_of
-from clearhead.model.huggingface.settings import REQUIRED, Settings
+from clearhead.model.huggingface.config_json import REQUIRED, HuggingFaceConfig
+from clearhead.model.huggingface.mapping import (
+    CheckpointMapping,
+    ParameterMapping,
+    count_head_rows,
+    find_trunk,
+    map_linear_in,
+    map_linear_out,
+    map_norm,
+    map_output,
+    map_words,
+)
 from clearhead.model.transformer import Decoder
 
 HARMLESS = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"  # computed anew from the base
@@ -22,44 +31,44 @@ SCALING_KEYS = {
 }
 
 
-def plan(settings: Settings, names: frozenset[str]) -> Plan:
-    kind = settings.word("model_type")
-    trunk = trunk_of(names, "model.")
-    activation = settings.activation("hidden_act", "silu")
+def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
+    kind = settings.read_string("model_type")
+    trunk = find_trunk(names, "model.")
+    activation = settings.read_activation("hidden_act", "silu")
     if activation not in GATED:
-        raise settings.refusal("hidden_act", "a gate is silu or gelu here")
-    heads = settings.whole("num_attention_heads")
+        raise settings.unsupported("hidden_act", "a gate is silu or gelu here")
+    heads = settings.read_int("num_attention_heads")
     # Llama's own default; Mistral and Qwen2 have others, and always write what they use
     shared = heads if kind == "llama" or "num_key_value_heads" in settings.values else REQUIRED
-    biased = settings.truth("attention_bias", False) if kind == "llama" else kind == "qwen2"
-    base, scaling = _rotary(settings)
-    config = settings.model(
-        vocabulary=settings.whole("vocab_size"),
-        width=settings.whole("hidden_size"),
+    biased = settings.read_bool("attention_bias", False) if kind == "llama" else kind == "qwen2"
+    base, scaling = _read_rotary(settings)
+    config = settings.make_config(
+        vocabulary=settings.read_int("vocab_size"),
+        width=settings.read_int("hidden_size"),
         heads=heads,
-        kv_heads=settings.whole("num_key_value_heads", shared),
-        head_dim=settings.whole("head_dim", settings.whole("hidden_size") // heads),
-        layers=settings.whole("num_hidden_layers"),
-        feedforward=settings.whole("intermediate_size"),
+        kv_heads=settings.read_int("num_key_value_heads", shared),
+        head_dim=settings.read_int("head_dim", settings.read_int("hidden_size") // heads),
+        layers=settings.read_int("num_hidden_layers"),
+        feedforward=settings.read_int("intermediate_size"),
         activation=GATED[activation],
         norm="rms",
         norm_first=True,
-        norm_epsilon=settings.number("rms_norm_eps", 1e-6),
-        bias=settings.truth("mlp_bias", False) if kind == "llama" else False,
+        norm_epsilon=settings.read_float("rms_norm_eps", 1e-6),
+        bias=settings.read_bool("mlp_bias", False) if kind == "llama" else False,
         attention_bias=biased,
         positions="rotary",
         rotary_base=base,
         rotary_scaling=scaling,
-        window=_window(settings, kind),
+        window=_read_window(settings, kind),
         scale_embeddings=False,
-        tie_embeddings=settings.truth("tie_word_embeddings", False) or _headless(settings, names, trunk),
+        tie_embeddings=settings.read_bool("tie_word_embeddings", False) or _lacks_output(settings, names, trunk),
         dropout=0.0,
-        attention_dropout=settings.number("attention_dropout", 0.0),
+        attention_dropout=settings.read_float("attention_dropout", 0.0),
     )
-    return Plan(Decoder, config, places(config, trunk, out_bias=kind == "llama"), trunk, HARMLESS)
+    return CheckpointMapping(Decoder, config, map_parameters(config, trunk, out_bias=kind == "llama"), trunk, HARMLESS)
 
 
-def _headless(settings: Settings, names: frozenset[str], trunk: str) -> bool:
+def _lacks_output(settings: HuggingFaceConfig, names: frozenset[str], trunk: str) -> bool:
     """Whether the output layer was never saved: the model alone, or one with the head of another task."""
     if "lm_head.weight" in names or (trunk and all(name.startswith(trunk) for name in names)):
         return False
@@ -71,67 +80,67 @@ def _headless(settings: Settings, names: frozenset[str], trunk: str) -> bool:
     return True
 
 
-def places(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterator[Place]:
+def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterator[ParameterMapping]:
     """`out_bias`: whether the projection out of the heads has a bias where those into them have."""
-    yield words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
+    yield map_words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
-        yield output("lm_head.weight")
+        yield map_output("lm_head.weight")
     biased, gate = bool(config.attention_bias), (config.feedforward, config.feedforward)
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}layers.{number}"
-        yield from norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
+        yield from map_norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
         heads = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-        yield from inward(f"{ours}.self_attention.to_qkv", *heads, rows=head_rows(config), bias=biased)
+        yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=count_head_rows(config), bias=biased)
         out = f"{ours}.self_attention.to_out"
-        yield from outward(out, f"{theirs}.self_attn.o_proj", bias=biased and out_bias)
+        yield from map_linear_out(out, f"{theirs}.self_attn.o_proj", bias=biased and out_bias)
         if biased and not out_bias:
-            yield Place(f"{out}.bias", ())
-        yield from norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+            yield ParameterMapping(f"{out}.bias", ())
+        yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
         gated = [f"{theirs}.mlp.{part}_proj" for part in ("gate", "up")]
-        yield from inward(f"{ours}.feedforward.up", *gated, rows=gate, bias=config.bias)
-        yield from outward(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=config.bias)
-    yield from norm("decoder.final_norm", f"{trunk}norm", bias=False)
+        yield from map_linear_in(f"{ours}.feedforward.up", *gated, rows=gate, bias=config.bias)
+        yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=config.bias)
+    yield from map_norm("decoder.final_norm", f"{trunk}norm", bias=False)
 
 
-def _rotary(settings: Settings) -> tuple[float, dict[str, float | str] | None]:
+def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | str] | None]:
     """Base and scaling, as transformers 5 writes them (rope_parameters) or as before (rope_scaling)."""
-    given = settings.group("rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters")
-    base = given.number("rope_theta", settings.number("rope_theta", 10000.0), least=1.0)
-    kind = given.word("rope_type", given.word("type", "default"))
+    given = settings.read_group("rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters")
+    base = given.read_float("rope_theta", settings.read_float("rope_theta", 10000.0), least=1.0)
+    kind = given.read_string("rope_type", given.read_string("type", "default"))
     if kind not in SCALING_KEYS:
         raise CheckpointError(
             f"{given.source}: rope_type={kind!r} has no counterpart in clearhead; "
             f"only {', '.join(SCALING_KEYS)} can be read"
         )
     for place in (settings, given):
-        place.only(partial_rotary_factor=1.0)
+        place.require(partial_rotary_factor=1.0)
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALING_KEYS["llama3"]}
     if unknown := sorted(set(given.values) - known):
-        raise given.refusal(unknown[0], f"only {', '.join(sorted(known))} can be read")
+        raise given.unsupported(unknown[0], f"only {', '.join(sorted(known))} can be read")
     if kind == "default":
         return base, None
     scaling: dict[str, float | str] = {"type": kind}
     for key in SCALING_KEYS[kind]:
         original = key == "original_max_position_embeddings"
         default = settings.values.get("max_position_embeddings", REQUIRED) if original else REQUIRED
-        # Where the model itself says how long texts were, transformers goes by that.
-        source = settings if original and settings.says(key) else given
-        scaling[key] = source.number(key, default, least=SMALLEST)
+        # transformers prefers the value outside rope_scaling.
+        source = settings if original and settings.has(key) else given
+        scaling[key] = source.read_float(key, default, least=SMALLEST)
     return base, scaling
 
 
-def _window(settings: Settings, kind: str) -> int | None:
+def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
     """How many keys a token sees, itself included, if all layers agree."""
-    layers = settings.whole("num_hidden_layers")
-    window, sliding = _sliding(settings, kind, layers)
-    if settings.says("layer_types"):
+    layers = settings.read_int("num_hidden_layers")
+    window, sliding = _count_sliding(settings, kind, layers)
+    if settings.has("layer_types"):
         kinds = settings.values["layer_types"]
         known = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
-            raise settings.refusal("layer_types", f"one of {' and '.join(known)} for each layer can be read")
+            raise settings.unsupported("layer_types", f"one of {' and '.join(known)} for each layer can be read")
         said, sliding = sliding, kinds.count("sliding_attention")
         if (kind != "qwen2" and said != sliding) or (sliding and window is None):
-            raise settings.refusal("layer_types", "sliding_window must say the same")
+            raise settings.unsupported("layer_types", "sliding_window must agree with it")
     if sliding not in (0, layers):
         raise CheckpointError(
             f"{settings.source}: {sliding} of {layers} layers have a window of {window} tokens (layer_types, "
@@ -140,17 +149,17 @@ def _window(settings: Settings, kind: str) -> int | None:
     return window if sliding else None
 
 
-def _sliding(settings: Settings, kind: str, layers: int) -> tuple[int | None, int]:
+def _count_sliding(settings: HuggingFaceConfig, kind: str, layers: int) -> tuple[int | None, int]:
     """The window, and how many layers have it."""
     if kind == "llama":
-        if settings.says("sliding_window"):
-            raise settings.refusal("sliding_window", "Llama has none; is this another model_type?")
+        if settings.has("sliding_window"):
+            raise settings.unsupported("sliding_window", "Llama has none; is this another model_type?")
         return None, 0
     if kind == "mistral":
         # Absent and null differ: the first is Mistral's default of 4096, the second is no window.
-        if "sliding_window" in settings.values and not settings.says("sliding_window"):
+        if "sliding_window" in settings.values and not settings.has("sliding_window"):
             return None, 0
-        return settings.whole("sliding_window", 4096), layers
-    if not settings.truth("use_sliding_window", False) or not settings.says("sliding_window"):
+        return settings.read_int("sliding_window", 4096), layers
+    if not settings.read_bool("use_sliding_window", False) or not settings.has("sliding_window"):
         return None, 0
-    return settings.whole("sliding_window"), max(layers - settings.whole("max_window_layers", 28, least=0), 0)
+    return settings.read_int("sliding_window"), max(layers - settings.read_int("max_window_layers", 28, least=0), 0)

@@ -13,18 +13,26 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.places import Place, head_rows, inward, norm, outward, words
-from clearhead.model.huggingface.plan import Plan, trunk_of
-from clearhead.model.huggingface.settings import Settings
+from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.mapping import (
+    CheckpointMapping,
+    ParameterMapping,
+    count_head_rows,
+    find_trunk,
+    map_linear_in,
+    map_linear_out,
+    map_norm,
+    map_words,
+)
 from clearhead.model.transformer import EncoderDecoder
 
 HARMLESS = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, computed anew
 NORM_EPSILON = 1e-5  # Marian's only one
 
 
-def plan(settings: Settings, names: frozenset[str]) -> Plan:
-    trunk = trunk_of(names, "model.")
-    settings.only(
+def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
+    trunk = find_trunk(names, "model.")
+    settings.require(
         share_encoder_decoder_embeddings=True,
         tie_word_embeddings=True,
         is_encoder_decoder=True,
@@ -35,28 +43,28 @@ def plan(settings: Settings, names: frozenset[str]) -> Plan:
         static_position_embeddings=True,
     )
     for same in ("attention_heads", "ffn_dim"):
-        if settings.whole(f"decoder_{same}") != settings.whole(f"encoder_{same}"):
-            raise settings.refusal(f"decoder_{same}", f"it must be the same as encoder_{same}")
-    width, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
-    settings.only(decoder_vocab_size=vocabulary)
+        if settings.read_int(f"decoder_{same}") != settings.read_int(f"encoder_{same}"):
+            raise settings.unsupported(f"decoder_{same}", f"it must be the same as encoder_{same}")
+    width, vocabulary = settings.read_int("d_model"), settings.read_int("vocab_size")
+    settings.require(decoder_vocab_size=vocabulary)
     if width % 2:
         raise CheckpointError(f"{settings.source}: d_model={width} is odd; sines and cosines come in pairs here")
-    config = settings.model(
+    config = settings.make_config(
         vocabulary=vocabulary,
         width=width,
-        heads=settings.whole("encoder_attention_heads"),
-        layers=settings.whole("encoder_layers"),
-        decoder_layers=settings.whole("decoder_layers"),
-        feedforward=settings.whole("encoder_ffn_dim"),
-        activation=settings.activation("activation_function", "gelu"),
+        heads=settings.read_int("encoder_attention_heads"),
+        layers=settings.read_int("encoder_layers"),
+        decoder_layers=settings.read_int("decoder_layers"),
+        feedforward=settings.read_int("encoder_ffn_dim"),
+        activation=settings.read_activation("activation_function", "gelu"),
         norm_epsilon=NORM_EPSILON,
         positions="sinusoidal",
-        scale_embeddings=settings.truth("scale_embedding", False),
+        scale_embeddings=settings.read_bool("scale_embedding", False),
         logits_bias="final_logits_bias" in names,
-        dropout=settings.number("dropout", 0.1),
-        attention_dropout=settings.number("attention_dropout", 0.0),
+        dropout=settings.read_float("dropout", 0.1),
+        attention_dropout=settings.read_float("attention_dropout", 0.0),
     )
-    return Plan(EncoderDecoder, config, places(config, trunk), trunk, HARMLESS, feature_order)
+    return CheckpointMapping(EncoderDecoder, config, map_parameters(config, trunk), trunk, HARMLESS, feature_order)
 
 
 def feature_order(width: int) -> Tensor:
@@ -68,30 +76,30 @@ def feature_order(width: int) -> Tensor:
     return torch.arange(width, device="cpu").view(2, width // 2).T.flatten()
 
 
-def places(config: ModelConfig, trunk: str) -> Iterator[Place]:
+def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping]:
     tied = [f"{trunk}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
-    yield words(f"{trunk}shared.weight", *tied, "lm_head.weight")
+    yield map_words(f"{trunk}shared.weight", *tied, "lm_head.weight")
     if config.logits_bias:
-        yield Place("vocabulary.bias", ("final_logits_bias",), layout="row")
+        yield ParameterMapping("vocabulary.bias", ("final_logits_bias",), layout="row")
     layers = config.layers if config.decoder_layers is None else config.decoder_layers
     for side, count in (("encoder", config.layers), ("decoder", layers)):
         for number in range(count):
             ours, theirs = f"{side}.layers.{number}", f"{trunk}{side}.layers.{number}"
-            yield from _layer(config, ours, theirs, cross=side == "decoder")
+            yield from _map_layer(config, ours, theirs, cross=side == "decoder")
 
 
-def _layer(config: ModelConfig, ours: str, theirs: str, *, cross: bool) -> Iterator[Place]:
-    rows = head_rows(config)
+def _map_layer(config: ModelConfig, ours: str, theirs: str, *, cross: bool) -> Iterator[ParameterMapping]:
+    rows = count_head_rows(config)
     heads = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-    yield from inward(f"{ours}.self_attention.to_qkv", *heads, rows=rows)
-    yield from outward(f"{ours}.self_attention.to_out", f"{theirs}.self_attn.out_proj")
-    yield from norm(f"{ours}.self_norm", f"{theirs}.self_attn_layer_norm")
+    yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=rows)
+    yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.self_attn.out_proj")
+    yield from map_norm(f"{ours}.self_norm", f"{theirs}.self_attn_layer_norm")
     if cross:
         q, k, v = [f"{theirs}.encoder_attn.{part}_proj" for part in "qkv"]
-        yield from inward(f"{ours}.cross_attention.to_q", q)
-        yield from inward(f"{ours}.cross_attention.to_kv", k, v, rows=rows[1:])
-        yield from outward(f"{ours}.cross_attention.to_out", f"{theirs}.encoder_attn.out_proj")
-        yield from norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
-    yield from inward(f"{ours}.feedforward.up", f"{theirs}.fc1")
-    yield from outward(f"{ours}.feedforward.down", f"{theirs}.fc2")
-    yield from norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
+        yield from map_linear_in(f"{ours}.cross_attention.to_q", q)
+        yield from map_linear_in(f"{ours}.cross_attention.to_kv", k, v, rows=rows[1:])
+        yield from map_linear_out(f"{ours}.cross_attention.to_out", f"{theirs}.encoder_attn.out_proj")
+        yield from map_norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
+    yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.fc1")
+    yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.fc2")
+    yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")

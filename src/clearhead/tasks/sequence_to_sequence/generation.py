@@ -1,4 +1,4 @@
-"""SequenceToSequence: a task whose answer an encoder-decoder writes token by token, from any kind of input.
+"""SequenceToSequence: a task whose answer an encoder-decoder generates token by token, from any kind of input.
 
 An input is split into parts that the model can take. The search writes each part, and writes it again if the output
 loops. Then the texts of the parts are joined.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
 from clearhead.tasks.base import BatchT, InputT, Prediction, Task
-from clearhead.tasks.segmentation import join_texts, loops
+from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
 from clearhead.text.batches import length_batches
 
@@ -87,16 +87,16 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """A part with its own repetitions cut, for a second try; None if there is nothing to cut."""
         return None
 
-    def looped(self, hypothesis: Hypothesis, part: PartT) -> bool:
-        """Whether an output repeats itself for no reason."""
-        return loops(hypothesis.tokens)
+    def has_looped(self, hypothesis: Hypothesis, part: PartT) -> bool:
+        """Whether an output repeats itself although the input does not."""
+        return has_loop(hypothesis.tokens)
 
-    def spell(self, hypothesis: Hypothesis) -> str:
+    def decode_text(self, hypothesis: Hypothesis) -> str:
         """The text of a hypothesis; bytes that are no character become one �."""
         return BROKEN.sub("\ufffd", self.target.decode(hypothesis.tokens))
 
-    def settled(self, text: str) -> str:
-        """As much of an unfinished text as further tokens cannot change: not the first bytes of a character."""
+    def stable_text(self, text: str) -> str:
+        """The part of an unfinished text that further tokens cannot change (not the first bytes of a character)."""
         return text.removesuffix("\ufffd")
 
     def input_notes(self, given: InputT, text: str) -> list[str]:
@@ -138,12 +138,12 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
                     shown = whole
 
     def _growing_texts(self, tokens: Iterator[int]) -> Iterator[str]:
-        """The text of more and more tokens, as far as it is settled; in the end all of it."""
+        """Yields the stable text after each token, and at the end the whole text."""
         written, text = list[int](), ""
         for token in tokens:
             written.append(token)
-            text = self.spell(Hypothesis(written, 0.0, 0.0, True))
-            yield self.settled(text)
+            text = self.decode_text(Hypothesis(written, 0.0, 0.0, True))
+            yield self.stable_text(text)
         yield text
 
     def write(
@@ -161,7 +161,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
         found = [WrittenPart(*both) for both in zip(self._search(model, parts, search, begins), parts, strict=True)]
         for retry, again in ((CUT, search), (WITHOUT_REPEATS, search._replace(no_repeat_ngram=3))):
-            looping = [place for place, one in enumerate(found) if self.looped(one.hypotheses[0], one.part)]
+            looping = [place for place, one in enumerate(found) if self.has_looped(one.hypotheses[0], one.part)]
             shorter = {place: self.cut_repeats(parts[place]) for place in looping}
             chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
             if retry == CUT:
@@ -191,11 +191,11 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         if not found:
             return GeneratedText("", [], None, [])
         firsts = [one.hypotheses[0] for one in found]
-        texts = [self.spell(first) for first in firsts]
+        texts = [self.decode_text(first) for first in firsts]
         length = sum(len(first.tokens) + 1 for first in firsts)
         score = sum(first.log_probability for first in firsts) / length
         others = [] if len(found) > 1 else found[0].hypotheses[1:best]
-        ranked = [(self.spell(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
+        ranked = [(self.decode_text(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
         return GeneratedText(join_texts(texts), self._notes(given, found, texts, best), score, ranked)
 
     def _notes(self, given: InputT, found: list[WrittenPart[PartT]], texts: list[str], best: int) -> list[str]:

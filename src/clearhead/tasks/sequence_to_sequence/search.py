@@ -1,4 +1,4 @@
-"""Search: how an answer is looked for (greedy, beams, sampling), from a recipe's `[decode]` and the user's options."""
+"""Search: the decoding method of one request (greedy, beam or sampling), from a recipe's `[decode]` and the options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREDICT = ("predict",)
 
 
 class Decode(Section):
-    """`[decode]` of a recipe: how the finished model writes unless `predict` is told otherwise."""
+    """`[decode]` of a recipe: the finished model's defaults for decoding."""
 
     learned = False
 
@@ -26,7 +26,7 @@ class Decode(Section):
 
 
 class SearchOptions(Options):
-    """How an answer is looked for; None: as the recipe's `[decode]` says."""
+    """Options of decoding; None: as the recipe's `[decode]` says."""
 
     beams: int | None = option(None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1)
     length_penalty: float | None = option(None, "Above 1 favours long answers, below 1 short (default: the model's).")
@@ -45,7 +45,7 @@ class SearchOptions(Options):
 
 
 class Search(NamedTuple):
-    """All that a search needs to know, defaults filled in."""
+    """The settings of decoding, with defaults filled in."""
 
     beams: int
     best: int
@@ -53,23 +53,23 @@ class Search(NamedTuple):
     length_penalty: float
     longest: int | None = None
     no_repeat_ngram: int = 0
-    cuts: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p of sampling; None: the likeliest
+    sampling_options: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p of sampling; None: the likeliest
     seed: int = 0
 
     @classmethod
     def of(cls, options: SearchOptions, decode: Decode) -> Search:
-        cuts = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        sampling_options = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         beams = options.beams or (1 if options.temperature else decode.beam)
         if options.temperature:
             if beams > 1 or options.best > 1:
                 raise ConfigError("temperature draws one answer token by token: leave beams and best away, or it")
-        elif named := [name for name in ("top_k", "top_p", "min_p") if cuts[name] is not None]:
+        elif named := [name for name in ("top_k", "top_p", "min_p") if sampling_options[name] is not None]:
             raise ConfigError(f"{', '.join(named)}: nothing is drawn at temperature 0; give a temperature, such as 1")
         if options.best > beams:
             raise ConfigError(f"the best {options.best} of {beams} beams cannot be given; ask for at most as many")
         penalty = decode.length_penalty if options.length_penalty is None else options.length_penalty
-        sampling = cuts if options.temperature else None
-        return cls(beams, options.best, options.batch, penalty, options.longest, 0, sampling, options.seed)
+        drawing = sampling_options if options.temperature else None
+        return cls(beams, options.best, options.batch, penalty, options.longest, 0, drawing, options.seed)
 
     def limit(self, natural: int) -> int:
         """The most tokens of an answer, its end included, where the length of the input suggests `natural`."""
@@ -78,8 +78,10 @@ class Search(NamedTuple):
     def run(self, writer: Writer, rows: Sequence[int], **rules: Any) -> list[list[Hypothesis]]:
         """The best hypotheses of each row of a writer. What row n draws depends on the seed and on rows[n] alone."""
         rules["no_repeat_ngram"] = self.no_repeat_ngram
-        if self.cuts is not None:
-            return [[one] for one in sample(writer, generator=self._generators(rows), **self.cuts, **rules)]
+        if self.sampling_options is not None:
+            return [
+                [one] for one in sample(writer, generator=self._make_generators(rows), **self.sampling_options, **rules)
+            ]
         if self.beams == 1:
             return [[one] for one in greedy(writer, **rules)]
         return beam(writer, beams=self.beams, best=self.best, length_penalty=self.length_penalty, **rules)
@@ -88,11 +90,11 @@ class Search(NamedTuple):
         """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this row."""
         if self.beams > 1:
             raise ConfigError("beams are compared at their end, so they cannot be streamed; take 1 beam, or sample")
-        if self.cuts is None:
+        if self.sampling_options is None:
             return stream(writer, **rules)
-        return stream(writer, generator=self._generators([row]), **self.cuts, **rules)
+        return stream(writer, generator=self._make_generators([row]), **self.sampling_options, **rules)
 
-    def _generators(self, rows: Sequence[int]) -> list[torch.Generator]:
+    def _make_generators(self, rows: Sequence[int]) -> list[torch.Generator]:
         """Random numbers for each row, which depend on the seed and the row's number."""
         seeds = [int(np.random.SeedSequence([self.seed, row]).generate_state(1, np.uint64)[0] >> 1) for row in rows]
         return [torch.Generator().manual_seed(seed) for seed in seeds]

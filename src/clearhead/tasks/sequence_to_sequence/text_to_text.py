@@ -19,7 +19,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED, token_loss
-from clearhead.tasks.segmentation import cut_repeats, loops, sentence_count, split_text
+from clearhead.tasks.segmentation import count_sentences, cut_repeats, has_loop, split_text
 from clearhead.tasks.sequence_to_sequence.generation import SequenceToSequence
 from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
@@ -89,8 +89,8 @@ class PairExamples(Examples[Pairs]):
 
     def collate(self, batch: Batch) -> Pairs:
         rows = torch.from_numpy(batch.examples).to(self.source.flat.device, non_blocking=True)
-        source, lengths = self.source.padded(rows, batch.sizes[0], self.pad)
-        target, _ = self.target.padded(rows, batch.sizes[1] + 1, UNCOUNTED)
+        source, lengths = self.source.pad(rows, batch.sizes[0], self.pad)
+        target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
         read, written = target[:, :-1], target[:, 1:]
         return Pairs(source, lengths, read.masked_fill(read == UNCOUNTED, self.pad), written.contiguous())
 
@@ -182,7 +182,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def split(self, given: str) -> list[list[int]]:
         """The input's tokens: all, or split at sentences where they are too many."""
         limit, tokens = self.decode.part, self.source.encode(given)
-        if len(tokens) <= limit and sentence_count(given) <= self.decode.sentences:
+        if len(tokens) <= limit and count_sentences(given) <= self.decode.sentences:
             return [tokens] if tokens else []
         return [part for part in split_text(self.source.normal(given), self.source.encode, limit) if part]
 
@@ -192,7 +192,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def writer(self, model: EncoderDecoder, parts: Sequence[list[int]]) -> Writer:
         source = Ragged([[*part, self.source.end] for part in parts])
         lengths, device = source.lengths, model.vocabulary.words.weight.device
-        padded, _ = source.padded(torch.arange(len(parts)), int(lengths.max()), self.source.pad)
+        padded, _ = source.pad(torch.arange(len(parts)), int(lengths.max()), self.source.pad)
         return Writer.translating(model, padded.to(device), lengths.to(device))
 
     def cut_repeats(self, part: list[int]) -> list[int] | None:
@@ -200,12 +200,12 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         shorter = cut_repeats(part, self._digits[0])
         return None if shorter == part else shorter
 
-    def looped(self, hypothesis: Hypothesis, part: list[int]) -> bool:
+    def has_looped(self, hypothesis: Hypothesis, part: list[int]) -> bool:
         """1,000,000 has a reason to repeat itself, and so has what the source repeats, too."""
         if not hypothesis.finished:
-            return loops(hypothesis.tokens)
+            return has_loop(hypothesis.tokens)
         words = [token for token in hypothesis.tokens if token not in self._digits[1]]
-        return loops(words) and (not loops(part) or len(hypothesis.tokens) > len(part) + 8)
+        return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
 
     @cached_property
     def _digits(self) -> tuple[set[int], set[int]]:
@@ -225,7 +225,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         found = self.write(model, self.split(given), Search.of(options, self.decode))
         notes = self._join(given, found, 1).notes
         return [
-            self._trace(one.part, one.hypotheses[0].tokens, self.spell(one.hypotheses[0]), notes=notes) for one in found
+            self._trace(one.part, one.hypotheses[0].tokens, self.decode_text(one.hypotheses[0]), notes=notes)
+            for one in found
         ]
 
     def _trace(self, source: list[int], target: list[int], text: str, **known: Any) -> Trace:

@@ -1,6 +1,6 @@
-"""The rules of text, as Hugging Face's tokenizers library runs them: what is normal, where words end, how to undo it.
+"""Normalisation, word splitting and decoding of text, built from Hugging Face's tokenizers library.
 
-Imported only when a tokenizer is made or loaded: the library belongs to an extra.
+Imported only when a tokenizer is made or loaded, because the library is an optional dependency.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ FIXED = len(SPECIAL) + len(BYTES)  # these come first in every vocabulary
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 LETTER = rf"[[\p{{L}}\p{{M}}]&&[^{UNSPACED}]]"
 SYMBOL = r"[^\s\p{L}\p{M}\p{N}]"
-LONGEST = 64  # of a word, in characters: keeps training fast where somebody left out every space
+LONGEST = 64  # characters of a word: keeps training fast on text without spaces
 
 WORDS = "|".join(
     [
         r"(?<=\p{L})['’]\p{L}{1,2}(?!\p{L})",  # 't, 's, 'll: the second half of a contraction
-        rf" ?{LETTER}{{1,{LONGEST}}}",  # a word takes the space before it along
+        rf" ?{LETTER}{{1,{LONGEST}}}",  # a word includes the space before it
         rf"[{UNSPACED}]{{1,{LONGEST}}}",  # 我 is the same piece after a space, after a word, and at the beginning
         r"\p{N}",  # numbers are spelled digit by digit
-        rf" ?({SYMBOL})\1{{0,3}}",  # punctuation stands alone, or with its like: ... and ——
+        rf" ?({SYMBOL})\1{{0,3}}",  # punctuation: one mark, or the same one repeated, as in ... and ——
         r"(?m:.)",  # what is left: the space before a digit or an unspaced script
     ]
 )
 
 
-def normaliser(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
-    """NFKC, no control or invisible characters, single spaces, none at the ends; perhaps lower case.
+def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
+    """Normaliser: NFKC, no control or invisible characters, single spaces, none at the ends; optionally lower case.
 
     With `spaced`, a text that begins with a word gets a space before it, so that this word is the same piece as inside
     a sentence.
@@ -50,20 +50,20 @@ def normaliser(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
     return normalizers.Sequence(steps)
 
 
-def words() -> pre_tokenizers.PreTokenizer:
+def make_word_splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(WORDS), "isolated")
 
 
-def assembled(model: models.Model, *, lowercase: bool, spaced: bool) -> Tokenizer:
-    """A model of pieces with the rules around it."""
+def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool) -> Tokenizer:
+    """A tokenizer of the library: this vocabulary model with our normaliser, word splitter and decoder."""
     engine = Tokenizer(model)
-    engine.normalizer = normaliser(lowercase, spaced)
-    engine.pre_tokenizer = words()
+    engine.normalizer = make_normalizer(lowercase, spaced)
+    engine.pre_tokenizer = make_word_splitter()
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
 
 
-# The library's threads do not survive a fork. Its versions before 0.23 say so on stderr unless told before.
+# The library's threads do not survive a fork. Versions before 0.23 warn about it on stderr unless this is set.
 SWITCH = "TOKENIZERS_PARALLELISM"
 _switched = False
 

@@ -1,4 +1,4 @@
-"""Weights as they are stored: in float32, in bfloat16 (half the size) or in int8 (a quarter)."""
+"""Weights on disk: stored in float32, in bfloat16 (half the size) or in int8 with scales (a quarter)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ STORAGES = ("float32", "bfloat16", "int8")
 SCALE = ".scale"
 
 
-def packed(model: nn.Module, storage: str) -> dict[str, Tensor]:
-    """A model's tensors by name, ready to be stored; one that is shared comes once, under its first name.
+def pack_weights(model: nn.Module, storage: str) -> dict[str, Tensor]:
+    """A model's tensors by name in the dtype of the storage; a shared one comes once, under its first name.
 
     Matrices take the storage's type; the few others (norms, biases) stay in float32. In int8 every row has a
     scale of its own, stored beside it as NAME.scale: no weight is off by more than half of its row's scale.
 
-    >>> {name: str(one.dtype) for name, one in packed(nn.Linear(3, 2), "int8").items()}
+    >>> {name: str(one.dtype) for name, one in pack_weights(nn.Linear(3, 2), "int8").items()}
     {'weight': 'torch.int8', 'weight.scale': 'torch.float32', 'bias': 'torch.float32'}
     """
     if storage not in STORAGES:
         raise ConfigError(f"weights can be stored as {', '.join(STORAGES)}, not as {storage!r}")
     stored: dict[str, Tensor] = {}
-    for name, tensor in once(model).items():
+    for name, tensor in unique_tensors(model).items():
         value = tensor.detach().cpu()
         if not value.is_floating_point():
             stored[name] = value.contiguous()
@@ -37,8 +37,8 @@ def packed(model: nn.Module, storage: str) -> dict[str, Tensor]:
     return stored
 
 
-def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors again, in float32."""
+def unpack_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `pack_weights`: tensors in float32."""
     values = {}
     for name, tensor in stored.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
@@ -51,24 +51,24 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return values
 
 
-def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Gives a model, which may be on the meta device, these tensors; all of them must fit, and be wanted."""
-    wanted = once(model)
+def load_weights(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Loads tensors into a model, which may be on the meta device; names and shapes must match exactly."""
+    wanted = unique_tensors(model)
     for name, tensor in wanted.items():
         if name not in values:
             raise CheckpointError(f"{name} is missing")
         if values[name].shape != tensor.shape:
-            raise CheckpointError(f"{name} is {list(values[name].shape)}, the model wants {list(tensor.shape)}")
+            raise CheckpointError(f"{name} is {list(values[name].shape)}, the model needs {list(tensor.shape)}")
     for name in values:
         if name not in wanted:
-            raise CheckpointError(f"the model has no use for {name}")
-    fresh = {id(old): _instead(old, values[name]) for name, old in wanted.items()}
+            raise CheckpointError(f"the model has no tensor {name}")
+    fresh = {id(old): _wrap(old, values[name]) for name, old in wanted.items()}
     state = {name: fresh[id(old)] for name, old in model.state_dict(keep_vars=True).items()}
     model.load_state_dict(state, assign=True)
 
 
-def once(model: nn.Module) -> dict[str, Tensor]:
-    """A model's own tensors by name; one that several modules share comes under its first name only."""
+def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's tensors by name; one that several modules share comes under its first name only."""
     names: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
@@ -77,7 +77,7 @@ def once(model: nn.Module) -> dict[str, Tensor]:
 
 
 def to_int8(matrix: Tensor, name: str = "the matrix") -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127, and the scale of each row.
+    """A matrix as integers from -127 to 127, and the scale of each row.
 
     >>> to_int8(torch.tensor([[254.0, -2.0, 0.9], [0.0, 0.0, 0.0]]))[0]
     tensor([[127,  -1,   0],
@@ -85,11 +85,11 @@ def to_int8(matrix: Tensor, name: str = "the matrix") -> tuple[Tensor, Tensor]:
     """
     matrix = matrix.float()
     if not matrix.isfinite().all():
-        raise CheckpointError(f"{name} holds infinities or what is not a number, which int8 has no place for")
+        raise CheckpointError(f"{name} contains infinities or NaN, which int8 cannot represent")
     tiny = torch.finfo(torch.float32).tiny
     scale = (matrix.abs().amax(dim=1) / 127).clamp(min=tiny) if matrix.numel() else matrix.new_ones(len(matrix))
     return (matrix / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def _instead(old: Tensor, value: Tensor) -> Tensor:
+def _wrap(old: Tensor, value: Tensor) -> Tensor:
     return nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value

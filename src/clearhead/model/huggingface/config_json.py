@@ -1,4 +1,4 @@
-"""Settings: a checkpoint's config.json, each value checked as it is read, each refusal by the key's name."""
+"""The config.json of a Hugging Face checkpoint: every value is checked when it is read; errors name the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model.config import ModelConfig
 
 REQUIRED: Any = object()
-LARGEST = 2**31  # no size of a model comes near
+LARGEST = 2**31  # larger than any size of a real model
 
 # Their names for an activation, and ours.
 ACTIVATIONS = {
@@ -27,8 +27,8 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
-# What no model here has, by the names under which configs switch it on. Falsy values switch it off.
-FOREIGN = (
+# Features that no model here has, by the keys that switch them on. Falsy values switch them off.
+UNSUPPORTED = (
     "auto_map",
     "quantization_config",
     "qk_norm",
@@ -44,14 +44,14 @@ FOREIGN = (
 )
 
 
-class Settings:
-    """The values of a config.json, or of a group in it."""
+class HuggingFaceConfig:
+    """The values of a config.json, or of a nested object in it."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values, self.source = values, source
 
     @classmethod
-    def read(cls, path: Path) -> Settings:
+    def read(cls, path: Path) -> HuggingFaceConfig:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; a Hugging Face checkpoint has one beside its weights")
         try:
@@ -62,72 +62,72 @@ class Settings:
             raise CheckpointError(f"{path} must hold an object with settings, got {type(values).__name__}")
         return cls(values, str(path))
 
-    def says(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether there is a value other than null."""
         return self.values.get(key) is not None
 
-    def whole(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
+    def read_int(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            raise self.wrong(key, value, f"a whole number from {least} to {LARGEST - 1}")
+            raise self.wrong_type(key, value, f"a whole number from {least} to {LARGEST - 1}")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED, *, least: float = 0.0) -> float:
+    def read_float(self, key: str, default: Any = REQUIRED, *, least: float = 0.0) -> float:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e30:
-            raise self.wrong(key, value, f"a number of at least {least}")
+            raise self.wrong_type(key, value, f"a number of at least {least}")
         return float(value)
 
-    def truth(self, key: str, default: bool) -> bool:
+    def read_bool(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
+            raise self.wrong_type(key, value, "true or false")
         return value
 
-    def word(self, key: str, default: Any = REQUIRED) -> str:
+    def read_string(self, key: str, default: Any = REQUIRED) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, value, "a string")
+            raise self.wrong_type(key, value, "a string")
         return value
 
-    def group(self, key: str) -> Settings:
+    def read_group(self, key: str) -> HuggingFaceConfig:
         """The settings inside this key; none if it is absent or null."""
         value = self._value(key, {})
         if not isinstance(value, dict):
-            raise self.wrong(key, value, "an object with settings")
-        return Settings(value, f"{self.source}, {key}")
+            raise self.wrong_type(key, value, "an object with settings")
+        return HuggingFaceConfig(value, f"{self.source}, {key}")
 
-    def activation(self, key: str, default: str) -> str:
-        """Our name for it."""
-        name = self.word(key, default)
+    def read_activation(self, key: str, default: str) -> str:
+        """Our name of an activation."""
+        name = self.read_string(key, default)
         if name not in ACTIVATIONS:
-            raise self.refusal(key, f"only {', '.join(ACTIVATIONS)} can be read")
+            raise self.unsupported(key, f"only {', '.join(ACTIVATIONS)} can be read")
         return ACTIVATIONS[name]
 
-    def only(self, **allowed: Any) -> None:
+    def require(self, **allowed: Any) -> None:
         """Refuses a key with any other value than the allowed one; absent and null are fine."""
         for key, value in allowed.items():
-            if self.says(key) and self.values[key] != value:
-                raise self.refusal(key, f"only {key}={json.dumps(value)} can be read")
+            if self.has(key) and self.values[key] != value:
+                raise self.unsupported(key, f"only {key}={json.dumps(value)} can be read")
 
-    def refuse_foreign(self) -> None:
-        for key in FOREIGN:
+    def refuse_unsupported(self) -> None:
+        for key in UNSUPPORTED:
             if self.values.get(key):
-                raise self.refusal(key, "only checkpoints without it can be read")
+                raise self.unsupported(key, "only checkpoints without it can be read")
 
-    def model(self, **values: Any) -> ModelConfig:
-        """The ModelConfig of these values; what makes no sense is the checkpoint's fault here."""
+    def make_config(self, **values: Any) -> ModelConfig:
+        """The ModelConfig of these values; invalid ones raise CheckpointError, since they come from the checkpoint."""
         try:
             return ModelConfig(**values)
         except ConfigError as error:
             raise CheckpointError(f"{self.source}: {error}") from error
 
-    def refusal(self, key: str, remedy: str) -> CheckpointError:
+    def unsupported(self, key: str, remedy: str) -> CheckpointError:
         shown = json.dumps(self.values.get(key))
         shown = shown if len(shown) <= 80 else shown[:77] + "…"
         return CheckpointError(f"{self.source}: {key}={shown} has no counterpart in clearhead; {remedy}")
 
-    def wrong(self, key: str, value: Any, wanted: str) -> CheckpointError:
+    def wrong_type(self, key: str, value: Any, wanted: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {key} must be {wanted}, got {value!r}")
 
     def _value(self, key: str, default: Any) -> Any:
@@ -135,5 +135,5 @@ class Settings:
         if value is not None:
             return value
         if default is REQUIRED:
-            raise CheckpointError(f"{self.source} does not say {key}, which is needed to build the model")
+            raise CheckpointError(f"{self.source} has no {key}, which is needed to build the model")
         return default

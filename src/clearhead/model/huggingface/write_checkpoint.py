@@ -1,4 +1,4 @@
-"""to_huggingface: our models as Hugging Face checkpoints."""
+"""to_huggingface: writes our models as Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface import bert, marian
-from clearhead.model.huggingface.files import write
-from clearhead.model.huggingface.places import Place
-from clearhead.model.huggingface.plan import Model
+from clearhead.model.huggingface.checkpoint_files import write
+from clearhead.model.huggingface.mapping import Model, ParameterMapping
 from clearhead.model.transformer import Encoder, EncoderDecoder
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 
-# What both formats take for granted.
+# Values that both formats require.
 COMMON = {
     "norm": "layer",
     "norm_first": False,
@@ -58,13 +57,13 @@ def to_huggingface(
     whole or not at all; others in the folder stay. What these formats cannot express is refused by name.
 
     `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
-    padding, as Marian does, unless told). Without them the model computes the same, but `generate` needs
+    padding, as Marian does, by default). Without them the model computes the same, but `generate` needs
     them. `max_length` is how many positions Marian makes sinusoids for; ours know no limit.
     """
     if isinstance(model, Encoder):
-        settings, tensors = _bert(model)
+        settings, tensors = _convert_bert(model)
     elif isinstance(model, EncoderDecoder):
-        settings, tensors = _marian(model, max_length)
+        settings, tensors = _convert_marian(model, max_length)
         settings["forced_eos_token_id"] = eos
         # Marian insists on a number: one outside the vocabulary fails, where any other would mislead
         settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
@@ -82,12 +81,12 @@ def to_huggingface(
     write(Path(folder), settings, tensors)
 
 
-def _bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _convert_bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config, width = model.config, model.config.width
     masked = config.logits_transform
-    _require(config, "BERT", BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True})
+    _check_expressible(config, "BERT", BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True})
     trunk = "bert." if masked else ""
-    tensors = _tensors(model, list(bert.places(config, frozenset(), trunk, "cls.predictions")), None)
+    tensors = _collect_tensors(model, list(bert.map_parameters(config, frozenset(), trunk, "cls.predictions")), None)
     like = model.vocabulary.words.weight.detach()
     if not config.segments:
         tensors[f"{trunk}embeddings.token_type_embeddings.weight"] = like.new_zeros(1, width).cpu()
@@ -116,11 +115,11 @@ def _bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }, tensors
 
 
-def _marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = model.config
-    _require(config, "Marian", MARIAN)
+    _check_expressible(config, "Marian", MARIAN)
     order = marian.feature_order(config.width).to(model.vocabulary.words.weight.device)
-    tensors = _tensors(model, list(marian.places(config, "model.")), order)
+    tensors = _collect_tensors(model, list(marian.map_parameters(config, "model.")), order)
     if not config.logits_bias:
         zeros = model.vocabulary.words.weight.detach().new_zeros(1, config.vocabulary)
         tensors["final_logits_bias"] = zeros.cpu()
@@ -147,8 +146,8 @@ def _marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dic
     return settings, tensors
 
 
-def _require(config: ModelConfig, name: str, required: dict[str, Any]) -> None:
-    """Refuses, in the config's own words, what the other format cannot say."""
+def _check_expressible(config: ModelConfig, name: str, required: dict[str, Any]) -> None:
+    """Refuses, by the names of ModelConfig, what the other format cannot express."""
     filled = {
         **config.to_dict(),
         "final_norm": config.norm_first if config.final_norm is None else config.final_norm,
@@ -172,13 +171,13 @@ def _require(config: ModelConfig, name: str, required: dict[str, Any]) -> None:
         raise CheckpointError(f"a {name} checkpoint cannot express {', '.join(lacks)}")
 
 
-def _tensors(model: Model, places: list[Place], order: Tensor | None) -> dict[str, Tensor]:
+def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tensor | None) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
-    assert {place.ours for place in places} == set(parameters), "every parameter has its place"
+    assert {one.ours for one in mappings} == set(parameters), "every parameter is mapped"
     return {
-        name: place.theirs_of(parameters[place.ours][rows], order)
-        for place in places
-        for name, rows, _ in place.pieces(parameters[place.ours].shape)
+        name: one.to_theirs(parameters[one.ours][rows], order)
+        for one in mappings
+        for name, rows, _ in one.pieces(parameters[one.ours].shape)
     }
 
 

@@ -1,4 +1,4 @@
-"""One script instead of two: traditional Chinese characters into simplified ones, through OpenCC."""
+"""Chinese script conversion: traditional characters to simplified ones, with OpenCC."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Converter(NamedTuple):
     version: str  # of OpenCC: its tables change
 
 
-def converter(script: str) -> Converter:
-    """What turns a text into `script`, and by which version of OpenCC.
+def load_converter(script: str) -> Converter:
+    """The function that converts a text to `script`, and the version of OpenCC.
 
-    >>> converter("simplified").convert("漢語")
+    >>> load_converter("simplified").convert("漢語")
     '汉语'
     """
     if script not in SCRIPTS:
@@ -34,8 +34,8 @@ def converter(script: str) -> Converter:
         ) from None
     convert: Callable[[str], str] = opencc.OpenCC(SCRIPTS[script]).convert
 
-    def converted(text: str) -> str:
+    def convert_text(text: str) -> str:
         # NFKC first: OpenCC does not know ⾺, the radical, which becomes 馬, the character, which becomes 马.
         return text if text.isascii() else convert(unicodedata.normalize("NFKC", text))
 
-    return Converter(converted, str(opencc.__version__))
+    return Converter(convert_text, str(opencc.__version__))

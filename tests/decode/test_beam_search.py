@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clearhead.decode import Writer, beam, greedy
-from clearhead.decode.searching import BLOCK, largest
+from clearhead.decode.beam_search import BLOCK, top_continuations
 from clearhead.errors import DecodeError
 from tests.decode import oracle
 from tests.decode.models import END, KINDS, START, VOCABULARY, continuer, sources, translator
@@ -37,7 +37,7 @@ class Told(Writer):
 
     vocabulary = 6
 
-    def check_room(self, max_length: int, start: int | None) -> None:
+    def check_positions(self, max_length: int, start: int | None) -> None:
         pass
 
     def begin(self, start: int | None) -> Tensor:
@@ -49,7 +49,7 @@ class Told(Writer):
         ]
         return torch.tensor(chances, dtype=torch.float64).log()
 
-    def follow(self, parents: Tensor, staying: Tensor | None = None) -> None:
+    def select_beams(self, parents: Tensor, kept_rows: Tensor | None = None) -> None:
         self.rows = len(parents)
 
 
@@ -216,7 +216,7 @@ def test_the_largest_are_those_of_topk(rows, beams, vocabulary, count, seed):
     logits = torch.randn(rows, beams, vocabulary, generator=generator, dtype=torch.float64)
     logits[torch.rand(logits.shape, generator=generator) < 0.3] = -math.inf
     offsets = torch.randn(rows, beams, generator=generator, dtype=torch.float64)
-    values, places = largest(logits, offsets, count)
+    values, places = top_continuations(logits, offsets, count)
     totals = (logits + offsets[..., None]).view(rows, -1)
     assert torch.equal(values, totals.topk(min(count, totals.shape[1])).values)
     assert torch.equal(totals.gather(1, places), values)

@@ -1,4 +1,4 @@
-"""Learning the pieces of a vocabulary from text; the same text gives the same pieces."""
+"""Trains a vocabulary (BPE, unigram or characters) from texts; the same texts give the same vocabulary."""
 
 from __future__ import annotations
 
@@ -10,74 +10,74 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from clearhead.text.engine import BYTES, FIXED, SPECIAL, words
+from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, make_word_splitter
 
 COVERED = 0.9998  # of all characters are pieces of their own; rarer ones are spelled in bytes
 ALPHABET = 0.75  # of the pieces are single characters, at most
 LONGEST = 16  # of a piece, in characters
-GAP = "\n"  # stands for a character without a piece; no normal text has one
+GAP = "\n"  # replaces characters without a piece; normalised text contains none
 
 
-def learned(texts: list[str], kind: str, vocabulary: int) -> models.Model:
-    """A model of at most `vocabulary` pieces for these texts, which are normal already; no text is unknown to it."""
+def train_vocabulary(texts: list[str], kind: str, vocabulary: int) -> models.Model:
+    """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters."""
     room = vocabulary - FIXED
     counts = Counter[str]()
     for text in texts:
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        return _bpe(ranked[:room], [])
-    kept = set(ranked[: _alphabet(ranked, counts, room)])
+        return _make_bpe(ranked[:room], [])
+    kept = set(ranked[: _count_alphabet(ranked, counts, room)])
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _learned_bpe(texts, room) if kind == "bpe" else _learned_unigram(texts, room)
+    return _train_bpe(texts, room) if kind == "bpe" else _train_unigram(texts, room)
 
 
-def _alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
-    """How many characters become pieces of their own."""
+def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
+    """How many of the most frequent characters become pieces."""
     wanted = COVERED * counts.total()
     sums = accumulate(counts[character] for character in ranked)
     enough = next((place for place, covered in enumerate(sums, start=1) if covered >= wanted), len(ranked))
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _learned_bpe(texts: list[str], room: int) -> models.Model:
+def _train_bpe(texts: list[str], room: int) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
-    model = _trained(models.BPE(), texts, trainer)
-    return _bpe(
+    model = _run_trainer(models.BPE(), texts, trainer)
+    return _make_bpe(
         sorted(model["vocab"], key=model["vocab"].__getitem__), [(left, right) for left, right in model["merges"]]
     )
 
 
-def _bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Model:
+def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Model:
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *BYTES, *pieces])}
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True)
 
 
-def _learned_unigram(texts: list[str], room: int) -> models.Model:
+def _train_unigram(texts: list[str], room: int) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
-        vocab_size=room + 1,  # the unknown one goes away again
+        vocab_size=room + 1,  # the unknown token is removed below
         special_tokens=[unknown],
         unk_token=unknown,
         max_piece_length=LONGEST,
         show_progress=False,
     )
-    found: dict[str, float] = dict(_trained(models.Unigram(), texts, trainer)["vocab"])
+    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer)["vocab"])
     del found[unknown]
-    scores = _settled(found)
+    scores = _make_deterministic(found)
     lowest = min(scores.values())
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
     fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)]
-    # The library wants a number for unknown characters; with byte fallback it is never given out.
+    # The library needs an id for unknown characters; with byte fallback it is never used.
     return models.Unigram([*fixed, *((piece, scores[piece]) for piece in pieces)], unk_id=0, byte_fallback=True)
 
 
-def _settled(scores: dict[str, float]) -> dict[str, float]:
-    """Scores that do not depend on the order in which the trainer happened to walk through its hash maps.
+def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:
+    """Scores that do not depend on the iteration order of the trainer's hash maps.
 
-    Sums differ in their last digits. And characters that no piece needed get the lowest score plus 0.0001 for each one
-    before them, in the order of the walk: here all of them get the lowest.
+    That order changes the last digits of sums. And unused characters get the lowest score plus 0.0001 times their
+    index in that order: here all of them get the lowest.
     """
     lowest, step = min(scores.values()), 0.0001
     singles = [piece for piece in scores if len(piece) == 1]
@@ -86,10 +86,10 @@ def _settled(scores: dict[str, float]) -> dict[str, float]:
     return {piece: round(score, 4) for piece, score in settled.items()}
 
 
-def _trained(model: models.Model, texts: list[str], trainer: Any) -> dict[str, Any]:
-    """What the library's trainer found, as it would write it into a file."""
+def _run_trainer(model: models.Model, texts: list[str], trainer: Any) -> dict[str, Any]:
+    """Runs the library's trainer; the trained model as the library writes it to JSON."""
     engine = Tokenizer(model)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(GAP, "removed"), words()])
+    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(GAP, "removed"), make_word_splitter()])
     engine.train_from_iterator(texts, trainer, length=len(texts))
     found: dict[str, Any] = json.loads(engine.to_str())["model"]
     return found

@@ -1,4 +1,4 @@
-"""The commands that show what every head looks at: look, figures."""
+"""The commands `look` and `figures`, which show the attention of every head."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.options import Device, Threads
-from clearhead.cli.reading import one_text
-from clearhead.cli.speaking import flush, put, say
+from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
+from clearhead.cli.stdin import read_text
 from clearhead.errors import ConfigError
+from clearhead.formatting import format_bytes
 
 
 def look(
@@ -56,18 +57,18 @@ def look(
 
     if out is not None:
         check_page_place(out)  # before the model is loaded
-    text = one_text(text)
+    text = read_text(text)
     seen = looking.looked(subject, text, answer=answer, device=device, **options)
     if out is not None:
         written = looking.write(seen, out, part=part, heads=heads or [], without=without)
-        say(f"{written} has {written.stat().st_size / 1e6:.1f} MB, and the text in it")
+        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your text")
         if show:
-            _show(written.resolve().as_uri())
+            _open_browser(written.resolve().as_uri())
         return
     with looking.serve(seen, port=port, browser=show) as server:
-        put(server.url)
-        flush()
-        say("open this address in a browser on this machine; Ctrl-C ends it")
+        print_output(server.url)
+        flush_output()
+        print_message("open this address in a browser on this machine; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             server.wait()
 
@@ -83,7 +84,8 @@ def figures(
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="What they are saved as.")] = "png",
     heads: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:0,3", help="Draw these heads large, not the telling ones.")
+        list[str] | None,
+        typer.Option(metavar="NAME:0,3", help="Draw these heads large, not those chosen automatically."),
     ] = None,
     rows: Annotated[
         str | None,
@@ -93,7 +95,7 @@ def figures(
     lesson: Annotated[
         bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
     ] = False,
-    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -111,17 +113,17 @@ def figures(
     else:
         from clearhead.explore import looking
 
-        seen = looking.looked(str(subject), one_text(text), answer=answer, device=device, keep="none", **options)
+        seen = looking.looked(str(subject), read_text(text), answer=answer, device=device, keep="none", **options)
         for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
-            say(note)
+            print_message(note)
         drawings = sets.of_record(seen.record, heads or [], name=seen.title, when=rows)
     for path, shows in sets.write(drawings, out, kind, dark=dark):
-        put(f"{path}\t{shows}")
-        flush()
+        print_output(f"{path}\t{shows}")
+        flush_output()
 
 
-def _show(address: str) -> None:
+def _open_browser(address: str) -> None:
     import webbrowser
 
     if not webbrowser.open(address):
-        say(f"no browser was found; open {address}")
+        print_message(f"no browser was found; open {address}")

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: tensors read one at a time, and written so that nothing half-written is left."""
+"""The files of a Hugging Face checkpoint: tensors are read one at a time, and written atomically."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Tensors:
-    """The tensors of one checkpoint by name, from one file or several, each read when it is asked for."""
+class CheckpointTensors:
+    """The tensors of one checkpoint by name, from one file or several, read lazily."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[Path, Any, str]] = {}
+        self._entries: dict[str, tuple[Path, Any, str]] = {}
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path) -> Iterator[Tensors]:
+    def open(cls, folder: Path) -> Iterator[CheckpointTensors]:
         found = cls()
         with ExitStack() as stack:
             for path in _weight_files(folder):
@@ -46,23 +46,23 @@ class Tensors:
         for stored in file.keys():  # noqa: SIM118 (not a dict)
             # The first BERT checkpoints still call a norm's weight and bias by the paper's letters.
             name = stored.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            if name in self._found:
-                other = self._found[name][0].name
+            if name in self._entries:
+                other = self._entries[name][0].name
                 raise CheckpointError(f"{path} holds {name}, which {other} holds too; save the checkpoint again")
-            self._found[name] = (path, file, stored)
+            self._entries[name] = (path, file, stored)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._found
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        _, file, stored = self._found[name]
+        _, file, stored = self._entries[name]
         return tuple(file.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> torch.dtype:
-        path, file, stored = self._found[name]
+        path, file, stored = self._entries[name]
         found = file.get_slice(stored).get_dtype()
         if found not in DTYPES:
             raise CheckpointError(
@@ -72,7 +72,7 @@ class Tensors:
         return DTYPES[found]
 
     def read(self, name: str) -> Tensor:
-        _, file, stored = self._found[name]
+        _, file, stored = self._entries[name]
         tensor: Tensor = file.get_tensor(stored)
         return tensor
 
@@ -96,8 +96,8 @@ def _shards(folder: Path) -> list[Path]:
     """The files that an index names: plain names of files in the same folder, nothing else."""
     path = folder / INDEX
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(places.values()))
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
     except (ValueError, RecursionError, OSError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} has no readable weight_map ({error!r}); save the checkpoint again") from error
     for name in names:
@@ -109,18 +109,17 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Both files, or neither.
+    """Writes config.json and model.safetensors, both or neither.
 
-    They are finished beside their places first. A config.json that was there goes before the weights change,
-    and the new one comes last: whenever it stops, no folder has the settings of one model and the weights of
-    another.
+    Both are finished in a temporary folder first. An old config.json is removed before the weights change, and the
+    new one comes last: after an interruption no folder has the config of one model and the weights of another.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; name a folder to write into")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder / WEIGHTS, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
-            # transformers refuses files that do not say this
+            # transformers refuses files without this metadata
             save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
             (fresh / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
             (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors lets only the owner read it

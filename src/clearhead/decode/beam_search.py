@@ -1,78 +1,65 @@
-"""beam: the likeliest whole texts, as far as a few hypotheses side by side can find them."""
+"""Beam search: keeps the `beams` most probable partial sequences of each row at every step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.decode.hypotheses import Hypothesis, Kept
-from clearhead.decode.rules import Prefixes, Rules
-from clearhead.decode.writer import Writer, staying
+from clearhead.decode.hypotheses import BestHypotheses, Hypothesis
+from clearhead.decode.rules import PrefixedRuleOptions, Rules
+from clearhead.decode.writer import Writer, select_active
 from clearhead.errors import DecodeError
 
-BLOCK = 64  # tokens of the vocabulary that are looked at together
+BLOCK = 64  # tokens of the vocabulary whose maximum is taken first
 
 
 def beam(
     writer: Writer,
     *,
-    end: int,
-    max_length: int | Sequence[int],
-    start: int | None = None,
     beams: int = 5,
     best: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
-    prefix: Prefixes | None = None,
-    no_repeat_ngram: int = 0,
-    forbidden: Sequence[int] = (),
+    **options: Unpack[PrefixedRuleOptions],
 ) -> list[list[Hypothesis]]:
     """For each row its `best` hypotheses, best first, of a search with `beams`; `Rules` explains the other options.
 
-    Each step continues every beam by every token, and looks at the `2 · beams` likeliest results: an end among
+    Each step extends every beam by every token, and takes the `2 · beams` most probable results: an end among
     the first `beams` of them is kept as a hypothesis, with the score `log-probability / length**length_penalty`;
-    the likeliest others are the next beams. A row is over when `beams` hypotheses are kept and
+    the most probable others are the next beams. A row is finished when `beams` hypotheses are kept and
 
-    - by default: no beam would beat the worst of them if it ended where it stands,
-    - with `early_stopping="never"`: no beam can beat it, however well it goes on,
+    - by default: no beam would beat the worst of them if it ended now,
+    - with `early_stopping="never"`: no beam can beat it, whatever follows,
     - with `early_stopping=True`: at once.
 
     These are the rules of `generate` in transformers, so that outputs can be compared line by line.
     """
-    rules = Rules(
-        writer,
-        start=start,
-        end=end,
-        max_length=max_length,
-        prefix=prefix,
-        no_repeat_ngram=no_repeat_ngram,
-        forbidden=forbidden,
-    )
-    _check(beams, best, length_penalty, early_stopping)
+    rules = Rules(writer, **options)
+    _check_options(beams, best, length_penalty, early_stopping)
     if beams > writer.vocabulary:  # it would only fill the memory
-        raise DecodeError(f"{beams} beams are more than the model has tokens, {writer.vocabulary}; take fewer")
-    kept = [Kept(beams) for _ in range(writer.inputs)]
+        raise DecodeError(f"{beams} beams are more than the model has tokens, {writer.vocabulary}; use fewer")
+    kept = [BestHypotheses(beams) for _ in range(writer.inputs)]
     if kept:
-        _search(writer, rules, start, kept, _Stopping(beams, length_penalty, early_stopping))
+        _search(writer, rules, kept, _StopRule(beams, length_penalty, early_stopping))
     if any(not one.best for one in kept):
         raise DecodeError("the model's scores are not numbers (NaN or infinite); is it trained, and its input sound?")
     return [one.best[:best] for one in kept]
 
 
-class _Stopping(NamedTuple):
-    """When a row is over."""
+class _StopRule(NamedTuple):
+    """Decides when the search of a row may stop."""
 
     beams: int
     length_penalty: float
     early: bool | str
 
-    def over(self, kept: Kept, score: float, length: int, limit: int) -> bool:
-        """Whether nothing is gained by going on from the best beam, of this log-probability and length."""
+    def is_met(self, kept: BestHypotheses, score: float, length: int, limit: int) -> bool:
+        """Whether to stop, when the best beam has this log-probability and length."""
         if length >= limit or score == -math.inf:
             return True
         if not kept.full or self.early is True:
@@ -82,57 +69,57 @@ class _Stopping(NamedTuple):
 
 
 @torch.inference_mode()
-def _search(writer: Writer, rules: Rules, start: int | None, kept: list[Kept], stopping: _Stopping) -> None:
-    """Fills `kept`. Rows are inputs that are not over yet; `numbers` says which."""
+def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: _StopRule) -> None:
+    """Fills `kept`. Finished inputs leave the batch; `numbers` are the inputs that the rows belong to."""
     numbers, over = list(range(writer.inputs)), [False] * writer.inputs
     limits = torch.tensor(rules.limits, device=writer.device)
-    logits = writer.begin(start)[:, None]  # (rows, beams, vocabulary): at first one beam
+    logits = writer.begin(rules.start)[:, None]  # (rows, beams, vocabulary): at first one beam
     scores = torch.zeros_like(logits[..., 0])
     written = torch.zeros(*scores.shape, 0, dtype=torch.long, device=writer.device)
     while True:
-        totals, parents, tokens = _continuations(logits, scores, written, numbers, rules, 2 * stopping.beams)
-        written = torch.cat([_of_beams(written, parents), tokens[..., None]], dim=2)
+        totals, parents, tokens = _expand_beams(logits, scores, written, numbers, rules, 2 * stopping.beams)
+        written = torch.cat([_gather_beams(written, parents), tokens[..., None]], dim=2)
         length = written.shape[2]
         ended = (tokens == rules.end) | (limits <= length)[:, None]
         finished = ended[:, : stopping.beams] & (totals[:, : stopping.beams] > -math.inf)
-        for row, tokens_of, total in _each(finished, written, totals):
+        for row, tokens_of, total in _list_finished(finished, written, totals):
             if not over[row]:
                 kept[numbers[row]].add(Hypothesis.of(tokens_of, total, rules.end, stopping.length_penalty))
-        going = ended.int().argsort(dim=1, stable=True)[:, : stopping.beams]  # the likeliest that go on come first
+        going = ended.int().argsort(dim=1, stable=True)[:, : stopping.beams]  # the best that did not end come first
         scores = totals.masked_fill(ended, -math.inf).gather(1, going)
         for row, score in enumerate(scores[:, 0].tolist()):
             number = numbers[row]
-            over[row] = over[row] or stopping.over(kept[number], score, length, rules.limits[number])
+            over[row] = over[row] or stopping.is_met(kept[number], score, length, rules.limits[number])
         if all(over):
             return
-        parents, tokens, written = parents.gather(1, going), tokens.gather(1, going), _of_beams(written, going)
+        parents, tokens, written = parents.gather(1, going), tokens.gather(1, going), _gather_beams(written, going)
         parents += torch.arange(len(parents), device=writer.device)[:, None] * logits.shape[1]
         rows = None
-        if remaining := staying(over):
+        if remaining := select_active(over):
             rows = torch.tensor(remaining, device=writer.device)
             parents, tokens, written, scores, limits = (t[rows] for t in (parents, tokens, written, scores, limits))
             numbers, over = [numbers[row] for row in remaining], [False] * len(remaining)
-        writer.follow(parents, rows)
+        writer.select_beams(parents, rows)
         logits = writer.advance(tokens.flatten()).unflatten(0, tokens.shape)
 
 
-def _continuations(
+def _expand_beams(
     logits: Tensor, scores: Tensor, written: Tensor, numbers: list[int], rules: Rules, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest continuations of each row's beams, best first: log-probability, beam, token."""
+    """The `count` most probable extensions of each row's beams, best first: log-probabilities, beams, tokens."""
     offsets = scores - logits.logsumexp(-1)
-    rules.bar(logits, written, numbers)
-    totals, places = largest(logits, offsets, count)
+    rules.apply(logits, written, numbers)
+    totals, places = top_continuations(logits, offsets, count)
     return totals, places // logits.shape[2], places % logits.shape[2]
 
 
-def largest(
+def top_continuations(
     logits: Float[Tensor, "rows beams vocabulary"], offsets: Float[Tensor, "rows beams"], count: int
 ) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
-    """Each row's `count` largest `logits + offsets`, best first, and their places in beams × vocabulary.
+    """Each row's `count` largest `logits + offsets`, best first, and their indices in beams × vocabulary.
 
-    Most of the vocabulary is only skimmed: what is among the `count` largest lies in one of the `count` blocks
-    with the largest peaks.
+    Faster than `topk` over everything: the `count` largest values lie in the `count` blocks of the vocabulary that
+    have the largest maxima.
     """
     rows, beams, vocabulary = logits.shape
     blocks = vocabulary // BLOCK
@@ -152,18 +139,18 @@ def largest(
     return totals, places.gather(1, found)
 
 
-def _of_beams(written: Tensor, beams: Tensor) -> Tensor:
-    """What these beams of each row have written."""
+def _gather_beams(written: Tensor, beams: Tensor) -> Tensor:
+    """The tokens that these beams of each row have so far."""
     return written.gather(1, beams[..., None].expand(-1, -1, written.shape[2]))
 
 
-def _each(finished: Tensor, written: Tensor, totals: Tensor) -> Iterator[tuple[int, list[int], float]]:
-    """The row, tokens and log-probability of everything that is finished."""
+def _list_finished(finished: Tensor, written: Tensor, totals: Tensor) -> Iterator[tuple[int, list[int], float]]:
+    """The row, tokens and log-probability of every finished hypothesis."""
     rows, places = finished.nonzero(as_tuple=True)
     return zip(rows.tolist(), written[rows, places].tolist(), totals[rows, places].tolist(), strict=True)
 
 
-def _check(beams: int, best: int, length_penalty: float, early_stopping: bool | str) -> None:
+def _check_options(beams: int, best: int, length_penalty: float, early_stopping: bool | str) -> None:
     if beams < 1:
         raise DecodeError(f"a search needs at least 1 beam, got {beams}")
     if not 1 <= best <= beams:

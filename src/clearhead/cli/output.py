@@ -1,4 +1,4 @@
-"""What goes to the user: output, messages apart from it, and errors in words."""
+"""Output on stdout, messages on stderr, and the exit code and message for an error."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "tran
 
 
 class StdoutClosed(Exception):
-    """Nobody reads on, as after `| head`."""
+    """The reader of stdout has closed it, as `| head` does."""
 
 
-def put(text: str, end: str = "\n") -> None:
+def print_output(text: str, end: str = "\n") -> None:
     try:
         print(text, end=end)
     except BrokenPipeError:
         raise StdoutClosed from None
 
 
-def flush() -> None:
+def flush_output() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise StdoutClosed from None
 
 
-def say(message: str) -> None:
-    """To the user, apart from the output; control characters, which may come from a file, cannot play tricks."""
+def print_message(message: str) -> None:
+    """Prints a message to stderr; control characters, which may come from a file, are escaped."""
     plain = "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in message)
     print(f"clearhead: {plain}", file=sys.stderr, flush=True)
 
 
-def explained(error: Exception) -> tuple[int, str]:
-    """The exit code for an error, and what to say about it."""
-    said = getattr(error, "format_message", None)
-    if said is not None:  # the command line itself is wrong
+def describe_error(error: Exception) -> tuple[int, str]:
+    """The exit code and the message for an error."""
+    message = getattr(error, "format_message", None)
+    if message is not None:  # the command line itself is wrong
         context: Any = getattr(error, "ctx", None)
-        return 2, f"{said() or 'say what to do'} ({context.command_path if context else 'clearhead'} --help says more)"
+        program = context.command_path if context else "clearhead"
+        return 2, f"{message() or 'a command is missing'} ({program} --help lists all options)"
     if isinstance(error, ClearheadError):
         return 1 if isinstance(error, (TrainingError, DiskFullError)) else 2, str(error)
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):
@@ -48,7 +49,7 @@ def explained(error: Exception) -> tuple[int, str]:
         return 2, f'the package {error.name} is missing; pip install "clearhead[{extra}]"'
     if out_of_memory(error):
         return 1, (
-            "out of memory; take a smaller --batch or --beam, or, in training, a smaller train.batch_tokens, "
+            "out of memory; use a smaller --batch or --beam, or, in training, a smaller train.batch_tokens, "
             "train.checkpointing=true or a smaller model"
         )
     if isinstance(error, OSError):
@@ -57,6 +58,6 @@ def explained(error: Exception) -> tuple[int, str]:
         full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return 2 if wrong else 1, f"{place}{error.strerror or error}{full}"
     return 1, (
-        f"{type(error).__name__}: {error}; this should not happen: CLEARHEAD_TRACEBACK=1 shows where, and a report "
-        "of it is welcome"
+        f"{type(error).__name__}: {error}; this is a bug: please report it with the traceback "
+        "that CLEARHEAD_TRACEBACK=1 shows"
     )

@@ -1,4 +1,4 @@
-"""One token after the other: what every way of writing without beams shares."""
+"""The decoding loop without beams, shared by greedy search, sampling and streaming: one token per row and step."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from torch import Tensor
 
 from clearhead.decode.hypotheses import Hypothesis
 from clearhead.decode.rules import Rules
-from clearhead.decode.writer import Writer, staying
+from clearhead.decode.writer import Writer, select_active
 from clearhead.errors import DecodeError
 
-# From scores (rows, vocabulary), the numbers of these rows and how many tokens each has: one token each.
-Choice = Callable[[Tensor, list[int], int], Tensor]
+# (logits (rows, vocabulary), indices of these rows among the inputs, tokens decoded so far) -> one token per row
+TokenChooser = Callable[[Tensor, list[int], int], Tensor]
 
 
 class Step(NamedTuple):
-    """What some rows wrote: the number of each row, its token, and the log-probability of that."""
+    """One decoding step of the rows that are not finished: their indices, tokens and log-probabilities."""
 
     rows: list[int]
     tokens: list[int]
     log_probabilities: list[float]
 
 
-def steps(writer: Writer, rules: Rules, start: int | None, choose: Choice) -> Iterator[Step]:
-    """Writes all rows to their end, and gives each step as it is made."""
+def decode_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator[Step]:
+    """Decodes until all rows are finished; yields each step as soon as it is computed."""
     if not writer.inputs:
         return
-    logits = writer.begin(start)
+    logits = writer.begin(rules.start)
     rows = list(range(writer.rows))
     over = [False] * len(rows)
     written = torch.zeros(len(rows), 0, dtype=torch.long, device=writer.device)
     while True:
-        tokens, gains = _chosen(logits, written, rows, rules, choose)
+        tokens, gains = _choose_tokens(logits, written, rows, rules, choose)
         written = torch.cat([written, tokens[:, None]], dim=1)
         alive = [place for place, done in enumerate(over) if not done]
-        made = _step(alive, rows, tokens, gains)
+        made = _make_step(alive, rows, tokens, gains)
         for place, token in zip(alive, made.tokens, strict=True):
             over[place] = token == rules.end or written.shape[1] >= rules.limits[rows[place]]
         yield made
         if all(over):
             return
-        if kept := staying(over):
+        if kept := select_active(over):
             places = torch.tensor(kept, device=writer.device)
-            writer.follow(places[:, None], places)
+            writer.select_beams(places[:, None], places)
             tokens, written, rows = tokens[places], written[places], [rows[place] for place in kept]
             over = [False] * len(rows)
         logits = writer.advance(tokens)
 
 
-def gathered(writer: Writer, made: Iterator[Step], end: int) -> list[Hypothesis]:
-    """All steps as one hypothesis for each row."""
+def collect_hypotheses(writer: Writer, steps: Iterator[Step], end: int) -> list[Hypothesis]:
+    """Runs all steps; one hypothesis for each row."""
     written: list[list[int]] = [[] for _ in range(writer.inputs)]
     totals = [0.0] * len(written)
-    for step in made:
+    for step in steps:
         for row, token, gain in zip(*step, strict=True):
             written[row].append(token)
             totals[row] += gain
@@ -64,15 +64,17 @@ def gathered(writer: Writer, made: Iterator[Step], end: int) -> list[Hypothesis]
 
 
 @torch.inference_mode()
-def _chosen(logits: Tensor, written: Tensor, rows: list[int], rules: Rules, choose: Choice) -> tuple[Tensor, Tensor]:
-    """The next token of each row and its log-probability, which does not mind what the rules forbid."""
+def _choose_tokens(
+    logits: Tensor, written: Tensor, rows: list[int], rules: Rules, choose: TokenChooser
+) -> tuple[Tensor, Tensor]:
+    """The next token of each row, and its log-probability under the model, before the rules forbid any token."""
     normaliser = logits.logsumexp(-1)
-    rules.bar(logits[:, None], written[:, None], rows)
+    rules.apply(logits[:, None], written[:, None], rows)
     tokens = choose(logits, rows, written.shape[1])
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - normaliser
 
 
-def _step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor) -> Step:
+def _make_step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor) -> Step:
     numbers: list[float] = gains.tolist()
     if not all(map(math.isfinite, numbers)):
         raise DecodeError("the model's scores are not numbers (NaN or infinite); is it trained, and its input sound?")

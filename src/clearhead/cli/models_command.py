@@ -1,0 +1,75 @@
+"""The command `models`: lists the shipped models, recipes and corpora."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from clearhead.cli.output import flush_output, print_output
+from clearhead.formatting import format_bytes
+
+
+def models() -> None:
+    """List the shipped models, recipes and corpora."""
+    import clearhead.shipped as shipped
+
+    models = _find_all(shipped.models(), shipped.model)
+    _print_table("models", ["name", "task", "size", "scores", "licence"], [_make_model_row(*one) for one in models])
+    recipes = _find_all(shipped.recipes(), shipped.recipe)
+    _print_table("recipes", ["name", "about"], [[name, _read_recipe(path).get("about", "")] for name, path in recipes])
+    corpora = _find_all(shipped.corpora(), shipped.corpus)
+    _print_table("corpora", ["name", "size"], [[f"shipped:{name}", _format_size(path)] for name, path in corpora])
+    flush_output()
+
+
+def _find_all(names: list[str], find: Callable[[str], Path | None]) -> list[tuple[str, Path]]:
+    return [(name, path) for name in names if (path := find(name)) is not None]
+
+
+def _make_model_row(name: str, folder: Path) -> list[str]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    scores = [f"{key} {value:g}" for key, value in metrics.get("dev", {}).items() if isinstance(value, float)]
+    return [name, config["task"], _format_size(folder), ", ".join(scores), _find_licence(folder)]
+
+
+def _find_licence(folder: Path) -> str:
+    """The licence in the recipe's first sentence; from the model card if the recipe only names the card."""
+    said = str(_read_recipe(folder / "recipe.toml").get("licence", ""))
+    card = folder / "README.md"
+    if card.name not in said or not card.is_file():
+        first, _, more = said.partition(". ")
+        return f"{first} (see {card.name})" if more else said
+    text = card.read_text(encoding="utf-8")
+    found = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
+    return f"{found[1]} ({said})" if found else said
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _format_size(path: Path) -> str:
+    total = sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")))
+    return format_bytes(total)
+
+
+def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))  # a Text is shown as it is, brackets and all
+    terminal, buffer = sys.stdout.isatty(), io.StringIO()
+    console = Console(file=buffer, force_terminal=terminal, width=None if terminal else 200)
+    console.print(table if rows else Text(f"no {title} are shipped"))
+    print_output("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n")

@@ -1,0 +1,52 @@
+"""Text for messages: sizes, durations and counts, and a suggestion for an unknown name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+def format_bytes(count: int) -> str:
+    """
+    >>> format_bytes(1_500_000_000), format_bytes(2_340_000), format_bytes(560)
+    ('1.5 GB', '2.3 MB', '560 bytes')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} bytes"
+
+
+def format_duration(seconds: float) -> str:
+    """
+    >>> format_duration(42.0), format_duration(200.0), format_duration(7300.0)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def format_count(count: int, noun: str) -> str:
+    """
+    >>> format_count(1, "step"), format_count(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The known name that is most similar to an unknown one; `otherwise` (by default all known ones) if none is.
+
+    >>> suggest_name("step", ["steps", "minutes"]), suggest_name("x", ["steps", "minutes"])
+    ("did you mean 'steps'?", 'choose from steps, minutes')
+    """
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose from {', '.join(names) or 'nothing'}" if otherwise is None else otherwise

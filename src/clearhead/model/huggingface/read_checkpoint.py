@@ -1,0 +1,140 @@
+"""from_huggingface: reads a local Hugging Face checkpoint into one of our models."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+import torch
+
+from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model.huggingface import bert, gpt2, llama, marian
+from clearhead.model.huggingface.checkpoint_files import CONFIG, CheckpointTensors
+from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
+
+FAMILIES = {
+    "bert": bert.map_checkpoint,
+    "roberta": bert.map_checkpoint,
+    "xlm-roberta": bert.map_checkpoint,
+    "gpt2": gpt2.map_checkpoint,
+    "llama": llama.map_checkpoint,
+    "mistral": llama.map_checkpoint,
+    "qwen2": llama.map_checkpoint,
+    "marian": marian.map_checkpoint,
+}
+
+
+def from_huggingface(folder: str | Path) -> Model:
+    """The model in a local Hugging Face checkpoint, in evaluation mode and at the checkpoint's precision.
+
+    BERT, RoBERTa and XLM-RoBERTa give an Encoder, with the masked-word head where the checkpoint has one
+    (without it, `logits` are products with the word vectors); GPT-2, Llama, Mistral and Qwen2 a Decoder;
+    Marian an EncoderDecoder. Only config.json and safetensors files are read, one tensor at a time: no
+    pickle, no network. Where tensors differ in precision, the model has the widest.
+
+    What cannot be expressed is refused by name, and so is a tensor that the model has no use for. Two
+    exceptions: BERT's pooler and next-sentence head are left out, like tables that are computed anew; and
+    heads for tasks (a classifier) are left out with a warning that names them.
+
+    Positions are counted from 0 whatever the padding; with padding on the left pass `positions=`. Dropout is
+    one number here, that of the residuals, and acts inside the feed-forward too.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder; checkpoints are read from this machine only, so download it first "
+            "(hf download NAME --local-dir FOLDER)"
+        )
+    settings = HuggingFaceConfig.read(folder / CONFIG)
+    kind = settings.read_string("model_type")
+    if kind not in FAMILIES:
+        raise settings.unsupported("model_type", f"only {', '.join(FAMILIES)} can be read")
+    settings.refuse_unsupported()
+    with CheckpointTensors.open(folder) as tensors:
+        return _build_model(FAMILIES[kind](settings, frozenset(tensors)), tensors, folder)
+
+
+def _build_model(mapping: CheckpointMapping, tensors: CheckpointTensors, folder: Path) -> Model:
+    mappings = _match_tensors(mapping, tensors, folder)
+    try:
+        with torch.device("meta"):  # no memory before all is known to fit
+            model = mapping.kind(mapping.config)
+    except (ConfigError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{folder}: {CONFIG} describes no possible model ({error})") from error
+    _check_shapes(mappings, model, tensors, folder)
+    names = [name for one in mappings for name in one.theirs]
+    model = model.to(reduce(torch.promote_types, map(tensors.dtype, names))).to_empty(device="cpu").eval()
+    order = None if mapping.order is None else mapping.order(mapping.config.width)
+    with torch.no_grad():
+        for one in mappings:
+            parameter = model.get_parameter(one.ours)
+            if not one.theirs:
+                parameter.zero_()
+            for name, rows, _ in one.pieces(parameter.shape):
+                parameter[rows].copy_(one.to_ours(tensors.read(name), order))
+            _compare_copies(one, tensors, folder)
+    return model
+
+
+def _match_tensors(mapping: CheckpointMapping, tensors: CheckpointTensors, folder: Path) -> list[ParameterMapping]:
+    """All parameter mappings, after checking that every tensor exists and none is left over."""
+    mappings: list[ParameterMapping] = []
+    for one in mapping.parameters:  # stops at the first that is missing, however many layers config.json asks for
+        one = _choose_copy(one, tensors)
+        for name in one.theirs:
+            if name not in tensors:
+                raise CheckpointError(f"{folder} lacks the tensor {name}, which {CONFIG} asks for")
+        mappings.append(one)
+    _check_unused(set(tensors).difference(*(one.theirs + one.copies for one in mappings)), mapping, folder)
+    return mappings
+
+
+def _choose_copy(one: ParameterMapping, tensors: CheckpointTensors) -> ParameterMapping:
+    """Tied weights are stored under at least one of their names: uses the first that exists."""
+    kept = tuple(name for name in one.theirs + one.copies if name in tensors)
+    return replace(one, theirs=kept[:1], copies=kept[1:]) if one.copies and kept else one
+
+
+def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: CheckpointTensors, folder: Path) -> None:
+    parameters = dict(model.named_parameters())
+    assert {one.ours for one in mappings} == set(parameters), "every parameter is mapped"
+    for one in mappings:
+        for name, _, shape in one.pieces(parameters[one.ours].shape):
+            if tensors.shape(name) != shape:
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {tensors.shape(name)}, but {CONFIG} asks for {shape}; "
+                    "these two belong to different models"
+                )
+
+
+def _compare_copies(one: ParameterMapping, tensors: CheckpointTensors, folder: Path) -> None:
+    for name in one.copies:
+        if not torch.equal(tensors.read(name), tensors.read(one.theirs[0])):
+            raise CheckpointError(
+                f"{folder}: {name} and {one.theirs[0]} differ, though {CONFIG} ties them; if they are "
+                "meant to differ, write tie_word_embeddings: false there"
+            )
+
+
+def _check_unused(left: Iterable[str], mapping: CheckpointMapping, folder: Path) -> None:
+    """Refuses tensors that the model does not use, except harmless ones; warns about task heads."""
+    left = sorted(name for name in left if not re.fullmatch(mapping.harmless, name.removeprefix(mapping.trunk)))
+    inside = [name for name in left if name.startswith(mapping.trunk)]
+    if inside:
+        raise CheckpointError(
+            f"{folder} holds {_format_names(inside)}, which the model that {CONFIG} describes has no use for"
+        )
+    if left:
+        warnings.warn(
+            f"{folder}: {_format_names(left)} left out; the model without its task is read",
+            stacklevel=5,
+        )
+
+
+def _format_names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,206 @@
+"""Updater: one optimizer step from a window of batches, on one process or several."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from clearhead.errors import CheckpointError
+from clearhead.model import Model
+from clearhead.tasks import AnyTask
+from clearhead.tasks.base import Examples
+from clearhead.text.batches import Batch
+from clearhead.train.cuda_graphs import GraphedLoss
+from clearhead.train.parallel import LossModule, compile_layers, distribute, resolve_precision
+from clearhead.train.processes import Processes
+from clearhead.train.recipe import Train
+from clearhead.train.schedules import learning_rate
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each weight
+
+
+class Updater:
+    """The model with its optimizer, gradient scaler and averaged weights; `update` changes the weights once."""
+
+    def __init__(
+        self, train: Train, task: AnyTask, model: Model, examples: Examples[Any], processes: Processes, seed: int
+    ) -> None:
+        self.train, self.task, self.examples, self.processes, self.seed = train, task, examples, processes, seed
+        self.precision = resolve_precision(train.precision, processes.device)
+        self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
+        self.model.checkpointing = train.checkpointing
+        if train.compile:
+            compile_layers(self.model, task)
+        self.forward = distribute(LossModule(self.model, task), self.model, processes, shard=train.shard)
+        self.parameters = dict(self.model.named_parameters())
+        self.optimizer = self._make_optimizer()
+        scaled = self.precision == "float16"
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=scaled)
+        self.average = {
+            name: parameter.detach().clone() for name, parameter in self.parameters.items() if train.average == "ema"
+        }
+        self.graphed: GraphedLoss | None = None
+        if train.compile and processes.device.type == "cuda" and processes.count == 1 and not scaled:
+            self.graphed = GraphedLoss(self.compute_loss, self.parameters.values(), processes.device)
+
+    def update(self, window: Sequence[Batch], step: int) -> tuple[Tensor, Tensor]:
+        """Changes the weights once, from all batches of a window; their summed loss, and the gradient's norm.
+
+        The loss is divided by the predictions of the whole window over all processes, so that splitting a batch, or
+        sharing it among processes, changes nothing but the order of additions.
+        """
+        total = sum(int(self.examples.counts[batch.examples].sum()) for batch in window)
+        self._seed_random(step)
+        self.model.train()
+        losses, shares = [], self.share_window(window)
+        for number, share in enumerate(shares):
+            last = number == len(shares) - 1
+            with contextlib.nullcontext() if last else self._without_sync():
+                losses.append(self._run_passes(*share, self.processes.count / total))  # processes are averaged
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip or math.inf, foreach=True)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=self.graphed is None)
+        if self.average:
+            # A smaller decay at the start: else the random initial weights would stay in the average for long.
+            decay = min(self.train.decay, (1 + step) / (10 + step))
+            torch._foreach_lerp_(_local(self.average), _local(self.parameters), 1 - decay)
+        return torch.stack(losses).sum(), norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def share_window(self, window: Sequence[Batch]) -> list[tuple[Batch, float]]:
+        """The batches that this process computes, with the weight of each; every process has equally many.
+
+        A process that has none left takes part with a weight of 0.
+        """
+        rank, count = self.processes.rank, self.processes.count
+        if count == 1:
+            return [(batch, 1.0) for batch in window]
+        if self.task.splits_batches:
+            parts = [(batch.part(rank, count), batch) for batch in window]
+            idle = [(Batch(batch.examples[:1], batch.sizes), 0.0) for batch in window]
+            return [(part, 1.0) if len(part.examples) else idle[n] for n, (part, _) in enumerate(parts)]
+        own = [(batch, 1.0) for batch in window[rank::count]]
+        return own + [(window[0], 0.0)] * (-(-len(window) // count) - len(own))
+
+    def compute_loss(self, batch: Any) -> Tensor:
+        """The loss of a collated batch, in the precision of the run."""
+        with self.autocast():
+            loss: Tensor = self.forward(batch)
+        return loss
+
+    def set_learning_rate(self, step: int, done: float) -> None:
+        train = self.train
+        rate = learning_rate(train.schedule, train.learning_rate, step, warmup=train.warmup, done=done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    @contextlib.contextmanager
+    def use_average(self) -> Iterator[None]:
+        """Context manager: the model has the averaged weights, if the recipe averages them."""
+        if not self.average:
+            yield
+            return
+        mine = _local(self.parameters)
+        newest = [tensor.clone() for tensor in mine]
+        with torch.no_grad():
+            torch._foreach_copy_(mine, _local(self.average))
+            try:
+                yield
+            finally:
+                torch._foreach_copy_(mine, newest)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision not in ("bfloat16", "float16"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.processes.device.type, DTYPES[self.precision])
+
+    def collect_tensors(self) -> dict[str, Tensor]:
+        """Weights, averaged weights and the optimizer's moments in one flat dict, as a checkpoint stores them."""
+        tensors = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        tensors |= {f"average.{name}": tensor for name, tensor in self.average.items()}
+        for name, parameter in self.parameters.items():
+            for moment, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{moment}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies the tensors of a checkpoint back into the model, the average and the optimizer."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(_get_tensor(tensors, f"model.{name}", parameter))
+            if name in self.average:
+                self.average[name].copy_(_get_tensor(tensors, f"average.{name}", parameter))
+            state = {moment: tensors.get(f"optimizer.{name}.{moment}") for moment in MOMENTS}
+            self.optimizer.state[parameter] = {
+                moment: value.to(parameter.device) for moment, value in state.items() if value is not None
+            }
+
+    def allocate_moments(self) -> None:
+        """Creates the optimizer's moments, which a sharded checkpoint is read into."""
+        for parameter in self.parameters.values():
+            zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
+
+    def _run_passes(self, batch: Batch, weight: float, factor: float) -> Tensor:
+        """Forward and backward pass of a batch; its loss."""
+        tensors = self.examples.collate(batch)
+        if self.graphed is not None:
+            return self.graphed(tensors, factor)
+        loss = self.compute_loss(tensors) * weight
+        self.scaler.scale(loss * factor).backward()
+        return loss.detach()
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        """AdamW with weight decay for matrices; norms, biases and other vectors have none."""
+        matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.train.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.train.learning_rate, betas=self.train.betas, eps=1e-9, fused=True)
+
+    def _seed_random(self, step: int) -> None:
+        """Seeds PyTorch from the run's seed, the step and the rank, so that a checkpoint needs no random state."""
+        state = np.random.SeedSequence([self.seed, step, self.processes.rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0] >> np.uint64(1)))
+
+    def _without_sync(self) -> contextlib.AbstractContextManager[Any]:
+        """Context manager: gradients are not exchanged between processes."""
+        if self.processes.count == 1:
+            return contextlib.nullcontext()
+        if isinstance(self.forward, nn.parallel.DistributedDataParallel):
+            return self.forward.no_sync()
+        return self._sharded_without_sync()
+
+    @contextlib.contextmanager
+    def _sharded_without_sync(self) -> Iterator[None]:
+        sharded: Any = self.model
+        sharded.set_requires_gradient_sync(False)
+        yield
+        sharded.set_requires_gradient_sync(True)
+
+
+@torch.no_grad()
+def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors themselves; of sharded ones the shard of this process."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors.values()]
+
+
+def _get_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape != like.shape:
+        got = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+        raise CheckpointError(
+            f"the checkpoint's {name} is {got}, the model's is of shape {tuple(like.shape)}; was the recipe changed?"
+        )
+    return tensor
