@@ -29,10 +29,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from clearhead import Mask, Record, attention_weights, measure
 from clearhead.explore import open_record, write_page
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import blocks_of
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.measures.definition import blocks_of
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.step_masks import Part
 
 from measuring import RESULTS, hardware
 

@@ -4,7 +4,7 @@
 
 The table sets our passes beside FlashAttention, FlexAttention with its logsumexp, and eager attention, which builds the
 weights. `--tune` first tries tiles of many shapes for each pass, prints their times, and goes on with the best;
-what it found belongs into `src/clearhead/lens/kernels/shapes.py`.
+what it found belongs into `src/clearhead/lens/measures/kernels/tile_shapes.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead import Mask
-from clearhead.attention.inputs import checked
-from clearhead.attention.overhearing import Overhearing
-from clearhead.lens import kernel
-from clearhead.lens.kernels import shapes
-from clearhead.lens.kernels.shapes import Shape, Shapes
-from clearhead.lens.measures import Job, Measures
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import checked
+from clearhead.attention.sdpa_logsumexp import Overhearing
+from clearhead.lens.measures.definition import Job, Measures
+from clearhead.lens.measures.kernels import launch, tile_shapes
+from clearhead.lens.measures.kernels.tile_shapes import Shape, Shapes
+from clearhead.lens.measures.measure_dispatch import planned
 
 from measuring import HEADER, Report, compare, hardware
 
@@ -113,14 +112,14 @@ def competitors(q: Tensor, k: Tensor, v: Tensor, size: Size) -> dict[str, Run]:
                 bare()
             found = overheard.logsumexp(q, keys=k.shape[2], scale=size.d**-0.5)
             assert found is not None
-            return kernel.run(job_of(q, k, size, found, **asked))
+            return launch.run(job_of(q, k, size, found, **asked))
 
         return run
 
     def watched() -> Measures:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             bare()
-        return kernel.run(job_of(q, k, size, None))
+        return launch.run(job_of(q, k, size, None))
 
     return {
         "cuDNN": by(SDPBackend.CUDNN_ATTENTION),
@@ -204,7 +203,7 @@ def tabulate(table: Table, size: Size, rounds: int) -> None:
 
 def passes(job: Job, given: Shapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
-    work = kernel.Work(job, given)
+    work = launch.Work(job, given)
     work.along_rows()
     runs: dict[str, Run] = dict.fromkeys(("rows", "swift", "receiving"), work.along_rows)
 
@@ -223,7 +222,7 @@ def trial(size: Size, top: int, tried: Shape | None, name: str) -> tuple[Job, Sh
     logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
     job = job_of(q, k, size, logsumexp, top=top, received=name != "swift")
     wide = -(-size.tokens // 256)
-    usual = shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
+    usual = tile_shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
     usual = usual if name in ("swift", "receiving") else usual._replace(swift=None, receiving=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
@@ -294,7 +293,7 @@ def tune(processes: int = 12) -> Shapes:
             totals[shape] = sum(times.values())
         best[name] = min(totals, key=lambda shape: totals[shape])
         print(f"{name:10} best: {best[name]}", flush=True)
-    return shapes.HALF[256]._replace(**best)
+    return tile_shapes.HALF[256]._replace(**best)
 
 
 def main() -> None:
@@ -309,8 +308,8 @@ def main() -> None:
     print(hardware())
     with torch.no_grad():
         if asked.tune:
-            shapes.HALF[256] = tune()
-            print(shapes.HALF[256])
+            tile_shapes.HALF[256] = tune()
+            print(tile_shapes.HALF[256])
         table = Table()
         if importlib.util.find_spec("flash_colreduce") is None:
             table.note("flash-colreduce is not installed here")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.lens import Record, watch
-from clearhead.lens.ablation import head_counts
+from clearhead.lens.analysis.ablation import head_counts
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention
 
 from clearhead import Bias, Mask
 from clearhead.attention.backends import flex
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import checked
 from tests.attention.cases import Case, cases, random
 from tests.judging import assert_within_yardstick
 

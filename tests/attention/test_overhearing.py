@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead import Mask, attend
-from clearhead.attention.overhearing import Overhearing, _hearing, hearing, overhearing
+from clearhead.attention.sdpa_logsumexp import Overhearing, _hearing, hearing, overhearing
 
 CASES = {
     "plain": {},

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, measure, watch
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import blocks_of
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.measures.definition import blocks_of
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.step_masks import Part
 
 MEASURES = (
     "logsumexp",

@@ -11,10 +11,10 @@ from clearhead.explore import panorama as panoramas
 from clearhead.explore import windows
 from clearhead.explore.panorama import Panorama
 from clearhead.explore.windows import Weights
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import pooled
-from clearhead.lens.sights import Sight
+from clearhead.lens.measures.definition import pooled
+from clearhead.lens.record.attention_views import Sight
+from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.step_masks import Part
 from tests.explore.records import MEASURES, drawn, weights_of, writer
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-5}

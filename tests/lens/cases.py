@@ -13,9 +13,9 @@ from torch import Tensor
 
 from clearhead import Bias, Mask
 from clearhead.attention.biases import t5_buckets
-from clearhead.attention.inputs import checked
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import checked
+from clearhead.lens.measures.definition import Job
+from clearhead.lens.measures.measure_dispatch import planned
 
 QUERIES, KEYS, WIDTH = 131, 197, 16  # the width is that of the fast kernels; others are cases of their own
 ALONE = 163  # tokens of a sequence that looks at itself

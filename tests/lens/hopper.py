@@ -11,11 +11,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from clearhead import Bias, Mask
-from clearhead.attention.inputs import checked
-from clearhead.lens import kernel
-from clearhead.lens.kernels import placing
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import checked
+from clearhead.lens.measures.definition import Job
+from clearhead.lens.measures.kernels import device_tensors, launch
+from clearhead.lens.measures.measure_dispatch import planned
 
 
 class Hopper:
@@ -56,12 +55,12 @@ def main() -> None:
         compiled.append(compile_or_launch(self, *arguments, grid=grid, warmup=True, **options))
 
     JITFunction.run = compile_only
-    placing.copies_tiles = lambda device: True
+    device_tensors.copies_tiles = lambda device: True
     torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
     for name, job in jobs().items():
         compiled.clear()
-        kernel.has_warpgroups = lambda device, swift="swift" in name: swift
-        kernel.run(job)
+        launch.has_warpgroups = lambda device, swift="swift" in name: swift
+        launch.run(job)
         for one in compiled:
             code = one.asm["ptx"]
             uses = [word for word in ("wgmma", "cp.async.bulk.tensor") if word in code]

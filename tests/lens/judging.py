@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import reference
-from clearhead.lens.measures import Job, Measures, defined
+from clearhead.lens.measures.definition import Job, Measures, defined
 
 
 def in_float64(job: Job) -> Job:

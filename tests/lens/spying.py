@@ -11,11 +11,11 @@ from torch import nn
 
 from clearhead import Decoder, Encoder, EncoderDecoder, ModelConfig
 from clearhead.attention import Seen
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import checked
 from clearhead.lens import Sight
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import planned
-from clearhead.lens.names import attentions
+from clearhead.lens.attention_names import attentions
+from clearhead.lens.measures.definition import Job
+from clearhead.lens.measures.measure_dispatch import planned
 
 VOCABULARY = 53
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

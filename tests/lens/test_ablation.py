@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead import Decoder, EncoderDecoder, KeyValueCache, Mask, ModelConfig, MultiHeadAttention
 from clearhead.decode import Writer, beam
 from clearhead.errors import LensError
-from clearhead.lens.ablation import ablate, effect, head_counts, head_effects
+from clearhead.lens.analysis.ablation import ablate, effect, head_counts, head_effects
 from tests.decode.models import END, KINDS, START, sources, translator
 
 CHOSEN = {"encoder.1.self": [5], "decoder.0.self": [0, 3], "decoder.1.cross": [2, 4]}

@@ -8,7 +8,7 @@ import torch
 
 from clearhead.errors import LensError
 from clearhead.lens import watch
-from clearhead.lens.ablation import ablate, effect, head_counts, head_effects
+from clearhead.lens.analysis.ablation import ablate, effect, head_counts, head_effects
 from clearhead.lens.huggingface.outputs import output_weights
 from tests.lens.zoo import inputs, made, tokens
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.lens import bringing
-from clearhead.lens.bringing import brought, in_one_copy
+from clearhead.lens.capture import transfer
+from clearhead.lens.capture.transfer import brought, in_one_copy
 
 FLOATS = torch.tensor([[0.1, -torch.inf, torch.nan], [3.0, 4.0, 5.0]])
 KINDS = {
@@ -27,7 +27,7 @@ def test_several_in_one_copy_are_what_they_were_each_with_a_memory_of_its_own():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_small_ones_and_large_ones_come_in_their_order(monkeypatch):
-    monkeypatch.setattr(bringing, "SMALL", 5)
+    monkeypatch.setattr(transfer, "SMALL", 5)
     given = KINDS | {"long": torch.arange(4), "half": torch.ones(3, dtype=torch.bfloat16), "here": torch.ones(2)}
     found = brought({name: tensor if name == "here" else tensor.cuda() for name, tensor in given.items()})
     assert list(found) == list(given)

@@ -7,7 +7,7 @@ from clearhead import Bias, KeyValueCache, Mask, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import t5_buckets
 from clearhead.errors import LensError
-from clearhead.lens.spelling import read, spelled
+from clearhead.lens.capture.spelling import read, spelled
 from tests.lens.spying import built, tokens
 
 TEXT = torch.randint(0, 5, (2, 7))

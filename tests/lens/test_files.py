@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from clearhead import Bias, KeyValueCache, Mask, Record, watch
 from clearhead.attention import Seen
 from clearhead.errors import RecordError
-from clearhead.lens.collecting import Collector, Settings
-from clearhead.lens.files import HEADER
-from clearhead.lens.growing import Detail
-from clearhead.lens.measures import Measures
-from clearhead.lens.visible import visible_keys
+from clearhead.lens.capture.collector import Collector, Settings
+from clearhead.lens.capture.growing_call import Detail
+from clearhead.lens.measures.definition import Measures
+from clearhead.lens.measures.visible_counts import visible_keys
+from clearhead.lens.record.record_file import HEADER
 from tests.lens.spying import built, tokens
 from tests.lens.test_record import BIASES, MASKS
 

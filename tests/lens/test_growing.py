@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from clearhead import KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.decode import Writer, beam, greedy
-from clearhead.lens.measures import Measures, pooled
-from clearhead.lens.moves import Moves
-from clearhead.lens.sums import Sums
+from clearhead.lens.capture.batch_history import Moves
+from clearhead.lens.capture.sums import Sums
+from clearhead.lens.measures.definition import Measures, pooled
 from tests.lens.spying import SHAPES, built, tokens
 
 CHUNKS = [5, 1, 1, 3, 1, 7, 1]
@@ -292,9 +292,9 @@ def test_prompts_of_different_lengths_are_seen_where_they_stand():
 def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_positions():
     """As Hugging Face's do: fed by hand to the collector."""
     from clearhead.attention import Seen
-    from clearhead.lens.collecting import Collector, Settings
-    from clearhead.lens.growing import Detail
-    from clearhead.lens.record import Record
+    from clearhead.lens.capture.collector import Collector, Settings
+    from clearhead.lens.capture.growing_call import Detail
+    from clearhead.lens.record.attention_record import Record
 
     torch.manual_seed(3)
     q, k = torch.randn(2, 6, 29, 5), torch.randn(2, 3, 29, 5)

@@ -10,9 +10,9 @@ from torch import Tensor
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
-from clearhead.lens.heads import coverage, head_roles
-from clearhead.lens.names import attentions
-from clearhead.lens.roles import CAVEAT, NONE, ROLES, HeadRoles
+from clearhead.lens.analysis.role_measurement import coverage, head_roles
+from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles
+from clearhead.lens.attention_names import attentions
 from tests.lens.built import COMMA, WORDS, Built
 from tests.lens.zoo import made, tokens
 

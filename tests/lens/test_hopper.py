@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from clearhead import Mask
-from clearhead.attention.inputs import checked
-from clearhead.lens import kernel
-from clearhead.lens.kernels import placing
-from clearhead.lens.measures import defined
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import checked
+from clearhead.lens.measures.definition import defined
+from clearhead.lens.measures.kernels import device_tensors, launch
+from clearhead.lens.measures.measure_dispatch import planned
 from tests.lens.judging import assert_exact, in_float64
 from tests.lens.test_kernel import shared
 
@@ -47,8 +46,8 @@ CASES = {
 @pytest.mark.parametrize("case", shared(list(CASES)))
 def test_every_measure_is_exact(case, top):
     job = job_of(**CASES[case], top=top)
-    assert kernel.Work(job).swift is not None
-    assert_exact(kernel.run(job), job)
+    assert launch.Work(job).swift is not None
+    assert_exact(launch.run(job), job)
 
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
@@ -56,10 +55,10 @@ def test_every_measure_is_exact(case, top):
 @pytest.mark.parametrize("top", [0, 8])
 def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_receives(mask, top):
     job = job_of(mask=mask, tokens=700, top=top)
-    good = kernel.run(job)
+    good = launch.run(job)
     job.call.q[0, 1, 5] = torch.nan
     job.logsumexp[0, 1, 5] = torch.nan
-    found = kernel.run(job)
+    found = launch.run(job)
     others = torch.arange(700, device="cuda") != 5
     for name in ("entropy", "peak", "distance", "first", "peak_key"):
         torch.testing.assert_close(getattr(found, name)[:, 0], getattr(good, name)[:, 0])
@@ -72,24 +71,24 @@ def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_r
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
 def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypatch):
-    from clearhead.lens.kernels import hopper
+    from clearhead.lens.measures.kernels import hopper_row_pass
 
-    monkeypatch.setattr(placing, "_failures", [])
-    monkeypatch.setattr(hopper, "look_along_rows", None)
+    monkeypatch.setattr(device_tensors, "_failures", [])
+    monkeypatch.setattr(hopper_row_pass, "look_along_rows", None)
     job = job_of(mask=Mask.causal(), top=0)
     with pytest.warns(RuntimeWarning, match="could not compile the one for Hopper"):
-        assert_exact(kernel.run(job), job)
-    assert kernel.Work(job).swift is None
+        assert_exact(launch.run(job), job)
+    assert launch.Work(job).swift is None
 
 
 def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
-    monkeypatch.setattr(kernel, "has_warpgroups", lambda device: True)
-    monkeypatch.setattr(placing, "copies_tiles", lambda device: True)
+    monkeypatch.setattr(launch, "has_warpgroups", lambda device: True)
+    monkeypatch.setattr(device_tensors, "copies_tiles", lambda device: True)
     q = torch.zeros(1, 2, 512, 128, dtype=torch.bfloat16)
     logsumexp = torch.zeros(1, 2, 512)
 
     def swift(q, **asked):
-        return kernel.Work(planned(checked(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
+        return launch.Work(planned(checked(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
 
     assert swift(q) is not None
     assert swift(q, logsumexp=None) is None

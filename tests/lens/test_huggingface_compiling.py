@@ -9,9 +9,9 @@ import transformers
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface.arguments import Given
 from clearhead.lens.huggingface.compiling import read, spelled
-from clearhead.lens.huggingface.reading import Given
-from clearhead.lens.watching import watch
 from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, tokens
 
 pytestmark = pytest.mark.unchecked

@@ -9,8 +9,8 @@ import transformers
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
+from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import beams
-from clearhead.lens.watching import watch
 from tests.lens.zoo import (
     DECODERS,
     FAMILIES,

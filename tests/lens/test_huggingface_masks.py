@@ -8,9 +8,9 @@ from torch import Tensor
 
 from clearhead import Mask
 from clearhead.attention.mask_kinds import Dense
-from clearhead.lens.huggingface import ruling
-from clearhead.lens.huggingface.ruling import ruled
-from clearhead.lens.watching import expected_bytes, watch
+from clearhead.lens.capture.watch_context import expected_bytes, watch
+from clearhead.lens.huggingface import mask_recovery
+from clearhead.lens.huggingface.mask_recovery import ruled
 from tests.lens.zoo import WINDOW, made, padding, tokens
 
 
@@ -67,7 +67,7 @@ def test_a_square_for_each_head_stays_one_unless_all_are_the_same():
 
 
 def test_large_squares_are_looked_at_in_parts(monkeypatch):
-    monkeypatch.setattr(ruling, "CELLS", 2 * 13 * 3)
+    monkeypatch.setattr(mask_recovery, "CELLS", 2 * 13 * 3)
     mask = Mask.window(4) & Mask.padding([13, 11], side="left")
     assert repr(ruled(shown(mask, 11, 13), causal=True)) == repr(mask)
 
@@ -109,10 +109,10 @@ def test_steps_of_a_padded_batch_follow_one_rule(cache):
 
 
 def test_a_mask_is_looked_at_once_for_all_layers(monkeypatch):
-    from clearhead.lens.huggingface import reading
+    from clearhead.lens.huggingface import arguments
 
     looks = []
-    monkeypatch.setattr(reading, "ruled", lambda *args, **kwargs: looks.append(args) or ruled(*args, **kwargs))
+    monkeypatch.setattr(arguments, "ruled", lambda *args, **kwargs: looks.append(args) or ruled(*args, **kwargs))
     with torch.no_grad(), watch(made("llama")):
         made("llama")(tokens(), attention_mask=padding("left"))
     assert len(looks) == 1

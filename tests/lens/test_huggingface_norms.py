@@ -8,8 +8,8 @@ import transformers
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
+from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import attentions, wrapped_attention
-from clearhead.lens.watching import watch
 from tests.lens.zoo import FAMILIES, inputs, made, tokens
 from tests.model.checkpoints import shaken
 

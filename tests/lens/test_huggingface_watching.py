@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import LensError
+from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import attentions, wrapped_attention
-from clearhead.lens.watching import watch
 from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
 from tests.model.checkpoints import BERT, shaken
 

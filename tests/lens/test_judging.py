@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from clearhead.lens.measures import Measures, defined
+from clearhead.lens.measures.definition import Measures, defined
 from tests.lens.cases import CASES
 from tests.lens.judging import assert_exact, assert_same_keys
 

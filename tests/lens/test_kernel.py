@@ -17,19 +17,21 @@ import torch
 
 from clearhead import Mask
 from clearhead.attention import MultiHeadAttention
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import checked
 from clearhead.errors import BackendError
-from clearhead.lens import kernel, measuring, watch
-from clearhead.lens.kernels.shapes import Shape, Shapes, classes
-from clearhead.lens.measures import Job, Measures, defined
-from clearhead.lens.measuring import measured, planned
+from clearhead.lens import watch
+from clearhead.lens.measures import measure_dispatch
+from clearhead.lens.measures.definition import Job, Measures, defined
+from clearhead.lens.measures.kernels import launch
+from clearhead.lens.measures.kernels.tile_shapes import Shape, Shapes, classes
+from clearhead.lens.measures.measure_dispatch import measured, planned
 from tests.lens.cases import CASES, TIES, alone, pair
 from tests.lens.judging import assert_exact, assert_same_keys, in_float64
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-HERE = CUDA or kernel.interpreted()
+HERE = CUDA or launch.interpreted()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 QUICK = [
     *("nothing hidden", "one query", "one key", "more top keys than keys", "no extras"),
@@ -85,8 +87,8 @@ def patched_once():
 
 
 def run(job: Job) -> Measures:
-    assert kernel.refusal(job) is None
-    return kernel.run(job, tiles(job))
+    assert launch.refusal(job) is None
+    return launch.run(job, tiles(job))
 
 
 @pytest.mark.skipif(HERE, reason="the kernels are tried in this process")
@@ -121,7 +123,7 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
 @pytest.mark.parametrize("name", some([name for name in CASES if name not in TIES]))
 def test_every_measure_is_exact(name, dtype):
     job = CASES[name].job(dtype, DEVICE)
-    if kernel.refusal(job) is not None:
+    if launch.refusal(job) is not None:
         assert job.call.q.numel() == 0 or job.call.k.numel() == 0 or not job.rows
         return
     assert_exact(run(job), job)
@@ -142,7 +144,7 @@ def test_a_logsumexp_that_is_given_serves_as_well(name):
     given = job._replace(logsumexp=defined(in_float64(job)).logsumexp.float())
     found = run(given)
     assert_exact(found, given)
-    alone = kernel.run(given._replace(top=0, received=False), tiles(job))  # no pass along columns
+    alone = launch.run(given._replace(top=0, received=False), tiles(job))  # no pass along columns
     for name in ("entropy", "distance", "peak_key", "map"):
         torch.testing.assert_close(getattr(alone, name), getattr(found, name), rtol=1e-5, atol=1e-5)
 
@@ -202,14 +204,14 @@ def job_of(*, width: int = 16, dtype: torch.dtype = torch.float32, **asked) -> J
 
 def test_what_the_kernels_cannot_do_is_said(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert kernel.refusal(job_of()) is None
-    assert "float64" in str(kernel.refusal(job_of(dtype=torch.float64)))
-    assert "at most 256 wide, these are 257" in str(kernel.refusal(job_of(width=257)))
-    assert "best 32 keys at most, not 33" in str(kernel.refusal(job_of(top=33)))
-    assert "nothing to measure" in str(kernel.refusal(CASES["no keys"].job()))
+    assert launch.refusal(job_of()) is None
+    assert "float64" in str(launch.refusal(job_of(dtype=torch.float64)))
+    assert "at most 256 wide, these are 257" in str(launch.refusal(job_of(width=257)))
+    assert "best 32 keys at most, not 33" in str(launch.refusal(job_of(top=33)))
+    assert "nothing to measure" in str(launch.refusal(CASES["no keys"].job()))
     monkeypatch.delenv("TRITON_INTERPRET")
     job = CASES["causal"].job()
-    assert kernel.refusal(job) == "it runs on CUDA, and q is on cpu"
+    assert launch.refusal(job) == "it runs on CUDA, and q is on cpu"
     with pytest.raises(BackendError, match="it runs on CUDA, and q is on cpu; 'auto' would take 'tiled'"):
         measured(job, "triton")
 
@@ -219,12 +221,12 @@ def test_what_the_kernels_cannot_do_is_said(monkeypatch):
 def test_on_a_gpu_nothing_waits_and_memory_grows_with_n_only():
     q = torch.randn(1, 8, 8192, 128, device="cuda", dtype=torch.bfloat16)
     job = planned(checked(q, q, None, Mask.causal()))
-    kernel.run(job)
+    launch.run(job)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        kernel.run(planned(checked(q, q, None, Mask.causal())))
+        launch.run(planned(checked(q, q, None, Mask.causal())))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.max_memory_allocated() - before < 3 * q.numel() * 2
@@ -239,7 +241,7 @@ def test_what_is_no_number_shows(given):
     call = checked(q, k, None, Mask.causal())
     logsumexp = defined(planned(call)).logsumexp if given else None
     job = planned(call, top=2, logsumexp=logsumexp)
-    found = kernel.run(job, tiles(job))
+    found = launch.run(job, tiles(job))
     for name in ("logsumexp", "entropy", "peak", "distance"):
         assert getattr(found, name).isnan().nonzero()[:, 2].unique().tolist() == [40], name
     assert (found.peak_key == -1).nonzero()[:, 2].unique().tolist() == [40]
@@ -253,7 +255,7 @@ def test_the_usual_dtype_makes_no_difference(usual):
     job = planned(checked(q, k, None, Mask.causal()), pixels=3, top=0)
     torch.set_default_dtype(usual)
     try:
-        found = kernel.run(job, tiles(job))
+        found = launch.run(job, tiles(job))
     finally:
         torch.set_default_dtype(torch.float32)
     assert {found.entropy.dtype, found.received.dtype, found.map.dtype, found.top_weights.dtype} == {torch.float32}
@@ -265,7 +267,7 @@ def test_the_usual_dtype_makes_no_difference(usual):
 def test_a_large_job_in_bfloat16_is_as_exact(mask):
     q, k = (torch.randn(1, heads, 4099, 128, device="cuda").bfloat16() for heads in (4, 2))
     job = planned(checked(q, k, None, mask))
-    assert_exact(kernel.run(job), job)
+    assert_exact(launch.run(job), job)
 
 
 @pytest.mark.skipif(not CUDA, reason="on a GPU only")
@@ -274,7 +276,7 @@ def test_what_the_fused_kernel_leaves_behind_is_measured_with(mask, monkeypatch)
     attention = MultiHeadAttention(width=256, heads=4, kv_heads=2).to(DEVICE, torch.bfloat16)
     x = torch.randn(2, 331, 256, device=DEVICE).bfloat16()
     jobs = []
-    monkeypatch.setitem(measuring.WAYS, "triton", lambda job: jobs.append(job) or kernel.run(job))
+    monkeypatch.setitem(measure_dispatch.WAYS, "triton", lambda job: jobs.append(job) or launch.run(job))
     expected = attention(x, mask=mask)
     with watch(attention) as record:
         assert torch.equal(attention(x, mask=mask), expected)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Mask
-from clearhead.lens.kernels import masking, reusing, skipping
-from clearhead.lens.kernels.shapes import shapes_for
+from clearhead.lens.measures.kernels import mask_plan, reusing, skipping
+from clearhead.lens.measures.kernels.tile_shapes import shapes_for
 from tests.attention.cases import masks
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 37, 53
@@ -15,7 +15,7 @@ SIZES = (BATCH, HEADS, QUERIES, KEYS)
 CPU = torch.device("cpu")
 
 
-def read(rules: masking.Rules) -> torch.Tensor:
+def read(rules: mask_plan.Rules) -> torch.Tensor:
     """What `scoring.visible` makes of the rules, in plain torch: (batch, heads, queries, keys)."""
     table, table_sample, query_ids, query_sample, key_ids, key_sample, dense, *strides = rules.arguments
     b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
@@ -43,13 +43,13 @@ def read(rules: masking.Rules) -> torch.Tensor:
 
 @given(masks(*SIZES))
 def test_rules_say_what_the_mask_says(mask):
-    rules = masking.rules(mask, SIZES, CPU)
+    rules = mask_plan.rules(mask, SIZES, CPU)
     assert torch.equal(read(rules), mask.dense(QUERIES, KEYS).expand(SIZES))
 
 
 def test_structure_is_kept_as_numbers():
     mask = (Mask.causal() | Mask.prefix([3, 5])) & Mask.padding([37, 31], queries=True) & Mask.window(20, 9)
-    rules = masking.rules(mask, SIZES, CPU)
+    rules = mask_plan.rules(mask, SIZES, CPU)
     assert (rules.terms, rules.documents, rules.dense) == (2, 0, 0)
     assert max(t.numel() for t in rules.arguments if isinstance(t, torch.Tensor)) == BATCH * 2 * 6
 
@@ -57,9 +57,9 @@ def test_structure_is_kept_as_numbers():
 def test_a_mask_of_too_many_parts_is_built_whole_or_refused():
     ids = torch.zeros(KEYS, dtype=torch.long)
     mask = Mask.documents(ids) & Mask.documents(ids + 1)  # two of them: more than the kernels carry
-    assert masking.refusal(mask, SIZES) is None
-    assert masking.rules(mask, SIZES, CPU).dense == 1
-    assert "too many to build it whole" in str(masking.refusal(mask, (1, 1, 2**17, 2**17)))
+    assert mask_plan.refusal(mask, SIZES) is None
+    assert mask_plan.rules(mask, SIZES, CPU).dense == 1
+    assert "too many to build it whole" in str(mask_plan.refusal(mask, (1, 1, 2**17, 2**17)))
 
 
 def visits(plan: skipping.Plan, samples: int, heads: int, tiles: int) -> list[tuple[list[int], list[int]]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import Bias, Mask
 from clearhead.lens import measure
-from clearhead.lens.measures import blocks_of, first_position, pooled
+from clearhead.lens.measures.definition import blocks_of, first_position, pooled
 
 LN2, LN3, LN6 = math.log(2), math.log(3), math.log(6)
 THIRDS = [LN3, LN2, 0.0]  # the scores of weights 1/2, 1/3 and 1/6

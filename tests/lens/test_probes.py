@@ -7,9 +7,9 @@ import torch
 
 from clearhead.attention import reference
 from clearhead.errors import ShapeError
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import measured
-from clearhead.lens.probes import weights_at
+from clearhead.lens.measures.definition import Job
+from clearhead.lens.measures.key_probes import weights_at
+from clearhead.lens.measures.measure_dispatch import measured
 from tests.lens.cases import CASES
 from tests.lens.judging import in_float64
 

@@ -8,12 +8,12 @@ import torch
 from clearhead import Bias, Encoder, Mask, ModelConfig, MultiHeadAttention, Record, attention_weights, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import Dense
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import checked
 from clearhead.errors import RecordError
-from clearhead.lens.collecting import Collector, Settings
-from clearhead.lens.growing import Detail
-from clearhead.lens.measuring import planned
-from clearhead.lens.sights import Forward
+from clearhead.lens.capture.collector import Collector, Settings
+from clearhead.lens.capture.growing_call import Detail
+from clearhead.lens.measures.measure_dispatch import planned
+from clearhead.lens.record.attention_views import Forward
 from tests.lens.judging import in_float64
 from tests.lens.spying import built, tokens
 

@@ -10,8 +10,8 @@ from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.attention import reference
 from clearhead.errors import LensError, RecordError
 from clearhead.lens import watch
-from clearhead.lens.flow import carried, rollout
-from clearhead.lens.names import attentions
+from clearhead.lens.analysis.attention_rollout import carried, rollout
+from clearhead.lens.attention_names import attentions
 from tests.lens.cases import CASES
 from tests.lens.zoo import eager_weights, inputs, made, tokens
 
@@ -21,7 +21,7 @@ SMALL = {"vocabulary": 41, "width": 24, "heads": 3, "layers": 3, "feedforward": 
 @pytest.mark.parametrize("tile", [20_000, 2**20])
 @pytest.mark.parametrize("name", CASES)
 def test_what_keys_receive_of_some_rows_is_the_mean_of_the_heads(name, tile, monkeypatch):
-    monkeypatch.setattr("clearhead.lens.flow.TILE", tile)
+    monkeypatch.setattr("clearhead.lens.analysis.attention_rollout.TILE", tile)
     call = CASES[name].job(torch.float64).call
     rows = torch.rand(call.q.shape[0], call.q.shape[2], dtype=torch.float64)
     rows[:, 3:40] = 0.0

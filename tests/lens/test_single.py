@@ -5,13 +5,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import Mask
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import checked
 from clearhead.errors import BackendError
-from clearhead.lens import measure, single
-from clearhead.lens.growing import Detail, Growing, Where
-from clearhead.lens.measures import Job, blocks_of
-from clearhead.lens.measuring import WAYS, measured
-from clearhead.lens.moves import Moves
+from clearhead.lens import measure
+from clearhead.lens.capture.batch_history import Moves
+from clearhead.lens.capture.growing_call import Detail, Growing, Where
+from clearhead.lens.measures import one_query
+from clearhead.lens.measures.definition import Job, blocks_of
+from clearhead.lens.measures.measure_dispatch import WAYS, measured
 from tests.lens.cases import CASES, TIES
 from tests.lens.judging import assert_exact, assert_same_keys
 
@@ -48,7 +49,7 @@ def test_ties_go_to_the_smallest_key(name, dtype, device):
 @pytest.mark.parametrize("every", [1, 7])
 def test_one_query_is_measured_in_one_piece(every, monkeypatch):
     taken = []
-    monkeypatch.setitem(WAYS, "single", lambda job: taken.append(job) or single.run(job))
+    monkeypatch.setitem(WAYS, "single", lambda job: taken.append(job) or one_query.run(job))
     measure(torch.zeros(1, 2, every, 3), torch.zeros(1, 2, 11, 3), Mask.causal(), every=every)
     assert len(taken) == 1
 

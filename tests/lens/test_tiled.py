@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Bias, Mask
-from clearhead.attention.inputs import checked
-from clearhead.lens import measure, ranking, tiled, tiles
-from clearhead.lens.measures import Job, Measures, pooled
-from clearhead.lens.measuring import measured, planned
+from clearhead.attention.call import checked
+from clearhead.lens import measure
+from clearhead.lens.measures import tiled, tiles, top_keys
+from clearhead.lens.measures.definition import Job, Measures, pooled
+from clearhead.lens.measures.measure_dispatch import measured, planned
 from tests.attention.cases import Case as Attention
 from tests.attention.cases import cases as attentions
 from tests.lens.cases import CASES, TIES, random
@@ -25,7 +26,7 @@ SIZES = {
     "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
     "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
 }
-MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "FEW": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": ranking}
+MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "FEW": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": top_keys}
 
 
 @contextmanager
@@ -241,9 +242,9 @@ def test_the_ranking_is_that_of_a_stable_sort(size, count, values):
     scores[0, 0] = -torch.inf
     scores[0, 1, :, 3:] = -torch.inf
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "BLOCK", 4 if size == 4 else 64)
-        blocks = ranking.maxima(scores)
-        (found, places), first = ranking.best(scores, blocks, count), ranking.first(scores, blocks)
+        patch.setattr(top_keys, "BLOCK", 4 if size == 4 else 64)
+        blocks = top_keys.maxima(scores)
+        (found, places), first = top_keys.best(scores, blocks, count), top_keys.first(scores, blocks)
     wanted, order = scores.sort(dim=-1, descending=True, stable=True)
     few = min(count, size)
     assert torch.equal(found, wanted[..., :few])

@@ -9,7 +9,7 @@ from transformers.models.clvp.tokenization_clvp import bytes_to_unicode
 from clearhead import watch
 from clearhead.explore.huggingface import HuggingFaceText
 from clearhead.explore.words import words
-from clearhead.lens.tokens import bytes_of_marks, named_by
+from clearhead.lens.record.token_labels import bytes_of_marks, named_by
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(), BYTES])

@@ -7,9 +7,9 @@ import torch
 
 from clearhead import Bias, Mask
 from clearhead.attention import reference
-from clearhead.attention.inputs import checked
-from clearhead.lens import visible
-from clearhead.lens.visible import visible_keys
+from clearhead.attention.call import checked
+from clearhead.lens.measures import visible_counts
+from clearhead.lens.measures.visible_counts import visible_keys
 
 BATCH, HEADS, QUERIES, KEYS = 3, 2, 101, 211
 
@@ -39,7 +39,7 @@ def masks() -> dict[str, Mask | None]:
 @pytest.mark.parametrize("chunk", [13_000, 2**22])
 @pytest.mark.parametrize("name", masks())
 def test_the_count_is_that_of_the_dense_mask(name, chunk, rows, monkeypatch):
-    monkeypatch.setattr(visible, "CHUNK", chunk)
+    monkeypatch.setattr(visible_counts, "CHUNK", chunk)
     hidden = torch.zeros(BATCH, 1, QUERIES, KEYS).masked_fill(torch.rand(BATCH, 1, QUERIES, KEYS) < 0.5, -math.inf)
     q, k = torch.zeros(BATCH, HEADS, QUERIES, 2), torch.zeros(BATCH, HEADS, KEYS, 2)
     for bias in (None, hidden, Bias.alibi(HEADS)):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from clearhead.lens.workers import side_by_side
+from clearhead.lens.measures.thread_pool import side_by_side
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from clearhead.lens.sights import Sight
+from clearhead.lens.record.attention_views import Sight
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, shaken
 
 HEADS, TOKENS, LENGTHS = 3, 11, (11, 7, 5)

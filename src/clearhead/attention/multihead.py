@@ -16,8 +16,8 @@ from clearhead.attention.backends import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
-from clearhead.attention.overhearing import hearing
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
+from clearhead.attention.sdpa_logsumexp import hearing
 from clearhead.errors import ConfigError, ShapeError
 
 

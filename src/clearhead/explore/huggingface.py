@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live import Live
-from clearhead.lens.tokens import named_by
+from clearhead.lens.record.token_labels import named_by
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
 from clearhead.tasks.trace import Trace

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.explore.windows import Weights
-from clearhead.lens.measures import blocks_of, pooled
-from clearhead.lens.sights import Sight
+from clearhead.lens.measures.definition import blocks_of, pooled
+from clearhead.lens.record.attention_views import Sight
 
 OVERVIEW = 512  # pixels of the map that a page gets at once
 NEAR = 8192  # tokens: windows of at most so many are exact

@@ -14,9 +14,9 @@ from clearhead.explore.axes import Axis
 from clearhead.explore.heads import NONE, in_step, summaries
 from clearhead.explore.panorama import OVERVIEW, Panorama
 from clearhead.explore.words import words
-from clearhead.lens.record import Record
-from clearhead.lens.roles import HeadRoles
-from clearhead.lens.sights import Forward, Sight, text_of
+from clearhead.lens.analysis.roles import HeadRoles
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight, text_of
 
 FORMAT = 1
 LANGUAGES = ["en", "zh"]

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import pooled
-from clearhead.lens.sights import Sight
-from clearhead.lens.workers import side_by_side
+from clearhead.lens.measures.definition import pooled
+from clearhead.lens.measures.thread_pool import side_by_side
+from clearhead.lens.record.attention_views import Sight
+from clearhead.lens.record.exact_windows import Kept
 
 TILE = 2**19  # scores held at once: they should stay in the processor's cache
 GRAIN = 128  # the mask is asked by blocks of so many

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from clearhead.lens.tokens import SPACE, bytes_of_marks
+from clearhead.lens.record.token_labels import SPACE, bytes_of_marks
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")

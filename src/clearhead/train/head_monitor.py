@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
-from clearhead.lens.names import attentions
+from clearhead.lens.attention_names import attentions
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 from clearhead.text.batches import Batch

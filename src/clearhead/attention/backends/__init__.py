@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.attention import reference
 from clearhead.attention.backends import flex, sdpa, tiled
 from clearhead.attention.biases import Bias
-from clearhead.attention.inputs import Call, checked
+from clearhead.attention.call import Call, checked
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 
 BLOCK = 128

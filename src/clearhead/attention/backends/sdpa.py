@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Dense, Padding, Prefix
 from clearhead.attention.masks import Mask
-from clearhead.attention.overhearing import fused
+from clearhead.attention.sdpa_logsumexp import fused
 
 # How many numbers a dense mask or the weights may have before `auto` looks for another way: 64 MiB of float32.
 # Where there is a quick one it does so earlier: FlexAttention on a GPU, `tiled` on a CPU (both measured).

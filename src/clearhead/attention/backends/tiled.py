@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
+from clearhead.attention.call import Call
 from clearhead.attention.dropout import keepers
-from clearhead.attention.inputs import Call
 from clearhead.attention.masks import Mask
-from clearhead.attention.runs import Run, runs
+from clearhead.attention.visible_runs import Run, runs
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.

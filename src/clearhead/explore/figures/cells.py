@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.errors import RecordError, ShapeError
 from clearhead.explore.figures import naming
 from clearhead.lens import Sight
-from clearhead.lens.measures import blocks_of, pooled
+from clearhead.lens.measures.definition import blocks_of, pooled
 
 Tokens = Sequence[str | None] | None
 MOST = 512  # cells a side: more cannot be told apart in a figure

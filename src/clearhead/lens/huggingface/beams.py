@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from clearhead.lens.eyes import lock
+from clearhead.lens.capture.compiled_graphs import lock
 
 METHOD = "_update_finished_beams"
 Hear = Callable[[frozenset[int]], None]

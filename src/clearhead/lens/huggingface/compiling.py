@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.lens.huggingface.reading import Given
-from clearhead.lens.spelling import NONE, Spelled
+from clearhead.lens.capture.spelling import NONE, Spelled
+from clearhead.lens.huggingface.arguments import Given
 
 WAYS = ("sdpa", "eager", "flash", "flex")
 OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention.overhearing import overhearing
-from clearhead.lens.eyes import Organ, lock, outside_graphs, tell
+from clearhead.attention.sdpa_logsumexp import overhearing
+from clearhead.lens.capture.compiled_graphs import Organ, lock, outside_graphs, tell
+from clearhead.lens.capture.spelling import Spelled
+from clearhead.lens.huggingface.arguments import Given, given
 from clearhead.lens.huggingface.compiling import read, spelled
-from clearhead.lens.huggingface.reading import Given, given
-from clearhead.lens.huggingface.wrapping import Attend, Result, add_wrap, remove_wrap, shadowed
-from clearhead.lens.spelling import Spelled
+from clearhead.lens.huggingface.interposition import Attend, Result, add_wrap, remove_wrap, shadowed
 
 See = Callable[[nn.Module, Given], None]
 

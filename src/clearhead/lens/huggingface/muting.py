@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.huggingface.wrapping import Attend, Result, add_wrap, remove_wrap, shadowed
-from clearhead.lens.muting import muting
+from clearhead.lens.analysis.muting import muting
+from clearhead.lens.huggingface.interposition import Attend, Result, add_wrap, remove_wrap, shadowed
 
 MUTED = "_clearhead_muted"  # on a module: which of its heads are quiet
 

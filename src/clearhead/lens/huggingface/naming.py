@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from clearhead.lens.huggingface.finding import attending
-from clearhead.lens.names import WRAPPERS
+from clearhead.lens.attention_names import WRAPPERS
+from clearhead.lens.huggingface.discovery import attending
 
 CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
 # Words that say nothing: what every model calls its parts.

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.huggingface.finding import attending, refuse_if_blind
+from clearhead.lens.huggingface.discovery import attending, refuse_if_blind
 from clearhead.lens.huggingface.naming import attentions
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")

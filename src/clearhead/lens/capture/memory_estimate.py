@@ -1,0 +1,84 @@
+"""How much memory a record will take, before anything has run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from clearhead.attention.biases import Dense
+from clearhead.attention.call import Call
+from clearhead.lens.capture.growing_call import Detail
+
+MUCH = 0.25  # of the memory that is free: more is said aloud
+
+
+class Sizes(NamedTuple):
+    """What one attention is made of; `itemsize` is how many bytes a number of q has."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    queries: int
+    keys: int
+    itemsize: int = 4
+
+
+def bytes_of(detail: Detail, sizes: Sizes) -> int:
+    """What a record holds of such an attention.
+
+    >>> bytes_of(Detail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
+    600
+    """
+    rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
+    number = max(sizes.itemsize, 4)
+    per_query = 5 * number + 4 + detail.top * (number + 4) + len(detail.probes or {}) * number
+    per_key = number * (2 if detail.norms else 1)
+    pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
+    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number) + 4 * sizes.batch * rows
+    if detail.keep == "qk":
+        q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
+        total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize
+    return total
+
+
+def squares(call: Call) -> int:
+    """What the mask and the bias of an attention take that follow no rule, and have a number for each cell."""
+    numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
+    numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
+    return sum(tensor.nbytes for tensor in numbers)
+
+
+def in_words(count: int) -> str:
+    """
+    >>> in_words(1_234_567), in_words(560)
+    ('1.2 MB', '560 bytes')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def free_bytes() -> int | None:
+    """What programs could still take on this machine; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(found, None)
+
+
+def warn_if_much(expected: int, what: str) -> bool:
+    """Says aloud that something will take a large part of the memory that is free, and whether it did."""
+    free = free_bytes()
+    if free is None or expected <= MUCH * free:
+        return False
+    warnings.warn(
+        f"{what} will take about {in_words(expected)} of memory, and {in_words(free)} are free; "
+        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
+        stacklevel=2,
+    )
+    return True

@@ -1,0 +1,164 @@
+"""How the lens hears our own models: through the observers of their attentions, and hooks where tokens go in."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead.attention import MultiHeadAttention, Seen
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.compiled_graphs import Eye, Organ, lock, tell
+from clearhead.lens.capture.spelling import Spelled
+
+KINDS = ("source", "target", "tokens")
+_eyes: weakref.WeakKeyDictionary[nn.Module, Eye] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[nn.Module, Reader] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def listening(model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector) -> Iterator[None]:
+    """Within it the collector hears these attentions; who watched before goes on hearing them."""
+    with ExitStack() as stack:
+        for name, attention in attentions.items():
+            if name in collector.settings.layers:
+                stack.enter_context(_heard(attention, _listener(name, attention, collector)))
+        for part in model.modules():
+            if _reads(part):
+                stack.enter_context(_read(part, collector))
+        yield
+
+
+@contextmanager
+def _heard(attention: MultiHeadAttention, listener: Callable[[Seen], None]) -> Iterator[None]:
+    with lock:
+        eye = _eyes.get(attention)
+        if eye is None or (eye.listeners and attention.observer is not eye):
+            eye = Eye()  # also if somebody stepped in between, who may hand on to the eye that was there
+            _eyes.setdefault(attention, eye)
+        if attention.observer is not eye:
+            eye.before, attention.observer = attention.observer, eye
+        eye.listeners = (*eye.listeners, listener)
+    try:
+        yield
+    finally:
+        with lock:
+            eye.listeners = tuple(one for one in eye.listeners if one is not listener)
+            if not eye.listeners and attention.observer is eye:
+                attention.observer, eye.before = eye.before, None
+
+
+def _listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
+    def hear(seen: Seen) -> None:
+        first_query, cache = None, seen.cache
+        if seen.cross and cache is not None:
+            seen = unfolded(seen, cache.beams)
+            written = cache.length - seen.q.shape[2]  # the first layer has taken this step's tokens already
+            first_query = written if written >= 0 else None
+        out = attention.to_out.weight if collector.settings.detail.norms else None
+        collector.take(name, seen, first_query=first_query, cross=seen.cross, out=out)
+
+    return hear
+
+
+def unfolded(seen: Seen, beams: int) -> Seen:
+    """With beams as samples again: those that look at one context are queries of one sample."""
+    if beams == 1:
+        return seen
+
+    def apart(tensor: Tensor) -> Tensor:
+        """(batch, heads, beams · queries, …) → (batch · beams, heads, queries, …)"""
+        samples: Tensor = tensor.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
+        return samples
+
+    def of_mask(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 4 and tensor.shape[2] > 1:
+            return apart(tensor.expand(len(seen.k), -1, -1, -1))
+        return tensor.repeat_interleave(beams, 0) if len(tensor) > 1 else tensor
+
+    return seen._replace(
+        q=apart(seen.q),
+        k=seen.k.repeat_interleave(beams, 0),
+        v=seen.v.repeat_interleave(beams, 0),
+        mask=None if seen.mask is None else seen.mask.map(of_mask),
+        logsumexp=None if seen.logsumexp is None else apart(seen.logsumexp),
+    )
+
+
+class Reader(Organ):
+    """What a model reads: the token numbers that go to its encoder or its decoder, as far as it gets any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectors: tuple[Collector, ...] = ()
+        self.hooks: list[Any] = []
+        self._here = threading.local()
+
+    def watch(self, model: nn.Module) -> None:
+        """Hooks the places where tokens become vectors, and where vectors enter a stack."""
+        places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
+        stacks = {
+            name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
+        }
+        kinds = {"encoder": 0, "decoder": 1} if len(stacks) == 2 else dict.fromkeys(stacks, 2)
+        hooked = [(place, _Hook(self, None)) for place in places if isinstance(place, nn.Module)]
+        hooked += [(stacks[name], _Hook(self, kind)) for name, kind in kinds.items()]
+        self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
+
+    def receive(self, given: Spelled) -> None:
+        if not given.numbers:
+            self._here.tokens = given.tensors[0] if given.tensors else None
+            return
+        tokens, self._here.tokens = getattr(self._here, "tokens", None), None
+        for collector in self.collectors:
+            collector.note(KINDS[given.numbers[0]], tokens)
+
+
+class _Hook:
+    """Tells a reader of tokens that are looked up, or of which kind of text enters a stack."""
+
+    def __init__(self, reader: Reader, kind: int | None) -> None:
+        self.reader, self.kind = reader, kind
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self.kind is not None:
+            tell(self.reader, Spelled([], [self.kind], []))
+        elif given:
+            tell(self.reader, Spelled([given[0].detach()], [], []))
+
+    def __reduce__(self) -> Any:
+        return (_deaf, ())  # in the copy of a model that is being watched
+
+
+def _deaf() -> Callable[[nn.Module, Any], None]:
+    return _heed_nothing
+
+
+def _heed_nothing(module: nn.Module, given: Any) -> None:
+    """A hook that does nothing."""
+
+
+def _reads(part: nn.Module) -> bool:
+    words = getattr(getattr(part, "vocabulary", None), "words", None)
+    return isinstance(words, nn.Embedding) and (hasattr(part, "encoder") or hasattr(part, "decoder"))
+
+
+@contextmanager
+def _read(model: nn.Module, collector: Collector) -> Iterator[None]:
+    with lock:
+        reader = _readers.setdefault(model, Reader())
+        if not reader.collectors:
+            reader.watch(model)
+        reader.collectors = (*reader.collectors, collector)
+    try:
+        yield
+    finally:
+        with lock:
+            reader.collectors = tuple(one for one in reader.collectors if one is not collector)
+            if not reader.collectors:
+                for hook in reader.hooks:
+                    hook.remove()

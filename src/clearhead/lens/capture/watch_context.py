@@ -1,0 +1,225 @@
+"""watch(model): sees what every head of a model looks at, while the model runs as it always does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import LensError
+from clearhead.lens import huggingface
+from clearhead.lens.attention_names import attentions, check_heads, check_name, plain
+from clearhead.lens.capture.collector import Collector, Settings
+from clearhead.lens.capture.growing_call import Detail, Probe
+from clearhead.lens.capture.memory_estimate import Sizes, bytes_of
+from clearhead.lens.capture.own_models import listening
+from clearhead.lens.measures.definition import MOST, check_counts
+from clearhead.lens.record.attention_record import Record
+
+Layers = str | int | Collection[str | int] | None
+Heads = int | Collection[int] | Tensor | None
+
+
+@contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    layers: Layers = None,
+    heads: Heads = None,
+    pixels: int = 256,
+    top: int = 8,
+    rows: float | None = None,
+    keep: str = "none",
+    probes: Mapping[str, Probe] | None = None,
+    norms: bool = False,
+    own_thread: bool = False,
+) -> Iterator[Record]:
+    """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
+
+    The model computes what it would unwatched, bit by bit and with the same kernels.
+
+    - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
+    - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
+      warning comes before it is more than a quarter of the memory that is free.
+    - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
+    - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
+
+    A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
+    Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
+    its own, except for threads that watch the model themselves. With `own_thread=True` it records only passes of the
+    thread that it was entered in, as `Predictor.look` does.
+
+    >>> import torch
+    >>> from clearhead import Decoder, ModelConfig
+    >>> model = Decoder(ModelConfig.named("tiny", vocabulary=11))
+    >>> with watch(model, layers="decoder.1.*") as record:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> record["decoder.1.self"].map.shape
+    torch.Size([1, 4, 3, 3])
+    """
+    route = _route(model)
+    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep, probes, norms))
+    settings = settings._replace(own_thread=own_thread)
+    record = Record(settings.layers)
+    record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
+    record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
+    collector = Collector(settings, record, settings.layers, model)
+    with collector, route.listen(collector):
+        yield record
+    if not record.calls:
+        raise LensError(
+            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran"
+            f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
+            "was it a recorded CUDA graph that was played?"
+        )
+
+
+def expected_bytes(
+    model: nn.Module,
+    tokens: int,
+    *,
+    batch: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    pixels: int = 256,
+    top: int = 8,
+    rows: float | None = None,
+    keep: str = "none",
+) -> int:
+    """What a record of one pass over so many tokens will take, before anything runs.
+
+    For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
+    squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
+    """
+    route = _route(model)
+    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))
+    check_counts(LensError, tokens=tokens, batch=batch)
+    total = 0
+    for name in settings.layers:
+        shape = route.shapes[name]
+        chosen = shape.heads if settings.heads is None else len(settings.heads)
+        sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
+        total += bytes_of(settings.detail, sizes)
+    return total
+
+
+class Shape(NamedTuple):
+    """What an attention is made of."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+
+class Route(NamedTuple):
+    """The attentions of a model by their names, and how to listen to them."""
+
+    shapes: dict[str, Shape]
+    listen: Callable[[Collector], AbstractContextManager[None]]
+
+
+def _route(model: nn.Module) -> Route:
+    """Ours through their observers, Hugging Face's through their attention interface, and no others."""
+    ours = attentions(model) if isinstance(model, nn.Module) else {}
+    if ours:
+        itemsize = _itemsize(model)
+        shapes = {name: Shape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
+        return Route(shapes, lambda collector: listening(model, ours, collector))
+    if isinstance(model, nn.Module) and (
+        huggingface.attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
+    ):
+        shapes = {name: _shape(model, heads) for name, heads in huggingface.head_counts(model).items()}
+        return Route(shapes, lambda collector: huggingface.listening(model, collector))
+    if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
+        raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
+    raise LensError(
+        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
+        "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
+        "measure(q, k, mask) works on the tensors of any"
+    )
+
+
+def _shape(model: nn.Module, heads: int) -> Shape:
+    """As far as the config of a Hugging Face model tells."""
+    config = getattr(model, "config", None)
+    width = _told(config, "hidden_size") or _told(config, "d_model") or 64 * heads
+    head_dim = _told(config, "head_dim") or _told(config, "d_kv") or max(1, width // heads)
+    return Shape(heads, _told(config, "num_key_value_heads") or heads, head_dim, _itemsize(model))
+
+
+def _itemsize(model: nn.Module) -> int:
+    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
+
+
+def _told(config: object, name: str) -> int | None:
+    """A number of a config; None where it has none, or where it says that its layers differ."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # transformers has an error of its own for that, which is no AttributeError
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
+    chosen = _layers(layers, list(route.shapes))
+    numbers = None if heads is None else _heads(heads, {name: route.shapes[name].heads for name in chosen})
+    check_counts(LensError, pixels=detail.pixels)
+    check_counts(LensError, most=MOST, top=detail.top)
+    if detail.keep not in ("none", "qk"):
+        raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    probes = {} if detail.probes is None else detail.probes
+    if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
+        raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
+    return Settings(tuple(chosen), numbers, detail)
+
+
+def _heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """Their numbers, which every one of these attentions must have."""
+    one = plain(heads)
+    wanted = [one] if isinstance(one, int) else one
+    numbers = [plain(head) for head in wanted] if isinstance(wanted, Collection) else []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
+    for name, count in counts.items():
+        check_heads(name, wanted, count)
+    return tuple(numbers)
+
+
+def _layers(layers: Layers, names: list[str]) -> list[str]:
+    """The names that were asked for, by name, pattern or number of the layer."""
+    if layers is None:
+        return names
+    wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
+    if not len(wanted):
+        raise LensError("layers must name at least one, or be None for all, got an empty list")
+    chosen = set()
+    for one in map(plain, wanted):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise LensError(
+                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
+            )
+        if isinstance(one, int):
+            found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
+        else:
+            found = {name for name in names if name == one or fnmatchcase(name, one)}
+        if not found:
+            check_name(str(one), names)
+        chosen |= found
+    return [name for name in names if name in chosen]
+
+
+def _every(rows: float | None) -> int:
+    """1/16 is every 16th."""
+    if rows is None:
+        return 1
+    every = round(1 / rows) if isinstance(rows, (int, float)) and 0 < rows <= 1 else 0
+    if not every or 1 / every != rows:
+        raise LensError(f"rows must be 1/n, such as 1/16 for one query in sixteen, got {rows!r}")
+    return every

@@ -1,0 +1,231 @@
+"""What an attention function of Hugging Face's is given, read as it reads it: q, k, mask, bias, scale, softcap, sinks.
+
+The functions differ. "sdpa" takes a mask of None as causal where the module says so, from the upper left; "eager" takes
+it as no mask at all; "flash" gets which tokens are padding, and is told of windows and packed texts beside the mask;
+"flex" gets a function. What is measured is what the function in force computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import Mask, Seen
+from clearhead.attention.biases import Dense
+from clearhead.attention.sdpa_logsumexp import Overhearing
+from clearhead.errors import LensError
+from clearhead.lens.huggingface.blocks import Blockwise
+from clearhead.lens.huggingface.interposition import Attend
+from clearhead.lens.huggingface.mask_recovery import ruled
+
+HIDING = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
+
+
+class Given(NamedTuple):
+    """What one call of an attention function got, of which kind it is, and whether it counts as causal."""
+
+    way: str  # "sdpa", "eager", "flash" or "flex"
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Any
+    scale: float | Tensor | None
+    causal: bool
+    softcap: float | None
+    window: int | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    positions: Tensor | None  # that begin anew with every packed text
+    starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
+    key_starts: Tensor | None
+    overheard: Overhearing | None = None
+
+
+Read = tuple[Mask | None, Tensor | None]
+Masks = dict[tuple[Any, ...], tuple[Any, Read]]  # by where what was given lies, which is kept so that nothing else does
+
+
+def given(
+    attend: Attend, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, args: tuple[Any, ...], options: Any
+) -> Given:
+    """Gathers what a function is given; torch.compile can look into it."""
+    function = attend.function
+    if args:
+        options = {**_bound(function, args), **options}
+    way = "eager" if attend.eager else way_of(function)
+    _refuse(q, k, options)
+    takes: Callable[[str], bool] = functools.partial(_takes, function) if way == "eager" else lambda name: True
+    causal = options.get("is_causal")
+    sinks = options.get("s_aux")
+    if way == "eager":
+        sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
+    return Given(
+        way,
+        q,
+        k,
+        v,
+        mask,
+        options.get("scaling"),
+        bool(getattr(module, "is_causal", True) if causal is None else causal),
+        options.get("softcap") if takes("softcap") else None,
+        options.get("sliding_window"),
+        options.get("position_bias") if takes("position_bias") else None,
+        sinks if way != "sdpa" else None,
+        options.get("position_ids"),
+        options.get("cu_seq_lens_q"),
+        options.get("cu_seq_lens_k"),
+    )
+
+
+def way_of(function: Callable[..., Any]) -> str:
+    """How a function reads what it is given, by its name; one that nobody knows is taken to read as "sdpa" does."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", "")
+    return next((way for way in ("flash", "flex") if way in name), "sdpa")
+
+
+def seen(got: Given, keys: int, masks: Masks) -> Seen:
+    """The attention that is computed from what was given, over the first `keys` keys: a static cache has empty ones."""
+    queries = got.q.shape[2]
+    if got.way == "sdpa" and got.mask is None and got.causal and queries > 1:
+        keys = min(keys, queries)
+    if got.way == "flash" and got.mask is not None:
+        keys = min(keys, got.mask.shape[-1])
+    mask, bias = _once(got, keys, masks)
+    if got.bias is not None:
+        own = got.bias[..., :keys]
+        bias = own if bias is None else own + bias
+    scale = got.scale
+    if scale is None:
+        scale = got.q.shape[-1] ** -0.5
+    k, v = got.k[:, :, :keys], got.v[:, :, :keys]
+    logsumexp = None
+    if got.overheard is not None and got.mask is None and bias is None and got.softcap is None and got.sinks is None:
+        logsumexp = got.overheard.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
+    return Seen(
+        got.q,
+        k,
+        v if v.shape[1:3] == k.shape[1:3] else k,  # with heads of its own it would not fit, and is not needed
+        mask,
+        scale.reshape(-1) if isinstance(scale, Tensor) else scale,
+        None if bias is None else Dense(bias),
+        got.softcap,
+        None if got.sinks is None else got.sinks.reshape(-1),
+        logsumexp,
+    )
+
+
+def _once(got: Given, keys: int, masks: Masks) -> Read:
+    """The mask, read at the first layer that gets it and found again at the others."""
+    if got.mask is None or got.way == "flash":
+        return (_flash(got, keys) if got.way == "flash" else _none(got)), None
+    key = (*_place(got.mask), keys)
+    if key not in masks:
+        masks[key] = (got.mask, _read(got, keys))
+    return masks[key][1]
+
+
+def _place(mask: Any) -> tuple[Any, ...]:
+    """What says that a mask is the same as before; a compiled graph hands over another object at every layer."""
+    if not isinstance(mask, Tensor):
+        return (id(mask),)
+    changes = None if mask.is_inference() else mask._version
+    return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
+
+
+def _none(got: Given) -> Mask | None:
+    """No mask: then "sdpa" goes by whether the module is causal, and aligns at the upper left."""
+    return Mask.causal(offset=0) if got.way == "sdpa" and got.causal and got.q.shape[2] > 1 else None
+
+
+def _read(got: Given, keys: int) -> Read:
+    if not isinstance(got.mask, Tensor):
+        return Blockwise(got.mask, keys), None
+    mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
+    alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
+    rule = functools.partial(ruled, causal=got.causal and not alike, window=None if alike else got.window)
+    if mask.dtype == torch.bool:
+        if got.way == "sdpa":
+            return rule(mask), None
+        return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
+    hidden = mask <= HIDING
+    rest = mask.masked_fill(hidden, 0.0)
+    return rule(~hidden), rest if rest.any() else None
+
+
+def _flash(got: Given, keys: int) -> Mask | None:
+    """A mask of (batch, keys) says what is no padding; windows, causality and packing are told beside it."""
+    queries, parts = got.q.shape[2], []
+    window = got.window if got.window is not None and got.k.shape[2] > got.window else None
+    if got.causal or window is not None:
+        left = None if window is None else window - 1
+        parts.append(Mask.window(left, 0 if got.causal else left))
+    if got.mask is not None:
+        real = got.mask.bool()
+        parts.append(Mask.visible(real[:, None, None, :keys]))
+        if queries > 1:
+            parts.append(Mask.visible(real[:, None, -queries:, None]))
+    elif (texts := _texts(got, keys)) is not None:
+        parts.append(Mask.documents(*texts))
+    return functools.reduce(Mask.__and__, parts) if parts else None
+
+
+def _texts(got: Given, keys: int) -> tuple[Tensor, Tensor] | None:
+    """Which of several packed texts each key and each query belongs to; None if there is but one."""
+    queries = got.q.shape[2]
+    if got.starts is not None and got.key_starts is not None:
+        of_keys, of_queries = (_numbers(s, n) for s, n in ((got.key_starts, keys), (got.starts, queries)))
+        return of_keys, of_queries
+    positions = got.positions
+    if positions is None or len(got.q) != 1 or positions.ndim != 2 or positions.shape[-1] == 1 or queries != keys:
+        return None
+    ids = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+    return (ids, ids) if ids.any() else None
+
+
+def _numbers(starts: Tensor, size: int) -> Tensor:
+    """0 for the positions of the first text, 1 for the second, …
+
+    >>> _numbers(torch.tensor([0, 2, 5]), 5)
+    tensor([0, 0, 1, 1, 1])
+    """
+    return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
+
+
+def _refuse(q: Tensor, k: Tensor, options: Any) -> None:
+    if options.get("cache") is not None:
+        raise LensError(
+            "continuous batching keeps its keys in pages that this function looks up itself; watch the model while it "
+            "runs generate() without it"
+        )
+    if any(options.get(name) is not None for name in ("indices", "block_indices")):
+        raise LensError(
+            "this kernel chooses the keys that are seen by itself; "
+            "watch the model with model.set_attn_implementation('sdpa')"
+        )
+    if q.ndim != 4 or k.ndim != 4:
+        raise LensError(
+            f"an attention got q {tuple(q.shape)} and k {tuple(k.shape)}, not (batch, heads, tokens, width of a head): "
+            "this model cannot be watched"
+        )
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    code = function.__code__
+    return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _bound(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """What was given by place, by name; the first five are the module, q, k, v and the mask."""
+    return dict(zip(_parameters(function)[5:], args, strict=False))

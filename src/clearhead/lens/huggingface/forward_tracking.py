@@ -1,0 +1,273 @@
+"""Following a Hugging Face model through its forward passes: where each begins, what its cache holds, who moves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import LensError
+from clearhead.lens.capture.collector import Collector, recomputing
+from clearhead.lens.huggingface import cache_events
+from clearhead.lens.huggingface.arguments import Given, seen
+from clearhead.lens.huggingface.beams import completed
+from clearhead.lens.huggingface.cache_events import Room, rooms
+from clearhead.lens.huggingface.cache_positions import Attention, Frame, Growth, longest
+from clearhead.lens.huggingface.discovery import REMEDY, attending, keeps_keys, some, unseen
+from clearhead.lens.huggingface.looking import watched
+from clearhead.lens.huggingface.model_events import announced
+from clearhead.lens.huggingface.naming import attentions, is_cross
+from clearhead.lens.huggingface.outputs import output_weights
+
+
+class Follower:
+    """Tells a collector of every forward pass and every attention of a model."""
+
+    def __init__(self, model: nn.Module, collector: Collector) -> None:
+        self.model, self.collector = model, collector
+        paths = {module: path for path, module in attending(model).items()}
+        outs = output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
+        named = attentions(model)
+        alone = not any("decoder" in name.split(".") for name in named)
+        self.known = {
+            module: Attention(name, is_cross(paths[module], module), _grows(name, module, alone), outs.get(module))
+            for name, module in named.items()
+        }
+        self.wholes = _wholes(model)
+        self.layers = _layers(self.wholes, self.known)
+        self.unseen = unseen(model)
+        self.passes = self.looks = 0
+        self.listener = cache_events.Listener(self._moved)
+        self._here = threading.local()
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within it the collector is told of everything; afterwards all is as before."""
+        with ExitStack() as stack:
+            for module in self._models():
+                stack.enter_context(announced(module, self, whole=module is self.model))
+            stack.callback(self.listener.stop)
+            stack.enter_context(completed(self._completed))
+            stack.enter_context(watched(list(self.known), self.see))
+            yield
+        if self.passes and not self.looks:
+            self._complain()
+
+    def _complain(self) -> None:
+        name, known = type(self.model).__name__, next(iter(self.known.values())).name
+        others = f"its others do not call it: {some(self.unseen)}. {REMEDY}" if self.unseen else "it has no others"
+        raise LensError(
+            f"{name} ran, but of the {len(self.known)} attentions that call Hugging Face's attention interface "
+            f"({known}, …) none took part, and {others}"
+        )
+
+    def see(self, module: nn.Module, got: Given) -> None:
+        """One attention, as its function was given it."""
+        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(module)
+        if recomputing():
+            return
+        self.looks += 1
+        layer = getattr(module, "layer_idx", None)
+        queries, keys = got.q.shape[2], got.k.shape[2]
+        first_query, first_key, keys = frame.place(layer, queries, keys, known)
+        counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
+        counts[known.name] += 1
+        times = counts[known.name]
+        self.collector.take(
+            known.name if times == 1 else f"{known.name}:{times}",
+            seen(got, keys, frame.masks),
+            first_query=first_query,
+            first_key=first_key,
+            cross=known.cross,
+            still=not known.grows,
+            out=known.out,
+        )
+
+    @property
+    def _frames(self) -> list[Frame]:
+        if not hasattr(self._here, "frames"):
+            self._here.frames, self._here.growths = [], {}
+        frames: list[Frame] = self._here.frames
+        return frames
+
+    def _models(self) -> list[nn.Module]:
+        return [self.model, *(module for module in self.wholes if module is not self.model)]
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if recomputing():
+            return
+        frames, named = self._frames, _named(type(getattr(module, "_orig_mod", module)), args, kwargs)
+        for n, frame in enumerate(frames):
+            if module is self.model or frame.module is module:  # left by a pass that was interrupted
+                del frames[n:]
+                break
+        cache = cache_events.cache_in(named.values())
+        frame = Frame(module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None)
+        vectors = named.get("inputs_embeds") is not None and not frame.reads
+        around = self.wholes and module not in self.wholes and not hasattr(module, "_orig_mod")  # not a model itself
+        ids = {} if frame.reads or around else self._ids(module, named)
+        frame.reads = frame.reads or bool(ids)
+        if not frames:
+            self.passes += 1
+            frame.growth = self._growth(module, cache, frame, named)
+            self.collector.begin(growing=frame.growth, ids=ids)
+        else:
+            self._within(frame, {"vectors": None} if vectors and not ids else ids)
+        if frame.growth is not None and cache is not None:
+            self.listener.listen(cache)
+        frames.append(frame)
+
+    def _within(self, frame: Frame, ids: Mapping[str, Tensor | None]) -> None:
+        """A model in a wrapper reads tokens. If another text is read in the same pass, nobody can tell whose it is."""
+        read, mixed = frame.read, False
+        for kind, numbers in ids.items():
+            if kind not in read:
+                read[kind] = None if numbers is None else numbers.clone()  # the wrapper may change it
+                self.collector.note(kind, read[kind])
+            elif not frame.length:
+                mixed = mixed or not _alike(read[kind], numbers)
+        if mixed or (len(read) > 1 and read.keys() & {"tokens", "vectors"}):
+            for kind in read:
+                read[kind] = None
+                self.collector.forget(kind)
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if recomputing() or not self._frames:
+            return
+        frame = self._frames.pop()
+        if self._frames:
+            return
+        cache = cache_events.cache_in(_parts(output)) if frame.cache is None else frame.cache
+        if frame.growth is not None and cache is not None:
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), longest(self._rooms(cache))
+            self._here.growths[id(cache)] = frame.growth
+            self.listener.listen(cache)
+        self.collector.end()
+
+    def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, Room]:
+        """What the cache holds of the layers that are watched: others may have taken the tokens that are `coming`.
+
+        All have, where a layer by itself has no place there: it looks at the keys of one before it.
+        """
+        held = rooms(cache)
+        own = {n: room for n, room in held.items() if not self.layers or n in self.layers}
+        if own or not held:
+            return own
+        new = 0 if coming is None else coming.shape[-2]
+        return {n: room._replace(length=max(0, room.length - new)) for n, room in held.items()}
+
+    def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
+        """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
+        length = frame.length
+        known: Growth | None = self._here.growths.get(id(cache))
+        if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
+            return known
+        if cache is not None:
+            return Growth(cache, length)
+        keeps = named.get("use_cache")
+        keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
+        return Growth(self, 0) if keeps and True in self._kinds(module) else None
+
+    def _kinds(self, module: nn.Module) -> set[bool]:
+        """Whether there are attentions in it that grow, and others."""
+        return {self.known[part].grows for part in module.modules() if part in self.known}
+
+    def _ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
+        whole = self.wholes.get(module) or next(iter(self.wholes.values()), module)
+        both = getattr(getattr(whole, "config", None), "is_encoder_decoder", False)
+        source, target = named.get("input_ids"), named.get("decoder_input_ids")
+        if both and target is None and named.get("labels") is not None:
+            shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+            target = None if shift is None else shift(labels=named["labels"])
+        kind: Any = type(module)
+        if both and "decoder_input_ids" not in _signature(kind).parameters and self._kinds(module) == {True}:
+            source, target = None, source  # the decoder by itself
+        found = {"source" if both else "tokens": source, "target": target}
+        return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
+
+    def _completed(self, rows: frozenset[int]) -> None:
+        """Beams were completed in these rows of the cache that this thread moves next."""
+        self._here.completed = rows
+
+    def _moved(self, cache: Any, rows: Tensor) -> None:
+        """The samples of a cache changed places: so do those of the call that grows with it."""
+        finished: frozenset[int] = getattr(self._here, "completed", frozenset())
+        self._here.completed = frozenset()
+        growth: Growth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
+        if growth is not None and growth.cache() is cache:
+            self.collector.moved(rows, growth, finished)
+
+
+@contextmanager
+def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
+    """Within it the collector is told of every attention of the model; afterwards all is as before."""
+    follower = Follower(model, collector)
+    if follower.layers is not None and type(model).forward is nn.Module.forward:
+        raise LensError(
+            f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
+            "watch the model that it belongs to, and choose some of its attentions with layers="
+        )
+    if follower.unseen:
+        warnings.warn(
+            f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
+            f"not seen: {some(follower.unseen)}",
+            stacklevel=5,
+        )
+    with follower.following():
+        yield
+
+
+def _wholes(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Every model of Hugging Face's within this one, and the outermost to which it belongs."""
+    from transformers import PreTrainedModel
+
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module not in found:
+            found |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
+    return found
+
+
+def _layers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
+    """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
+    if wholes:
+        return None
+    numbers = {getattr(module, "layer_idx", None) for module in attending}
+    return frozenset(number for number in numbers if isinstance(number, int))
+
+
+def _alike(some: Tensor | None, others: Tensor | None) -> bool:
+    if some is None or others is None:
+        return some is others
+    return some.device == others.device and torch.equal(some, others)
+
+
+def _grows(name: str, module: nn.Module, alone: bool) -> bool:
+    """Whether an attention grows with a cache; one that could and is no decoder does if there is none beside it."""
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
+
+
+@functools.cache
+def _signature(kind: type) -> inspect.Signature:
+    return inspect.signature(kind.forward)  # type: ignore[attr-defined]
+
+
+def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a forward pass was given, by name."""
+    if not args:
+        return kwargs
+    names = list(_signature(kind).parameters)[1:]
+    return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
+
+
+def _parts(output: Any) -> list[Any]:
+    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []

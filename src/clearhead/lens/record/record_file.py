@@ -1,0 +1,299 @@
+"""A record as one safetensors file: tensors, and a JSON header that says what they are. No pickle, nothing trusted.
+
+The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
+header has a tensor, it has its number. A mask or bias that layers share is there once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clearhead.errors import ClearheadError, RecordError
+from clearhead.lens.measures.definition import Measures
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.mask_json import (
+    Fetch,
+    Store,
+    bias_from_json,
+    bias_to_json,
+    field,
+    mask_from_json,
+    mask_to_json,
+    whole,
+)
+from clearhead.lens.record.step_masks import Part
+from clearhead.storage import atomic_file, check_format
+
+FORMAT = 1
+HEADER = "clearhead.record"  # its name in the metadata
+LONGEST = 80_000_000  # bytes of a header: safetensors reads no more than 100 MB
+MEASURES = [one.name for one in fields(Measures)]
+AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dict.fromkeys(
+    ("top_keys", "top_weights"), "batch heads queries top"
+)
+WHOLE = ("peak_key", "top_keys")
+
+
+def write(record: Record, path: Path) -> None:
+    """Writes the file whole or not at all. An older record is replaced, any other file is refused."""
+    if not path.name:
+        raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
+    _refuse_other_file(path)
+    tensors: dict[str, Tensor] = {}
+    known: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
+
+    def store(tensor: Tensor) -> int:
+        if id(tensor) not in known:
+            known[id(tensor)] = (len(known), tensor)
+            own = tensor.detach().cpu().contiguous()
+            tensors[str(known[id(tensor)][0])] = own.clone() if own.data_ptr() == tensor.data_ptr() else own
+        return known[id(tensor)][0]
+
+    header = {
+        "format": FORMAT,
+        "names": record.known,
+        "settings": record.settings,
+        "expected_bytes": record.expected_bytes,
+        "calls": [_call_to_json(call, store) for call in record.calls],
+    }
+    try:
+        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot say
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"what is known about a call cannot be written as JSON: {error}") from error
+    if len(text) + 90 * len(tensors) > LONGEST:
+        raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
+    try:
+        with atomic_file(path, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
+            save_file(tensors, fresh, metadata={HEADER: text})
+    except (OSError, SafetensorError) as error:
+        raise RecordError(f"{path} cannot be written: {error}") from error
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raises RecordError if a file that is no record would be replaced: say, a model's weights. An empty one may be."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if f'{{"__metadata__":{{"{HEADER}"'.encode() not in file.read(100):
+                raise RecordError(f"{path} exists and is no record; name another file, or remove it first")
+
+
+def read(path: Path) -> Record:
+    """What was written, or a RecordError that says what is wrong with the file."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = _header(file.metadata())
+            names = set(file.keys())
+
+            def fetch(number: Any) -> Tensor:
+                if isinstance(number, bool) or not isinstance(number, int) or str(number) not in names:
+                    raise RecordError(f"it has no tensor {number!r:.60}")
+                tensor: Tensor = file.get_tensor(str(number))
+                return tensor
+
+            return _record(header, fetch)
+    except (ClearheadError, SafetensorError) as error:
+        raise RecordError(f"{path} is no record that can be read: {error}") from error
+    except OSError as error:
+        said = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise RecordError(f"{path} cannot be read: {said}") from error
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError) as error:
+        # Not foreseen above, but from a file that somebody made up nothing else may come than this one error.
+        raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
+
+
+def _header(metadata: dict[str, str] | None) -> dict[str, Any]:
+    if not metadata or HEADER not in metadata:
+        raise RecordError("a safetensors file, but not of Record.save")
+    try:
+        header = json.loads(metadata[HEADER])
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"its header is not readable JSON ({error!s:.80})") from error
+    if not isinstance(header, dict):
+        raise RecordError(f"its header is a {type(header).__name__}")
+    check_format("its header", header.get("format"), FORMAT)
+    return header
+
+
+def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
+    return {
+        "ids": {kind: store(numbers) for kind, numbers in call.ids.items()},
+        "labels": {kind: list(texts.items()) for kind, texts in call.labels.items()},
+        "about": call.about,
+        "sights": [_sight_to_json(call[name], name, store) for name in call.names],
+    }
+
+
+def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
+    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", "visible", "norms"]}
+    return {
+        "name": name,
+        "cross": sight.cross,
+        "heads": list(sight.heads),
+        "blocks": list(sight.blocks),
+        "inputs": list(sight.inputs),
+        "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
+        "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
+        "kept": None if sight.kept is None else _kept_to_json(sight.kept, store),
+    }
+
+
+def _kept_to_json(kept: Kept, store: Store) -> dict[str, Any]:
+    return {
+        "q": store(kept.q),
+        "k": store(kept.k),
+        "scale": kept.scale if isinstance(kept.scale, float) else None,
+        "scales": store(kept.scale) if isinstance(kept.scale, Tensor) else None,
+        "softcap": kept.softcap,
+        "sinks": None if kept.sinks is None else store(kept.sinks),
+        "lengths": store(kept.lengths),
+        "whole_rows": kept.logsumexp is not None,
+        "parts": [
+            {
+                "first_query": part.first_query,
+                "first_key": part.first_key,
+                "queries": part.queries,
+                "keys": part.keys,
+                "mask": mask_to_json(part.mask, store, part.queries, part.keys),
+                "bias": bias_to_json(part.bias, store, part.queries, part.keys),
+            }
+            for part in kept.parts
+        ],
+    }
+
+
+def _record(header: dict[str, Any], fetch: Fetch) -> Record:
+    names = field(header, "names", list)
+    if not all(isinstance(name, str) for name in names):
+        raise RecordError("its names are not all text")
+    record = Record(names, [_call(given, fetch) for given in field(header, "calls", list)])
+    record.settings = field(header, "settings", dict)
+    record.expected_bytes = whole(header, "expected_bytes") or 0
+    return record
+
+
+def _call(given: Any, fetch: Fetch) -> Forward:
+    ids = {}
+    for kind, number in field(given, "ids", dict).items():
+        ids[kind] = numbers = fetch(number)
+        if numbers.dtype != torch.int64 or numbers.ndim != 2:
+            raise RecordError(f"the tokens of {kind!r:.40} are {numbers.dtype} with {numbers.ndim} axes")
+    call = Forward(ids=ids)
+    for kind, texts in field(given, "labels", dict).items():
+        if not isinstance(texts, list) or not all(_is_label(pair) for pair in texts):
+            raise RecordError(f"the texts of {kind!r:.40} are not pairs of a number and a text")
+        call.labels[kind] = dict(texts)
+    call.about = field(given, "about", dict)
+    for one in field(given, "sights", list):
+        sight = _sight(one, call, fetch)
+        if sight.name in call.sights:
+            raise RecordError(f"{sight.name!r:.60} is there twice")
+        call.sights[sight.name] = sight
+    return call
+
+
+def _is_label(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)
+
+
+def _sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
+    name, sizes = field(given, "name", str), {"1": 1}
+    references = field(given, "tensors", dict)
+    tensors: dict[str, Tensor | None] = {}
+    for measure in MEASURES:
+        axes = AXES.get(measure, "batch heads queries")
+        tensors[measure] = _fitting(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
+    tensors["queries"] = _fitting(fetch(references.get("queries")), "queries", sizes, "queries", True)
+    for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
+        there = other in references
+        tensors[other] = _fitting(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
+    probes = {
+        key: _fitting(fetch(number), "batch heads queries", sizes, "a probe", False)
+        for key, number in field(given, "probes", dict).items()
+    }
+    heads, inputs = _numbers(given, "heads", sizes["heads"]), _numbers(given, "inputs", sizes["batch"])
+    blocks = _numbers(given, "blocks", 2)
+    kept = None if given.get("kept") is None else _kept(given["kept"], sizes, tensors["logsumexp"], fetch)
+    return Sight(
+        **tensors,  # type: ignore[arg-type]
+        name=name,
+        cross=field(given, "cross", bool),
+        heads=heads,
+        blocks=(blocks[0], blocks[1]),
+        inputs=inputs,
+        probes=probes,
+        kept=kept,
+        forward=call,
+    )
+
+
+def _fitting(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
+    """The tensor, if its shape and type go with those of the others."""
+    wanted = (torch.int32, torch.int64) if whole_numbers else (torch.float32, torch.float64)
+    names = axes.split()
+    fits = tensor.dtype in wanted and tensor.ndim == len(names)
+    for axis, size in zip(names, tensor.shape, strict=False):
+        fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
+    if not fits:
+        raise RecordError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit the rest")
+    return tensor
+
+
+def _numbers(given: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
+    values = field(given, name, list)
+    if len(values) != count or not all(type(value) is int and 0 <= value < 2**40 for value in values):
+        raise RecordError(f"{name} must be {count} numbers, got {values!r:.60}")
+    return tuple(values)
+
+
+def _kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fetch: Fetch) -> Kept:
+    q, k, lengths = (fetch(field(given, name, int)) for name in ("q", "k", "lengths"))
+    batch, heads = sizes["batch"], sizes["heads"]
+    fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
+    fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
+    if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
+        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit the rest")
+    parts = tuple(_part(one, q, k, fetch) for one in field(given, "parts", list))
+    ends = [part.first_query + part.queries for part in parts]
+    if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:
+        raise RecordError("the parts of q do not follow each other")
+    whole_rows = field(given, "whole_rows", bool)
+    if whole_rows and (logsumexp is None or logsumexp.shape[2] != q.shape[2]):
+        raise RecordError("there is no logsumexp for each query")
+    scale, softcap = _scale(given, heads, fetch), given.get("softcap")
+    sinks = None if given.get("sinks") is None else fetch(given["sinks"])
+    if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
+        softcap is None or (isinstance(softcap, float) and softcap > 0)
+    ):
+        raise RecordError("its sinks or its softcap make no sense")
+    return Kept(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
+
+
+def _scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
+    if given.get("scales") is None:
+        return float(field(given, "scale", float))
+    scales = fetch(given["scales"])
+    if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
+        raise RecordError(f"scales of shape {tuple(scales.shape)} make no sense")
+    return scales
+
+
+def _part(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Part:
+    numbers = [whole(given, name) or 0 for name in ("first_query", "first_key", "queries", "keys")]
+    first_query, first_key, queries, keys = numbers
+    if min(numbers) < 0 or queries > q.shape[2] or first_key + keys > k.shape[2]:
+        raise RecordError(f"a part of {queries} queries and {keys} keys lies outside of q and k")
+    mask, bias = mask_from_json(given.get("mask"), fetch), bias_from_json(given.get("bias"), fetch)
+    for one in (mask, bias):
+        if one is not None:
+            one.check(q.shape[0], q.shape[1], queries, keys)
+    return Part(first_query, first_key, queries, keys, mask, bias)
