@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 from clearhead.lens.capture.watch_context import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, made
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made
 from tests.model.test_huggingface import minilm
 
 

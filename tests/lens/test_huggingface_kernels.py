@@ -19,7 +19,7 @@ from transformers.integrations import flex_attention as flex_functions
 
 from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
 
 
 @pytest.fixture(autouse=True)

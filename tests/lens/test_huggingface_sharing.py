@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.record.attention_views import Sight
-from tests.lens.zoo import GROUPED, WINDOW, assert_sees, eager_weights, padding, stack, tokens
+from tests.lens.huggingface_zoo import GROUPED, WINDOW, assert_sees, eager_weights, padding, stack, tokens
 from tests.model.checkpoints import shaken
 
 NEW = 6

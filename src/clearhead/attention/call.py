@@ -38,7 +38,7 @@ class Call(NamedTuple):
         return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
-def checked(
+def check_call(
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
@@ -62,7 +62,7 @@ def checked(
         raise ShapeError(f"softcap must be a positive number, got {softcap}; None switches it off")
     if not 0 <= dropout < 1:
         raise ShapeError(f"dropout must be at least 0 and less than 1, got {dropout}")
-    scale = 1 / math.sqrt(d) if scale is None else _scale(scale, heads)
+    scale = 1 / math.sqrt(d) if scale is None else _check_scale(scale, heads)
     if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (heads,)):
         got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
         raise ShapeError(f"sinks must be a tensor with one number a head, shaped ({heads},), got {got}")
@@ -128,7 +128,7 @@ def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _scale(scale: float | Tensor, heads: int) -> float | Tensor:
+def _check_scale(scale: float | Tensor, heads: int) -> float | Tensor:
     if not isinstance(scale, (Tensor, int, float)):
         raise DtypeError(f"scale must be a number or a tensor with one for each head, got {scale!r}")
     if not isinstance(scale, Tensor):

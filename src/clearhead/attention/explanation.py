@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from clearhead.attention.backends import chosen, flex, sdpa
 from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, checked
+from clearhead.attention.call import Call, check_call
 from clearhead.attention.masks import Mask
 
 KERNELS = {
@@ -51,7 +51,7 @@ def explain(
     - Not sdpa: no kernel behind scaled_dot_product_attention caps scores.
     - Not flex: 'auto' compiles nothing on a CPU; backend='flex' does.
     """
-    call = checked(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
+    call = check_call(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
     name = chosen(call, backend)
     place, why = q.device.type, [] if backend == "auto" else ["You named it."]
     if name == "sdpa":

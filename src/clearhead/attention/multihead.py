@@ -17,7 +17,7 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
-from clearhead.attention.sdpa_logsumexp import hearing
+from clearhead.attention.sdpa_logsumexp import observe_own_sdpa
 from clearhead.errors import ConfigError, ShapeError
 
 
@@ -155,9 +155,9 @@ class MultiHeadAttention(nn.Module):
         if self.observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
-            with hearing(q) as overheard:
+            with observe_own_sdpa(q) as observer:
                 merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
-            logsumexp = None if overheard is None else overheard.logsumexp(q, keys=k.shape[2], scale=scale)
+            logsumexp = None if observer is None else observer.logsumexp(q, keys=k.shape[2], scale=scale)
             seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)
             self.observer(seen)
         if self.muted is not None:

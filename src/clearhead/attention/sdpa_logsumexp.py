@@ -1,4 +1,4 @@
-"""The logsumexp of PyTorch's fused attention: its kernels work it out, and `scaled_dot_product_attention` drops it."""
+"""The logsumexp of PyTorch's fused attention kernels, which `scaled_dot_product_attention` computes and discards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 
-class Heard(NamedTuple):
-    """One call, whose attention was over all keys, or over those up to the query."""
+class SdpaCall(NamedTuple):
+    """One call of `scaled_dot_product_attention` over all keys or, if causal, over those up to the query."""
 
     q: Tensor
     keys: int
@@ -26,15 +26,15 @@ class Heard(NamedTuple):
     logsumexp: Tensor | None
 
 
-class Ear:
-    """Hears `scaled_dot_product_attention`, which leaves its logsumexp behind where a fused kernel has one.
+class LogsumexpObserver:
+    """Stands in for `scaled_dot_product_attention` and keeps the logsumexp of every call, where a fused kernel has one.
 
-    Calls go to the operator that PyTorch would choose, with the same numbers: the output is the same to the last bit.
+    Calls go to the operator that PyTorch would choose, with the same arguments: outputs are bitwise the same.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Heard] = []
+        self.calls: list[SdpaCall] = []
 
     def attend(
         self,
@@ -48,9 +48,11 @@ class Ear:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        found = None if attn_mask is not None else _fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
+        found = (
+            None if attn_mask is not None else _call_fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
+        )
         own = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.calls.append(Heard(query, key.shape[-2], is_causal, own, None if found is None else found[1]))
+        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, own, None if found is None else found[1]))
         if found is not None:
             return found[0]
         given = (query, key, value, attn_mask, dropout_p, is_causal)
@@ -59,23 +61,23 @@ class Ear:
     def logsumexp(
         self, q: Tensor, *, keys: int, scale: float | Tensor, causal: bool | None = None
     ) -> Float[Tensor, "batch heads queries"] | None:
-        """That of these queries, if one call was about them, these keys, and nothing else."""
+        """The logsumexp of these queries, if exactly one call was observed, with these queries and keys."""
         if len(self.calls) != 1 or self.calls[0].logsumexp is None or isinstance(scale, Tensor):
             return None
-        heard = self.calls[0]
-        same = heard.q.data_ptr() == q.data_ptr() and (heard.q.shape, heard.q.stride()) == (q.shape, q.stride())
-        reached = heard.keys == keys or (heard.causal and q.shape[2] <= keys)
-        same = same and reached and math.isclose(heard.scale, scale) and causal in (None, heard.causal)
-        return heard.logsumexp if same else None
+        call = self.calls[0]
+        same = call.q.data_ptr() == q.data_ptr() and (call.q.shape, call.q.stride()) == (q.shape, q.stride())
+        reached = call.keys == keys or (call.causal and q.shape[2] <= keys)
+        same = same and reached and math.isclose(call.scale, scale) and causal in (None, call.causal)
+        return call.logsumexp if same else None
 
 
-class Overhearing(Ear, TorchFunctionMode):
-    """An ear for all that runs within it, whoever calls. All other functions of PyTorch take longer there.
+class LogsumexpMode(LogsumexpObserver, TorchFunctionMode):
+    """A context manager that observes every call within it. All other functions of PyTorch get slower there.
 
     >>> q = torch.randn(1, 2, 5, 8)
-    >>> with Overhearing() as overheard:
+    >>> with LogsumexpMode() as observer:
     ...     _ = F.scaled_dot_product_attention(q, q, q)
-    >>> overheard.logsumexp(q, keys=5, scale=8**-0.5).shape
+    >>> observer.logsumexp(q, keys=5, scale=8**-0.5).shape
     torch.Size([1, 2, 5])
     """
 
@@ -85,44 +87,44 @@ class Overhearing(Ear, TorchFunctionMode):
         return self.attend(*args, **(kwargs or {}))
 
 
-def overhearing(q: Tensor) -> AbstractContextManager[Overhearing | None]:
-    """An Overhearing where a logsumexp saves time, which is on GPUs; torch.compile cannot look into it."""
-    return Overhearing() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+def observe_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpMode | None]:
+    """A LogsumexpMode on GPUs, where a logsumexp saves time; nothing under torch.compile, which cannot trace it."""
+    return LogsumexpMode() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
 
 
-def hearing(q: Tensor) -> AbstractContextManager[Ear | None]:
-    """The same for our own calls, which go through `fused`: nothing else takes longer."""
-    return _hearing() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+def observe_own_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpObserver | None]:
+    """The same for calls through `call_sdpa` alone, at no cost to other functions."""
+    return _observe_thread() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
 
 
-class _Here(threading.local):
-    ear: Ear | None = None
+class _ThreadState(threading.local):
+    observer: LogsumexpObserver | None = None
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
 @contextmanager
-def _hearing() -> Iterator[Ear]:
-    before, _here.ear = _here.ear, Ear()
+def _observe_thread() -> Iterator[LogsumexpObserver]:
+    before, _thread.observer = _thread.observer, LogsumexpObserver()
     try:
-        yield _here.ear
+        yield _thread.observer
     finally:
-        _here.ear = before
+        _thread.observer = before
 
 
-def fused(*given: Any, **options: Any) -> Tensor:
-    """`scaled_dot_product_attention`, heard by the ear of this thread if there is one."""
-    ear = None if torch.compiler.is_compiling() else _here.ear
-    attend = F.scaled_dot_product_attention if ear is None else ear.attend
+def call_sdpa(*given: Any, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention`, through the observer of this thread if there is one."""
+    observer = None if torch.compiler.is_compiling() else _thread.observer
+    attend = F.scaled_dot_product_attention if observer is None else observer.attend
     out: Tensor = attend(*given, **options)
     return out
 
 
-def _fused(
+def _call_fused(
     q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None, shared: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The output and the logsumexp, by the kernel that PyTorch would take; None if that has no logsumexp to give."""
+    """Output and logsumexp of the kernel that PyTorch would choose; None if that kernel has no logsumexp."""
     if q.ndim != 4 or q.shape[3] % 8 or v.shape[3] != q.shape[3] or q.is_nested or 0 in (*q.shape, *k.shape):
         return None
     choice = torch._fused_sdp_choice(q, k, v, None, dropout, causal, scale=scale, enable_gqa=shared)

@@ -12,34 +12,38 @@ from clearhead.attention.masks import Mask
 PIECES = 4  # with more, asking about all between the first and the last is quicker
 
 
-class Run(NamedTuple):
-    """From the first to the last key that any query of a block may see, and the parts of it that are unsure."""
+class VisibleRun(NamedTuple):
+    """From the first to the last key that any query of a block may see, and the parts of it that are partial."""
 
     columns: slice
-    unsure: tuple[slice, ...]
+    partial: tuple[slice, ...]
 
 
-def runs(mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None) -> list[Run]:
+def find_visible_runs(
+    mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None
+) -> list[VisibleRun]:
     """For each block of `rows` queries what it may see, found in blocks of `width` keys.
 
-    >>> runs(Mask.window(5), 8, 8, 2, 2)[3]
-    Run(columns=slice(0, 8, None), unsure=(slice(0, 2, None), slice(6, 8, None)))
+    >>> find_visible_runs(Mask.window(5), 8, 8, 2, 2)[3]
+    Run(columns=slice(0, 8, None), partial=(slice(0, 2, None), slice(6, 8, None)))
     """
     shape = (-1, -1, -(-queries // rows), -(-keys // width))
     blocks = mask.blocks(queries, keys, rows, width, device)
     some, every = (t.expand(shape).flatten(0, 1) for t in blocks)
     found = []
-    for seen, doubtful in zip(_pieces(some.any(0), width, keys), _pieces(~every.all(0), width, keys), strict=True):
+    for seen, doubtful in zip(
+        _find_marked_slices(some.any(0), width, keys), _find_marked_slices(~every.all(0), width, keys), strict=True
+    ):
         run = slice(seen[0].start, seen[-1].stop) if seen else slice(0, 0)
         inside = [slice(max(p.start, run.start), min(p.stop, run.stop)) for p in doubtful]
-        unsure = [p for p in inside if p.start < p.stop]
-        if len(unsure) > PIECES:
-            unsure = [slice(unsure[0].start, unsure[-1].stop)]
-        found.append(Run(run, tuple(unsure)))
+        partial = [p for p in inside if p.start < p.stop]
+        if len(partial) > PIECES:
+            partial = [slice(partial[0].start, partial[-1].stop)]
+        found.append(VisibleRun(run, tuple(partial)))
     return found
 
 
-def _pieces(marked: Tensor, width: int, size: int) -> list[list[slice]]:
+def _find_marked_slices(marked: Tensor, width: int, size: int) -> list[list[slice]]:
     """For each row of blocks, the stretches of marked ones, in keys."""
     edges = F.pad(marked.int(), (1, 1)).diff(dim=1).cpu()
     starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()

@@ -15,35 +15,35 @@ from clearhead.errors import LensError
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DistributedDataParallel, FSDP
 
 
-def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
+def find_attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
     """Every MultiHeadAttention of a model by its name, in the order in which it holds them.
 
     One that is not in a layer of ours goes by its path; a bare one is called "attention".
 
-    >>> list(attentions(nn.ModuleDict({"mixer": MultiHeadAttention(6, 2)})))
+    >>> list(find_attentions(nn.ModuleDict({"mixer": MultiHeadAttention(6, 2)})))
     ['mixer']
     """
     found = {}
     for path, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
-            found[path if name_of(path) in found else name_of(path)] = module
+            found[path if shorten_path(path) in found else shorten_path(path)] = module
     return found
 
 
-def name_of(path: str) -> str:
+def shorten_path(path: str) -> str:
     """The short name of a path in a model.
 
-    >>> name_of("_orig_mod.decoder.layers.3.cross_attention"), name_of("")
+    >>> shorten_path("_orig_mod.decoder.layers.3.cross_attention"), shorten_path("")
     ('decoder.3.cross', 'attention')
     """
     parts = [part for part in path.split(".") if part not in WRAPPERS]
     return re.sub(r"(^|\.)layers\.(\d+)\.(self|cross)_attention$", r"\1\2.\3", ".".join(parts)) or "attention"
 
 
-def bare(model: Any) -> Any:
+def unwrap_model(model: Any) -> Any:
     """The model in its wrappers."""
     inner = next((getattr(model, name) for name in WRAPPERS if isinstance(getattr(model, name, None), nn.Module)), None)
-    return model if inner is None else bare(inner)
+    return model if inner is None else unwrap_model(inner)
 
 
 def check_name(name: str, known: Iterable[str]) -> None:
@@ -51,7 +51,7 @@ def check_name(name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name not in names:
         near = get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {_some(names)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {_list_some(names)}"
         raise LensError(f"no attention of this model is called {name!r}; {hint}")
 
 
@@ -63,18 +63,18 @@ def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[
     """
     if isinstance(heads, (str, bytes, Mapping)) or not isinstance(heads, Collection):
         raise LensError(f"the heads of {name!r} must be a list of numbers such as [0, 2], got {heads!r}")
-    numbers = [plain(head) for head in heads]
+    numbers = [to_python_number(head) for head in heads]
     for head in numbers:
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < count:
             raise LensError(f"{name!r} has heads 0 to {count - 1}, not {head!r}")
     return numbers
 
 
-def plain(number: Any) -> Any:
+def to_python_number(number: Any) -> Any:
     """A number of NumPy's or PyTorch's as one of Python's; anything else as it is."""
     return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
-def _some(names: list[str]) -> str:
+def _list_some(names: list[str]) -> str:
     shown = ", ".join(names[:6])
     return f"{shown}, … ({len(names)} in all)" if len(names) > 6 else shown or "none"

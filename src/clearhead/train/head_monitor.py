@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
-from clearhead.lens.attention_names import attentions
+from clearhead.lens.attention_names import find_attentions
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 from clearhead.text.batches import Batch
@@ -68,7 +68,7 @@ def head_states(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState
     # What is compiled for training would be compiled once more for the lens.
     with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
         forward()
-    widths = {name: attention.to_out.weight.shape[0] for name, attention in attentions(model).items()}
+    widths = {name: attention.to_out.weight.shape[0] for name, attention in find_attentions(model).items()}
     return dict(_states(record, widths))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.attention import reference
 from clearhead.attention.backends import flex, sdpa, tiled
 from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, checked
+from clearhead.attention.call import Call, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError
 
@@ -44,7 +44,7 @@ def attend(
             [0., 1., 0.],
             [0., 0., 1.]])
     """
-    call = checked(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
+    call = check_call(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
     name = chosen(call, backend)
     out: Tensor = reference.attend(call) if name == "reference" else FAST[name].run(call)
     return out
@@ -70,7 +70,7 @@ def attention_weights(
     tensor([[1.0000, 0.0000],
             [0.2689, 0.7311]])
     """
-    return reference.weights(checked(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks))
+    return reference.weights(check_call(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks))
 
 
 def chosen(call: Call, backend: str) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Dense, Padding, Prefix
 from clearhead.attention.masks import Mask
-from clearhead.attention.sdpa_logsumexp import fused
+from clearhead.attention.sdpa_logsumexp import call_sdpa
 
 # How many numbers a dense mask or the weights may have before `auto` looks for another way: 64 MiB of float32.
 # Where there is a quick one it does so earlier: FlexAttention on a GPU, `tiled` on a CPU (both measured).
@@ -67,7 +67,7 @@ def refusal(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     a = arguments(call)
-    out = fused(a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads)
+    out = call_sdpa(a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads)
     if a.first_row:
         out = out[:, :, a.first_row :]
     if a.value_width != out.shape[3]:

@@ -18,7 +18,7 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
 from clearhead.attention.dropout import keepers
 from clearhead.attention.masks import Mask
-from clearhead.attention.visible_runs import Run, runs
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
 
     rows: slice
     columns: slice
-    unsure: tuple[slice, ...]
+    partial: tuple[slice, ...]
 
 
 def refusal(call: Call) -> str | None:
@@ -163,17 +163,17 @@ class _Work:
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        found = [Run(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
+        found = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
             columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
-            found = runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
+            found = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
             if found[n].columns.stop:
                 yield Tile(slice(row, min(row + rows, self.queries)), *found[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
-        options, (rows, columns, unsure) = self.options, tile
+        options, (rows, columns, partial) = self.options, tile
         scores, slope = self.times_values(self.q[:, :, rows], self.k[:, :, columns]), None
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_()
@@ -181,7 +181,7 @@ class _Work:
             scores.mul_(options.softcap)
         if self.bias is not None:
             scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        for piece in unsure:
+        for piece in partial:
             assert options.mask is not None
             seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
             scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)

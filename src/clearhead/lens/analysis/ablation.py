@@ -1,4 +1,4 @@
-"""Switching heads off: ablate(model, {"decoder.3.cross": [2, 5]}), and what each head does for a result.
+"""Head ablation: ablate(model, {"decoder.3.cross": [2, 5]}), and the effect of each head on a result.
 
 Where a head looks is not why a model answers. What changes when it is switched off comes nearer to that (Michel et al.
 2019, "Are Sixteen Heads Really Better than One?"; Voita et al. 2019). It is no proof either: other heads may take over.
@@ -6,17 +6,27 @@ Where a head looks is not why a model answers. What changes when it is switched 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import reduce
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.analysis.muting import muting
-from clearhead.lens.attention_names import attentions, check_heads, check_name
+from clearhead.lens.attention_names import check_heads, check_name, find_attentions
+from clearhead.lens.huggingface.interposition import (
+    AttentionFunction,
+    Result,
+    add_wrap,
+    intercept_interfaces,
+    remove_wrap,
+)
 
 Number = float | Tensor
 Heads = Mapping[str, Collection[int] | Tensor]
@@ -39,13 +49,17 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     """
     if not isinstance(heads, Mapping):
         raise LensError(f'say which heads of which attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
-    counts, ours = head_counts(model), attentions(model)
+    counts, ours = count_heads(model), find_attentions(model)
     chosen = {}
     for name, numbers in heads.items():
         check_name(name, counts)
         chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
         chosen[name][check_heads(name, numbers, counts[name])] = True
-    with muting({ours[name]: one for name, one in chosen.items()}, _put) if ours else _muted_theirs(model, chosen):
+    with (
+        disable_heads({ours[name]: one for name, one in chosen.items()}, _set_own_heads)
+        if ours
+        else _disable_huggingface_heads(model, chosen)
+    ):
         yield
 
 
@@ -67,16 +81,16 @@ def head_effects(
     >>> effects["attention"].shape
     torch.Size([2])
     """
-    counts = head_counts(model)
+    counts = count_heads(model)
     chosen = list(counts) if names is None else list(names)
     for name in chosen:
         check_name(name, counts)
-    before, done, total = _repeatable(run), 0, sum(counts[name] for name in chosen)
+    before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in chosen)
     effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in chosen}
     for name in chosen:
         for head in range(counts[name]):
             with ablate(model, {name: [head]}):
-                effects[name][head] = _number(run) - before
+                effects[name][head] = _run_to_number(run) - before
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -85,23 +99,23 @@ def head_effects(
 
 def effect(model: nn.Module, run: Callable[[], Number], heads: Heads) -> float:
     """By how much a number changes when these heads are switched off together: not the sum of their own effects."""
-    before = _repeatable(run)
+    before = _run_repeatably(run)
     with ablate(model, heads):
-        return _number(run) - before
+        return _run_to_number(run) - before
 
 
-def head_counts(model: nn.Module) -> dict[str, int]:
+def count_heads(model: nn.Module) -> dict[str, int]:
     """How many heads each attention of a model has."""
-    ours = {name: attention.heads for name, attention in attentions(model).items()}
+    ours = {name: attention.heads for name, attention in find_attentions(model).items()}
     if ours:
         return ours
     from clearhead.lens import huggingface
 
-    return huggingface.head_counts(model)
+    return huggingface.count_heads(model)
 
 
 @torch.no_grad()
-def _number(run: Callable[[], Number]) -> float:
+def _run_to_number(run: Callable[[], Number]) -> float:
     value = run()
     if isinstance(value, Tensor) and value.numel() != 1:
         raise LensError(
@@ -113,8 +127,8 @@ def _number(run: Callable[[], Number]) -> float:
         raise LensError(f"run() must return one number, got {value!r:.60}") from None
 
 
-def _repeatable(run: Callable[[], Number]) -> float:
-    once, again = _number(run), _number(run)
+def _run_repeatably(run: Callable[[], Number]) -> float:
+    once, again = _run_to_number(run), _run_to_number(run)
     if not abs(once - again) <= 1e-3 * abs(once) + 1e-6:
         raise LensError(
             f"run() gave {once:.6g} and then {again:.6g} without any change; "
@@ -123,14 +137,90 @@ def _repeatable(run: Callable[[], Number]) -> float:
     return once
 
 
-def _put(attention: nn.Module, heads: Tensor | None) -> None:
+def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
     assert isinstance(attention, MultiHeadAttention)
     attention.muted = None if heads is None else heads.view(-1, 1, 1)
 
 
-def _muted_theirs(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    from clearhead.lens.huggingface import attentions as theirs
-    from clearhead.lens.huggingface.muting import muted
+def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    from clearhead.lens.analysis.ablation import disable_interposed_heads
+    from clearhead.lens.huggingface import find_attentions as theirs
 
     modules = theirs(model)
-    return muted({modules[name]: one for name, one in heads.items()})
+    return disable_interposed_heads({modules[name]: one for name, one in heads.items()})
+
+
+_disable_lock = threading.RLock()
+_disabled: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
+
+
+@contextmanager
+def disable_heads(
+    heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Tensor | None], None]
+) -> Iterator[None]:
+    """Within it `put` has told each of these modules which heads are off, those of others included; None at the end."""
+    with _disable_lock:
+        for module, chosen in heads.items():
+            _disabled.setdefault(module, []).append(chosen)
+            put(module, _combine(module))
+    try:
+        yield
+    finally:
+        with _disable_lock:
+            for module, chosen in heads.items():
+                _disabled[module] = [one for one in _disabled[module] if one is not chosen]
+                put(module, _combine(module))
+
+
+def _combine(module: nn.Module) -> Tensor | None:
+    several = _disabled[module]
+    if not several:
+        return None
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    return reduce(torch.logical_or, several).to(device)
+
+
+DISABLED = "_clearhead_muted"  # on a module: which of its heads are quiet
+
+
+class DisabledHeads:
+    """Which heads add nothing: (heads, 1), True for those. A copy of the module has None in its place: all speak."""
+
+    def __init__(self, heads: Tensor) -> None:
+        self.heads = heads
+
+    def __reduce__(self) -> Any:
+        return (type(None), ())
+
+
+@contextmanager
+def disable_interposed_heads(heads: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Within it these heads of these modules, (heads,) booleans, add nothing."""
+    with intercept_interfaces(heads), disable_heads(heads, _set_interposed_heads):
+        yield
+
+
+def _set_interposed_heads(module: nn.Module, heads: Tensor | None) -> None:
+    if heads is None:
+        del vars(module)[DISABLED]
+        remove_wrap(module, zero_heads)
+        return
+    if vars(module).get(DISABLED) is None:
+        add_wrap(module, zero_heads)
+    vars(module)[DISABLED] = DisabledHeads(heads[:, None])
+
+
+def zero_heads(
+    attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
+) -> Result:
+    """One and the same function for all heads, which the module knows: compiled once, it serves them all."""
+    out, weights = attend(module, q, k, v, mask, *args, **kwargs)
+    quiet: DisabledHeads | None = getattr(module, DISABLED, None)
+    if quiet is None:  # another thread has just left, or this is a copy
+        return out, weights
+    if out.ndim != 4 or out.shape[2] != len(quiet.heads):
+        raise LensError(
+            f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
+            f"{len(quiet.heads)} heads, features) was expected; its heads cannot be switched off"
+        )
+    return out.masked_fill(quiet.heads, 0.0), weights

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.attention.visible_runs import Run, runs
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import LensError
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
@@ -42,17 +42,17 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
     `token` counts from the end if it is negative. In an encoder-decoder it is a target token: what its layers take
     through cross-attention goes on through the encoder's. `residual` is what passes a layer unchanged.
     """
-    call = _only(record) if isinstance(record, Record) else record
+    call = _get_only_call(record) if isinstance(record, Record) else record
     if not 0 <= residual <= 1:
         raise LensError(f"residual is the share that passes a layer unchanged, from 0 to 1, got {residual}")
     sights = [call[name] for name in call.names]
     crosses = any(sight.cross for sight in sights)
     source = [one for one in sights if crosses and not one.cross and "encoder" in one.name.split(".")]
     target = [one for one in sights if not any(one is other for other in source)]
-    rows = _beginning(target, token)
+    rows = _start_rows(target, token)
     below: Tensor | None = None
     for sight in reversed(target):
-        taken = (1 - residual) * _carried(sight, rows)
+        taken = (1 - residual) * _propagate_through(sight, rows)
         if sight.cross:
             below = taken if below is None else below + taken
             rows = residual * rows
@@ -60,17 +60,17 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
             rows = residual * rows + taken
     for sight in reversed(source):
         assert below is not None
-        below = residual * below + (1 - residual) * _carried(sight, below)
+        below = residual * below + (1 - residual) * _propagate_through(sight, below)
     return Rollout(rows, below)
 
 
-def _only(record: Record) -> Forward:
+def _get_only_call(record: Record) -> Forward:
     if len(record.calls) != 1:
         raise LensError(f"the model ran {len(record.calls)} times: say which, as rollout(record.calls[0], token)")
     return record.calls[0]
 
 
-def _beginning(sights: list[Sight], token: int) -> Tensor:
+def _start_rows(sights: list[Sight], token: int) -> Tensor:
     """1 at the token, for every sample."""
     if not sights:
         raise LensError("nothing was watched that a token could be followed through")
@@ -82,7 +82,7 @@ def _beginning(sights: list[Sight], token: int) -> Tensor:
     return rows
 
 
-def _carried(sight: Sight, rows: Tensor) -> Tensor:
+def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
     call = sight.attention()
     queries, keys = call.q.shape[2], call.k.shape[2]
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
@@ -90,28 +90,28 @@ def _carried(sight: Sight, rows: Tensor) -> Tensor:
             f"{sight.name!r} has {queries} queries and {keys} keys, the layer above looks at {rows.shape[1]} tokens; "
             "rollout needs every query of layers that follow each other: watch without rows=, and choose with layers="
         )
-    return carried(call, rows)
+    return propagate(call, rows)
 
 
-def carried(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:
+def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:
     """r·Ā: what the keys receive of these rows, averaged over heads; in tiles of whole rows."""
     batch, heads, queries, keys = call.sizes
     total = torch.zeros(batch, keys, dtype=torch.float64, device=rows.device)
     height = max(1, min(512, TILE // max(1, batch * heads * keys)))
-    spans = [Run(slice(0, keys), (slice(0, keys),))] * -(-queries // height)
+    spans = [VisibleRun(slice(0, keys), (slice(0, keys),))] * -(-queries // height)
     if call.mask is not None and keys:
-        spans = runs(call.mask, queries, keys, height, max(WIDTH, keys // 256), rows.device)
+        spans = find_visible_runs(call.mask, queries, keys, height, max(WIDTH, keys // 256), rows.device)
     for number, run in enumerate(spans):
         tile = slice(number * height, min((number + 1) * height, queries))
         part = rows[:, tile]
         if run.columns.stop and bool(part.any()):
-            shares, whole = _shares(call, tile, run, part.dtype)
+            shares, whole = _compute_shares(call, tile, run, part.dtype)
             part = (part[:, None] / whole).flatten(1)  # a weight is a share of the whole: the fewer are divided
             total[:, run.columns] += (part[:, None] @ shares.flatten(1, 2))[:, 0] / heads
     return total.to(rows.dtype)
 
 
-def _shares(call: Call, rows: slice, run: Run, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _compute_shares(call: Call, rows: slice, run: VisibleRun, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """exp(score − the row's largest), of some queries over the keys that any of them may see, and their sum."""
     _, heads, queries, keys = call.sizes
     q, k = call.q[:, :, rows].to(dtype) * call.scale, call.k[:, :, run.columns].to(dtype)
@@ -121,7 +121,7 @@ def _shares(call: Call, rows: slice, run: Run, dtype: torch.dtype) -> tuple[Tens
     if call.bias is not None:
         scores += call.bias.tile(rows, run.columns, queries, keys)
     if call.mask is not None:
-        for piece in run.unsure:
+        for piece in run.partial:
             seen = call.mask.tile(rows, piece, queries, keys, scores.device)
             inside = slice(piece.start - run.columns.start, piece.stop - run.columns.start)
             scores[..., inside].masked_fill_(~seen, -math.inf)

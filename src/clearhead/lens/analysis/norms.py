@@ -41,7 +41,7 @@ def value_norms(
         )
     dtype = torch.promote_types(torch.promote_types(v.dtype, weight.dtype), torch.float32)
     with torch.no_grad(), torch.autocast(v.device.type, enabled=False):
-        maps = _maps(weight.detach().to(dtype).unflatten(1, (heads, d)).transpose(0, 1), keys * batch)
+        maps = _reduce_maps(weight.detach().to(dtype).unflatten(1, (heads, d)).transpose(0, 1), keys * batch)
         maps = maps.unflatten(0, (kv_heads, heads // kv_heads))
         norms = [
             torch.linalg.vector_norm(torch.einsum("bgnd,ghwd->bghnw", some.detach().to(dtype), maps), dim=-1)
@@ -54,7 +54,7 @@ def norm_weights(
     sight: Sight, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
 ) -> Float[Tensor, "queries keys"]:
     """‖w_ij f(x_j)‖ in an exact window: how much each key adds; for a sight with keep="qk" and norms=True."""
-    norms, weights = _norms(sight), sight.weights(batch, head, queries, keys)
+    norms, weights = _get_norms(sight), sight.weights(batch, head, queries, keys)
     places = range(norms.shape[2])[slice(None) if keys is None else keys]
     chosen = torch.tensor([places] if isinstance(places, int) else places, dtype=torch.long)
     return weights * norms[batch, sight.place_of(head), chosen]
@@ -62,18 +62,18 @@ def norm_weights(
 
 def norm_received(sight: Sight) -> Float[Tensor, "batch heads keys"]:
     """Σ_i ‖w_ij f(x_j)‖: how much each key adds to all queries together; for a sight with norms=True."""
-    norms = _norms(sight)
+    norms = _get_norms(sight)
     assert sight.received is not None
     return sight.received * norms
 
 
-def _norms(sight: Sight) -> Tensor:
+def _get_norms(sight: Sight) -> Tensor:
     if sight.norms is None:
         raise RecordError(f"the norms of values of {sight.name!r} were not kept; watch(…, norms=True) keeps them")
     return sight.norms
 
 
-def _maps(weight: Tensor, values: int) -> Tensor:
+def _reduce_maps(weight: Tensor, values: int) -> Tensor:
     """(heads, width, d) or, where so many values make up for it, the small R of W = QR: ‖R v‖ = ‖W v‖, as exactly."""
     _, width, d = weight.shape
     if width <= d or values < 4 * d:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens.analysis.roles import HeadRoles
-from clearhead.lens.attention_names import attentions
+from clearhead.lens.attention_names import find_attentions
 from clearhead.lens.capture.growing_call import Probe
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.record.attention_views import Forward, Sight
 
-LEAST = 5  # keys that a query must see to count: of fewer, each gets much by chance alone
-TIMES = 4  # as many keys as are near, for what is near to mean anything
+MIN_VISIBLE = 5  # keys that a query must see to count: of fewer, each gets much by chance alone
+LOCAL_FACTOR = 4  # as many keys as are near, for what is near to mean anything
 PASSAGE = 64  # random tokens, which are then repeated
 SAMPLES = 4  # such texts
 UNKNOWN = "Induction and duplicates were not looked for: that needs a text of 10 tokens, and a vocabulary to draw from."
@@ -60,19 +60,19 @@ def head_roles(
         raise LensError("head_roles needs inputs, the token numbers that the model reads, or run=, which calls it")
     if run is None:
         _check_texts(texts)
-    called = partial(_usual_run, model) if run is None else run
-    runs = [texts] if run is not None or pad is None else _without_pads(texts, pad)
+    called = partial(_run_model, model) if run is None else run
+    runs = [texts] if run is not None or pad is None else _remove_pads(texts, pad)
     tally = _Tally(near, frozenset(delimiters), pad)
-    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_neighbours(near)) as record:
+    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_make_neighbour_probes(near)) as record:
         for some in runs:
             called(*some)
     known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
     for call, some in zip(record.calls, known, strict=True):
         tally.count_text(call, some)
-    drawn = _drawn(texts, _vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
+    drawn = _draw_repeated_tokens(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2
-        with watch(model, layers=layers, pixels=0, top=0, probes=_repeats(size)) as record:
+        with watch(model, layers=layers, pixels=0, top=0, probes=_make_repeat_probes(size)) as record:
             called(*drawn)
         for call in record.calls:
             tally.count_repeats(call, size)
@@ -106,10 +106,10 @@ class _Tally:
 
     def count_text(self, call: Forward, texts: tuple[Tensor, ...]) -> None:
         for sight in (call[name] for name in call.names):
-            of_queries, of_keys = (_tokens(sight, texts, side) for side in ("queries", "keys"))
+            of_queries, of_keys = (_find_tokens(sight, texts, side) for side in ("queries", "keys"))
             visible, keys, place = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
-            real = (sight.logsumexp != -torch.inf) & (visible >= LEAST)  # also what is not a number: it must show
+            real = (sight.logsumexp != -torch.inf) & (visible >= MIN_VISIBLE)  # also what is not a number: it must show
             if of_queries is not None and self.pad is not None:
                 real &= (of_queries[:, place] != self.pad)[:, None]
             self.add(sight, "first", sight.first, real)
@@ -123,7 +123,7 @@ class _Tally:
                 there = (place + step >= 0) & (place + step < keys)
                 self.add(sight, role, sight.probes[str(step)], real & there)
             local = torch.stack([sight.probes[str(step)] for step in range(-self.near, self.near + 1)]).sum(0)
-            self.add(sight, "local", local, real & (visible >= TIMES * (2 * self.near + 1)))
+            self.add(sight, "local", local, real & (visible >= LOCAL_FACTOR * (2 * self.near + 1)))
 
     def count_repeats(self, call: Forward, size: int) -> None:
         for sight in (call[name] for name in call.names):
@@ -167,7 +167,7 @@ def _check_texts(texts: tuple[Any, ...]) -> None:
             raise LensError(f"there is nothing to look at in inputs of shape {tuple(text.shape)}")
 
 
-def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
+def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
     """The numbers of the tokens that query, or that are looked at; None where they are not known."""
     if not texts:
         return None
@@ -177,20 +177,20 @@ def _tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None
     return tokens[:, :needed] if len(tokens) == len(sight.entropy) and tokens.shape[1] >= needed else None
 
 
-def _neighbours(near: int) -> dict[str, Probe]:
+def _make_neighbour_probes(near: int) -> dict[str, Probe]:
     if near < 1:
         raise LensError(f"near must be at least 1, got {near}")
     return {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
 
 
-def _repeats(size: int) -> dict[str, Probe]:
+def _make_repeat_probes(size: int) -> dict[str, Probe]:
     def earlier(positions: Tensor, step: int) -> Tensor:
         return torch.where(positions >= size, positions - size + step, -1)
 
     return {"duplicate": partial(earlier, step=0), "induction": partial(earlier, step=1)}
 
 
-def _without_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
+def _remove_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
     """The real tokens alone; samples that are then of one size stay together."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for sample in range(len(texts[0])):
@@ -202,10 +202,10 @@ def _without_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...
     ]
 
 
-def _usual_run(model: nn.Module, *texts: Tensor) -> None:
+def _run_model(model: nn.Module, *texts: Tensor) -> None:
     """One forward pass over token numbers, of a model of ours or of Hugging Face's."""
     device = next(model.parameters()).device
-    if attentions(model):
+    if find_attentions(model):
         model(*(text.to(device) for text in texts))
         return
     given: dict[str, Any] = {
@@ -217,7 +217,7 @@ def _usual_run(model: nn.Module, *texts: Tensor) -> None:
     model(**given)
 
 
-def _vocabularies(
+def _find_vocabularies(
     model: nn.Module, vocabulary: Numbers | tuple[Numbers, ...] | None, count: int
 ) -> list[Sequence[int]] | None:
     """The numbers that the tokens of each text are drawn from, or None if that is not known."""
@@ -235,7 +235,7 @@ def _vocabularies(
     return [range(one) if isinstance(one, int) else list(one) for one in several]
 
 
-def _drawn(
+def _draw_repeated_tokens(
     texts: tuple[Tensor, ...], vocabularies: list[Sequence[int]] | None, without: Collection[int | None], seed: int
 ) -> tuple[Tensor, ...]:
     """Random tokens, all different, and then the same once more: no longer than the shortest text, which has room."""
@@ -243,7 +243,7 @@ def _drawn(
         return ()
     numbers = [torch.tensor([one for one in some if one not in without]) for some in vocabularies]
     size = min([PASSAGE, *(len(some) for some in numbers), *(text.shape[1] // 2 for text in texts)])
-    if size < LEAST:
+    if size < MIN_VISIBLE:
         return ()
     chance = torch.Generator().manual_seed(seed)
     rows = ([some[torch.randperm(len(some), generator=chance)[:size]] for _ in range(SAMPLES)] for some in numbers)

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import Mask, Seen
-from clearhead.attention.call import Call, checked
+from clearhead.attention.call import Call, check_call
 from clearhead.errors import LensError
 from clearhead.lens.analysis.norms import value_norms
-from clearhead.lens.attention_names import bare
-from clearhead.lens.capture.batch_history import Moves
-from clearhead.lens.capture.growing_call import Detail, Growing, Where
-from clearhead.lens.capture.memory_estimate import Sizes, bytes_of, in_words, squares, warn_if_much
-from clearhead.lens.capture.ongoing import Ongoing
-from clearhead.lens.measures.definition import first_position
+from clearhead.lens.attention_names import unwrap_model
+from clearhead.lens.capture.batch_history import BatchHistory
+from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall, MeasureDetail
+from clearhead.lens.capture.memory_estimate import Sizes, count_dense_bytes, estimate_bytes, format_bytes, warn_if_large
+from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
 
 log = logging.getLogger(__name__)
-_watching: dict[int, list[Collector]] = {}  # by the thread that watches
+_collectors: dict[int, list[Collector]] = {}  # by the thread that watches
 _lock = threading.RLock()
 
 
@@ -36,21 +35,21 @@ class Settings(NamedTuple):
 
     layers: tuple[str, ...]
     heads: tuple[int, ...] | None = None
-    detail: Detail = Detail()
+    detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """What a collector remembers of the thread that it is called in."""
 
-    call: Ongoing | None = None
+    call: GrowingCall | None = None
     growing: object | None = None  # the cache of the pass that has begun
     begun: bool = False
     ids: dict[str, Tensor] | None = None  # token numbers that went in, and belong to the call of the next attention
 
 
 class Collector:
-    """One watch: `take` is told of every attention, in any thread; what it makes of them goes to the record.
+    """One watch: `record_attention` gets every attention, in any thread; what it makes of them goes to the record.
 
     A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
     cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
@@ -58,25 +57,25 @@ class Collector:
     """
 
     def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
-        self.settings, self.record, self.names, self.model = settings, record, list(names), bare(model)
+        self.settings, self.record, self.names, self.model = settings, record, list(names), unwrap_model(model)
         self.thread, self.warned = threading.get_ident(), False
-        self._here, self._lock = _Here(), threading.RLock()
+        self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
-        self._calls: dict[int, tuple[Callable[[], object | None], Ongoing]] = {}  # of caches, by their ids
+        self._calls: dict[int, tuple[Callable[[], object | None], GrowingCall]] = {}  # of caches, by their ids
 
     def __enter__(self) -> Collector:
         with _lock:
-            _watching.setdefault(self.thread, []).append(self)
+            _collectors.setdefault(self.thread, []).append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            _watching[self.thread].remove(self)
-            if not _watching[self.thread]:
-                del _watching[self.thread]
+            _collectors[self.thread].remove(self)
+            if not _collectors[self.thread]:
+                del _collectors[self.thread]
         with self._lock:
             for call in self.record.calls:
-                if isinstance(call, Ongoing):
+                if isinstance(call, GrowingCall):
                     call.close()
             self.record.calls[:] = [call for call in self.record.calls if len(call)]
             self._calls.clear()
@@ -86,28 +85,28 @@ class Collector:
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
-        here = self._here
+        here = self._thread
         here.begun, here.growing, here.ids = True, growing, dict(ids or {})
         if growing is None or (here.call is not None and here.call.cache is not None):
             here.call = None
 
     def end(self) -> None:
         """It is over; only one that grows may go on."""
-        self._here.begun, self._here.growing, self._here.ids = False, None, None
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
 
-    def note(self, kind: str, ids: Tensor | None) -> None:
+    def note_tokens(self, kind: str, ids: Tensor | None) -> None:
         """Token numbers go in, of a pass that was not announced: they belong to the attention that comes next."""
-        waiting = {} if self._here.ids is None or kind == "source" else dict(self._here.ids)
+        waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
         waiting.pop(kind, None)
-        self._here.ids = waiting if ids is None else {**waiting, kind: ids}
+        self._thread.ids = waiting if ids is None else {**waiting, kind: ids}
 
-    def forget(self, kind: str) -> None:
+    def forget_tokens(self, kind: str) -> None:
         """Of the pass that is under way nobody can say which tokens these were."""
-        (self._here.ids or {}).pop(kind, None)
-        if self._here.call is not None:
-            self._here.call.forget_ids(kind)
+        (self._thread.ids or {}).pop(kind, None)
+        if self._thread.call is not None:
+            self._thread.call.forget_ids(kind)
 
-    def moved(
+    def reorder(
         self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
     ) -> None:
         """The samples of the call that grows with this cache, or of the last one, changed places.
@@ -115,18 +114,18 @@ class Collector:
         Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
         """
         known = self._calls.get(id(growing))
-        call = self._here.call if growing is None else known[1] if known and known[0]() is growing else None
+        call = self._thread.call if growing is None else known[1] if known and known[0]() is growing else None
         if call is not None:
-            call.moved(rows, finished=finished)
+            call.reorder(rows, finished=finished)
 
-    def hears(self) -> bool:
+    def watches_thread(self) -> bool:
         """Whether this thread is watched: the collector's own; others if asked for, unless they watch it themselves."""
         thread = threading.get_ident()
         if thread == self.thread or self.settings.own_thread:
             return thread == self.thread
-        return all(one.model is not self.model for one in _watching.get(thread, ()))
+        return all(one.model is not self.model for one in _collectors.get(thread, ()))
 
-    def take(
+    def record_attention(
         self,
         name: str,
         seen: Seen,
@@ -144,24 +143,24 @@ class Collector:
         (width, heads · d_v), for the norms of values.
         Ignored while autograd recomputes a layer for gradient checkpointing.
         """
-        if name.partition(":")[0] not in self.settings.layers or recomputing() or not self.hears():
+        if name.partition(":")[0] not in self.settings.layers or is_recomputing() or not self.watches_thread():
             return
-        _refuse_recording(seen.q, name)
+        _refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
             named = seen._asdict()
-            whole = checked(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
-            call = of_heads(whole, self.settings.heads)
-            growing = self._here.growing if seen.cache is None else seen.cache
+            whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
+            call = select_heads(whole, self.settings.heads)
+            growing = self._thread.growing if seen.cache is None else seen.cache
             if first_query is None:
                 first_query = (
-                    self._next(name, growing) if cross else first_key + first_position(call.mask, *call.sizes[2:])
+                    self._next(name, growing) if cross else first_key + locate_first_query(call.mask, *call.sizes[2:])
                 )
             part = self._part(name, call, first_query, growing, cross, still)
             with self._lock:
                 self.record.expected_bytes += self._squares(call)  # as they come: layers and steps differ in them
             part.add(
                 call,
-                Where(first_query, first_key),
+                FirstPositions(first_query, first_key),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._norms(name, whole, out),
                 grows=growing is not None and not still,
@@ -177,39 +176,39 @@ class Collector:
 
     def _part(
         self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
-    ) -> Growing:
+    ) -> GrowingAttention:
         """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
         with self._lock:
             known = self._calls.get(id(growing))
             if known is not None and known[0]() is growing and not still:
-                known[1].settle()
+                known[1].apply_reorders()
             forward, name = self._call(name, call, first_query, growing)
             if growing is not None and forward.cache is None:
                 forward.bind(growing)
                 self._calls[id(growing)] = (weakref.ref(growing), forward)
-            if growing is not None and not still and forward.moves is None:
-                forward.moves = Moves(call.q.shape[0])
+            if growing is not None and not still and forward.history is None:
+                forward.history = BatchHistory(call.q.shape[0])
             if name not in forward:
-                moves = forward.moves
-                if growing is None or still or moves is None or len(moves.here) != call.q.shape[0]:
-                    moves = Moves(call.q.shape[0])  # it does not move with the cache
+                history = forward.history
+                if growing is None or still or history is None or len(history.here) != call.q.shape[0]:
+                    history = BatchHistory(call.q.shape[0])  # it does not move with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
-                forward.sights[name] = Growing(name, heads, cross, self.settings.detail, moves)
-            self._here.call = forward
+                forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history)
+            self._thread.call = forward
         self._add_ids(forward, name, call, first_query)
         part = forward.sights[name]
-        assert isinstance(part, Growing)
+        assert isinstance(part, GrowingAttention)
         return part
 
     def _next(self, name: str, growing: object | None) -> int:
         """Where the queries over a context go on that nobody gave a position."""
         known = self._calls.get(id(growing))
         part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
-        return part.end if isinstance(part, Growing) else 0
+        return part.end if isinstance(part, GrowingAttention) else 0
 
-    def _add_ids(self, forward: Ongoing, name: str, call: Call, first_query: int) -> None:
+    def _add_ids(self, forward: GrowingCall, name: str, call: Call, first_query: int) -> None:
         """The token numbers that went in belong to this call; those that are no queries here wait for their own."""
-        waiting = self._here.ids or {}
+        waiting = self._thread.ids or {}
         reading = "encoder" in name.split(".")
         for kind, numbers in list(waiting.items()):
             fits = numbers.shape == (call.q.shape[0], call.q.shape[2]) and not (kind == "target" and reading)
@@ -217,37 +216,37 @@ class Collector:
                 forward.add_ids(kind, numbers, 0 if kind == "source" else first_query)
                 del waiting[kind]
 
-    def _call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[Ongoing, str]:
+    def _call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
         """The call that an attention belongs to, and the name that it has there."""
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
             part = known[1].sights.get(name)
-            if part is None or (isinstance(part, Growing) and part.goes_on(call.q.shape[0], first_query)):
+            if part is None or (isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)):
                 return known[1], name
             known[1].release()  # the cache was cropped: what comes now is another text from there on
             forward = self._new_call(call)
             forward.inherit(known[1], first_query)
             return forward, name
-        current = self._here.call
+        current = self._thread.call
         if growing is not None and current is not None and current.cache is not None:
             current = None
-        if current is not None and self._here.begun and growing is None and name in current:
+        if current is not None and self._thread.begun and growing is None and name in current:
             count = sum(other.partition(":")[0] == name for other in current)
             return current, f"{name}:{count + 1}"  # a layer that is used several times
         if current is None or name in current:
             current = self._new_call(call)
         return current, name
 
-    def _new_call(self, call: Call) -> Ongoing:
-        forward, (batch, heads, queries, keys) = Ongoing(), call.sizes
+    def _new_call(self, call: Call) -> GrowingCall:
+        forward, (batch, heads, queries, keys) = GrowingCall(), call.sizes
         sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
-        expected = len(self.settings.layers) * bytes_of(self.settings.detail, sizes)
+        expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
-            expected += squares(call)
+            expected += count_dense_bytes(call)
             what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
-            log.info("%s will take about %s of memory", what, in_words(expected))
-            self.warned = self.warned or warn_if_much(expected, what)
+            log.info("%s will take about %s of memory", what, format_bytes(expected))
+            self.warned = self.warned or warn_if_large(expected, what)
         self.record.calls.append(forward)
         return forward
 
@@ -256,18 +255,18 @@ class Collector:
         if self.settings.detail.keep != "qk":
             return 0
         if call.mask is None or call.mask in self._counted:
-            return squares(call._replace(mask=None))
+            return count_dense_bytes(call._replace(mask=None))
         if not any(tensor.is_inference() for tensor in call.mask.tensors()):  # of those every layer has a copy
             self._counted.add(call.mask)
-        return squares(call)
+        return count_dense_bytes(call)
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether this is autograd going backward: then a forward pass is only repeated, for gradient checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _refuse_recording(q: Tensor, name: str) -> None:
+def _refuse_unmeasurable(q: Tensor, name: str) -> None:
     """Where nothing is computed now, or nothing can be brought to the CPU, nothing can be measured."""
     if q.is_meta:
         raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
@@ -278,7 +277,7 @@ def _refuse_recording(q: Tensor, name: str) -> None:
         )
 
 
-def of_heads(call: Call, heads: Sequence[int] | None) -> Call:
+def select_heads(call: Call, heads: Sequence[int] | None) -> Call:
     """The same attention with some of its heads."""
     if heads is None:
         return call

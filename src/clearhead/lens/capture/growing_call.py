@@ -1,10 +1,11 @@
-"""Growing: one attention of one call, piece by piece, as a cache grows and beams move."""
+"""A call that grows with its key-value cache: its attentions step by step, its tokens, and the order of its samples."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -12,22 +13,21 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.lens.capture.batch_history import Move, Moves, put_together
-from clearhead.lens.capture.sums import Sums, widened
-from clearhead.lens.capture.transfer import brought
-from clearhead.lens.measures.definition import Job, Measures, blocks_of, pooled
-from clearhead.lens.measures.measure_dispatch import measured
-from clearhead.lens.measures.visible_counts import visible_keys
+from clearhead.lens.capture.batch_history import BatchHistory, GrowingSum, Reorder, join_pieces, pad_to, select_rows
+from clearhead.lens.capture.transfer import to_host
+from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
+from clearhead.lens.measures.measure_dispatch import run_job
+from clearhead.lens.measures.visible_counts import count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import Keeping
+from clearhead.lens.record.exact_windows import InputKeeper
 
 Probe = Callable[[Tensor], Tensor]
-BLIND = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
+SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
 PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 
 
-class Detail(NamedTuple):
+class MeasureDetail(NamedTuple):
     """What is to be measured of every attention."""
 
     pixels: int = 256
@@ -38,63 +38,65 @@ class Detail(NamedTuple):
     norms: bool = False
 
 
-class Where(NamedTuple):
+class FirstPositions(NamedTuple):
     """The document positions of the first query and of the first key."""
 
     query: int
     key: int = 0
 
 
-class Growing:
+class GrowingAttention:
     """One attention of one call. `end` is the position after its last query."""
 
-    def __init__(self, name: str, heads: tuple[int, ...], cross: bool, detail: Detail, moves: Moves) -> None:
-        self.name, self.heads, self.cross, self.detail, self.moves = name, heads, cross, detail, moves
+    def __init__(
+        self, name: str, heads: tuple[int, ...], cross: bool, detail: MeasureDetail, history: BatchHistory
+    ) -> None:
+        self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.end = self.rows = self.keys = 0
-        self.stands_in = False  # the last query, measured as long as there are too few for one in so many
+        self.is_placeholder = False  # the last query, measured as long as there are too few for one in so many
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[range] = []
         self.blocks: tuple[int, int] | None = None
-        self.received, self.map = Sums(), Sums(most=detail.pixels)
-        self.left: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
-        self.keeping = Keeping() if detail.keep == "qk" else None
+        self.received, self.map = GrowingSum(), GrowingSum(most=detail.pixels)
+        self.finished: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
+        self.keeper = InputKeeper() if detail.keep == "qk" else None
         self._sight: Sight | None = None
 
-    def goes_on(self, batch: int, first_query: int) -> bool:
+    def continues_at(self, batch: int, first_query: int) -> bool:
         """Whether queries from this position on come right after those that are here."""
-        return len(self.moves.here) == batch and self.end == first_query
+        return len(self.history.here) == batch and self.end == first_query
 
     def add(
         self,
         call: Call,
-        where: Where,
+        where: FirstPositions,
         *,
         logsumexp: Tensor | None = None,
         norms: Callable[[slice], Tensor] | None = None,
         grows: bool = False,
     ) -> None:
         """Measures these queries, and adds them to what is here; `norms` gives those of some keys."""
-        queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.moves.time
+        queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.history.time
         rows = range(-(where.query + 1) % every, queries, every)
-        if self.stands_in and queries:
-            self._forget()
+        if self.is_placeholder and queries:
+            self._drop_placeholder()
         if not rows and (not grows or not self.rows):
             rows = range(max(queries - 1, 0), queries)
-            self.stands_in = grows and bool(rows)
+            self.is_placeholder = grows and bool(rows)
         if self.blocks is None:
-            height, width = blocks_of(len(rows), where.key + keys, self.detail.pixels)
+            height, width = choose_blocks(len(rows), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
         positions = range(rows.start + where.query, rows.stop + where.query, rows.step)
-        found, exact = [], torch.float64 if grows else _result_dtype(call)
+        found, exact = [], torch.float64 if grows else _choose_dtype(call)
         while rows:
             part, rows = self._cut(rows, call, where)
             found.append(self._measure(call, part, where, logsumexp, exact))
-        found = found or [_nothing(call, self.detail)]
+        found = found or [_make_empty_measures(call, self.detail)]
         joined = (
             found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
         )
-        self._make_room(call, where.key + keys, exact)
+        self._reserve(call, where.key + keys, exact)
         self.positions.append(positions)
         self.pieces.append((time, joined))
         new = slice(max(0, self.keys - where.key), keys)
@@ -102,25 +104,25 @@ class Growing:
             gap = max(0, where.key - self.keys)
             own = norms(new).cpu()
             self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
-        if self.keeping is not None:
-            self.keeping.add(call, where.query, where.key, time)
+        if self.keeper is not None:
+            self.keeper.add(call, where.query, where.key, time)
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
-    def _forget(self) -> None:
+    def _drop_placeholder(self) -> None:
         """The query that stood in for others makes room for those that come now."""
-        self.stands_in, self.rows, self.blocks = False, 0, None
-        self.pieces, self.positions, self.left = [], [], {}
-        self.received, self.map = Sums(), Sums(most=self.detail.pixels)
+        self.is_placeholder, self.rows, self.blocks = False, 0, None
+        self.pieces, self.positions, self.finished = [], [], {}
+        self.received, self.map = GrowingSum(), GrowingSum(most=self.detail.pixels)
 
-    def _make_room(self, call: Call, keys: int, exact: torch.dtype) -> None:
+    def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
         """Also keys that no measured query could look at have their places."""
-        self.received.reach(call.q.shape[:2], (keys,), exact)
+        self.received.reserve(call.q.shape[:2], (keys,), exact)
         height, width = self.blocks or (0, 0)
         if height:
-            self.map.reach(call.q.shape[:2], (0, -(-keys // width)), _result_dtype(call))
+            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), _choose_dtype(call))
             self._shrink()
 
-    def _cut(self, rows: range, call: Call, where: Where) -> tuple[range, range]:
+    def _cut(self, rows: range, call: Call, where: FirstPositions) -> tuple[range, range]:
         """Rows that can be measured together, and the rest: none lies across the edge of a block of the map."""
         height, width = self.blocks or (0, 0)
         count = len(rows)
@@ -131,27 +133,27 @@ class Growing:
         return rows[:count], rows[count:]
 
     def _measure(
-        self, call: Call, rows: range, where: Where, logsumexp: Tensor | None, exact: torch.dtype
+        self, call: Call, rows: range, where: FirstPositions, logsumexp: Tensor | None, exact: torch.dtype
     ) -> dict[str, Tensor]:
         assert self.blocks is not None
         height, width = self.blocks
         fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
         chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
-        job = Job(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
-        result = measured(job)
-        found = {name: getattr(result, name) for name in PER_QUERY} | self._probed(job, result, where)
-        found["visible"] = visible_keys(call, rows).int().expand(len(call.q), -1, -1)
+        job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
+        result = run_job(job)
+        found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
+        found["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
-        found = brought({**found, "received": result.received, "map": result.map})
+        found = to_host({**found, "received": result.received, "map": result.map})
         self.received.add(found.pop("received"), (where.key,), exact)
         pixels = found.pop("map")
         if height:
             if fine != width:
                 inset = where.key // fine % (width // fine)
-                pixels = pooled(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
+                pixels = sum_blocks(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
             self.map.add(pixels, (self.rows // height, where.key // width))
             self._shrink()
         self.rows += len(rows)
@@ -162,49 +164,51 @@ class Growing:
         assert self.blocks is not None
         for axis in (0, 1):
             while self.map.sizes[axis] > self.detail.pixels:
-                self.map = Sums(pooled(self.map.value, 2, 2 + axis), most=self.detail.pixels)
+                self.map = GrowingSum(sum_blocks(self.map.value, 2, 2 + axis), most=self.detail.pixels)
                 height, width = self.blocks
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
-    def _probed(self, job: Job, result: Measures, where: Where) -> dict[str, Tensor]:
+    def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
         """The weights of the keys that probes ask for."""
         found: dict[str, Tensor] = {}
         if self.detail.probes:
-            from clearhead.lens.measures.key_probes import weights_at
+            from clearhead.lens.measures.key_probes import compute_probe_weights
         for name, probe in (self.detail.probes or {}).items():
             positions = torch.tensor(job.rows, dtype=torch.long) + where.query
             keys = probe(positions).to(job.call.q.device)
             keys = torch.where(keys >= where.key, keys - where.key, -1).expand(job.call.q.shape[0], -1)
-            found[f"probe {name}"] = weights_at(job.call, keys, result.logsumexp, rows=job.rows)
+            found[f"probe {name}"] = compute_probe_weights(job.call, keys, result.logsumexp, rows=job.rows)
         return found
 
-    def moved(self, move: Move, gone: int) -> None:
+    def reorder(self, reorder: Reorder, gone: int) -> None:
         """Samples change places; what those that leave have got so far is put aside, by numbers from `gone` on."""
         self._sight = None
-        if self.received.room is None:
+        if self.received.buffer is None:
             return
-        for number, row in enumerate(move.leaving, start=gone):
-            sums = self.received.value[row].clone(), self._map()[row].clone()
-            self.left[number] = (*sums, self.blocks or (0, 0))
-        self.received.move(move.rows)
-        self.map.move(move.rows)
+        for number, row in enumerate(reorder.leaving, start=gone):
+            sums = self.received.value[row].clone(), self._current_map()[row].clone()
+            self.finished[number] = (*sums, self.blocks or (0, 0))
+        self.received.select_rows(reorder.rows)
+        self.map.select_rows(reorder.rows)
 
-    def _map(self) -> Tensor:
+    def _current_map(self) -> Tensor:
         value = self.received.value
-        return self.map.value if self.map.room is not None else value.new_zeros(*value.shape[:2], 0, 0)
+        return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
 
     @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:
         """What is here so far."""
         if self._sight is None:
             whole = {
-                name: put_together([(time, piece[name]) for time, piece in self.pieces], self.moves, BLIND.get(name, 0))
+                name: join_pieces(
+                    [(time, piece[name]) for time, piece in self.pieces], self.history, SEES_NOTHING.get(name, 0)
+                )
                 for name in self.pieces[0][1]
             }
-            received, drawn = self._sums()
+            received, drawn = self._join_sums()
             kept = None
-            if self.keeping is not None:
-                kept = self.keeping.kept(self.moves, whole["logsumexp"] if self.detail.every == 1 else None)
+            if self.keeper is not None:
+                kept = self.keeper.finish(self.history, whole["logsumexp"] if self.detail.every == 1 else None)
             self._sight = Sight(
                 **{name: whole[name] for name in PER_QUERY},
                 received=received,
@@ -214,39 +218,127 @@ class Growing:
                 heads=self.heads,
                 queries=torch.tensor([*itertools.chain(*self.positions)], dtype=torch.long),
                 blocks=self.blocks or (0, 0),
-                inputs=self.moves.inputs,
+                inputs=self.history.inputs,
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
-                norms=put_together(self.norms, self.moves) if self.norms else None,
+                norms=join_pieces(self.norms, self.history) if self.norms else None,
                 kept=kept,
                 forward=forward,
             )
         return self._sight
 
-    def _sums(self) -> tuple[Tensor, Tensor]:
+    def _join_sums(self) -> tuple[Tensor, Tensor]:
         """What keys received and the map, of all samples in the order of the record."""
         dtype = self.pieces[0][1]["entropy"].dtype
-        received, drawn = self.received.value.to(dtype, copy=True), self._map().to(dtype, copy=True)
-        if not self.moves.gone:
+        received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
+        if not self.history.gone:
             return received, drawn
         all_received, all_drawn = list(received), list(drawn)
-        for number in range(len(self.moves.gone)):
-            one, pixels, blocks = self.left.get(number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0)))
+        for number in range(len(self.history.gone)):
+            one, pixels, blocks = self.finished.get(
+                number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0))
+            )
             for axis, (had, have) in enumerate(zip(blocks, self.blocks or (0, 0), strict=True)):
-                pixels = pooled(pixels, have // had, 1 + axis) if have != had else pixels
-            all_received.append(widened(one.to(dtype), received.shape[1:]))
-            all_drawn.append(widened(pixels.to(dtype), drawn.shape[1:]))
-        order = self.moves.order
+                pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
+            all_received.append(pad_to(one.to(dtype), received.shape[1:]))
+            all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
+        order = self.history.order
         return torch.stack([all_received[path] for path in order]), torch.stack([all_drawn[path] for path in order])
 
 
-def _result_dtype(call: Call) -> torch.dtype:
+def _choose_dtype(call: Call) -> torch.dtype:
     return torch.promote_types(call.q.dtype, torch.float32)
 
 
-def _nothing(call: Call, detail: Detail) -> dict[str, Tensor]:
+def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
     """Measures of no queries."""
-    empty = torch.zeros(*call.q.shape[:2], 0, dtype=_result_dtype(call))
+    empty = torch.zeros(*call.q.shape[:2], 0, dtype=_choose_dtype(call))
     tops = empty[..., None].expand(-1, -1, -1, detail.top)
     found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
     return found | {"visible": empty[:, :1].int(), "peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}
+
+
+class GrowingCall(Forward):
+    """A call that may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: BatchHistory | None = None  # of what grows with the cache
+        self.cache: Callable[[], object | None] | None = None
+        self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # moves after which no query came yet
+        self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
+
+    def bind(self, cache: object) -> None:
+        """The call goes on when this cache does; one of ours tells when its samples move."""
+        self.cache = weakref.ref(cache)
+        if hasattr(cache, "followers"):
+            cache.followers.append(self.reorder)
+
+    def reorder(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
+        """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten.
+
+        What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
+        beams moves them once more after the last one, and would take away those that were just completed.
+        """
+        if self.history is not None:
+            with torch.inference_mode(False):  # whose tensors could not be changed later
+                self._pending_reorders.append((torch.as_tensor(rows).clone(), done, finished))
+
+    def apply_reorders(self) -> None:
+        """A query comes: the samples take the places that they were told."""
+        for rows, done, finished in self._pending_reorders:
+            assert self.history is not None
+            with torch.inference_mode(False):
+                gone = len(self.history.gone)
+                reorder = self.history.add(rows, done=done, finished=finished)
+                for part in self.sights.values():
+                    if isinstance(part, GrowingAttention) and part.history is self.history:
+                        part.reorder(reorder, gone)
+        self._pending_reorders.clear()
+
+    def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
+        """Token numbers that went in, the first of them at this position."""
+        time = 0 if self.history is None else self.history.time
+        pieces = self._tokens.setdefault(kind, [])
+        if kind == "source":
+            pieces.clear()
+        if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
+            pieces.append((time, position, numbers.detach().to("cpu", torch.long, copy=True)))
+
+    def forget_ids(self, kind: str) -> None:
+        self._tokens.pop(kind, None)
+
+    def inherit(self, other: GrowingCall, position: int) -> None:
+        """Takes over the tokens before a position, of a call on the same cache that was cropped there."""
+        for kind, numbers in other.ids.items():
+            self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
+
+    @property
+    def ids(self) -> dict[str, Tensor]:
+        return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()} | self._ids
+
+    def _join_tokens(self, pieces: list[tuple[int, int, Tensor]], reorders: bool) -> Tensor:
+        found: list[Tensor] = []
+        end = 0
+        for time, position, numbers in pieces:
+            if reorders and self.history is not None:
+                numbers = select_rows(numbers, self.history.paths(time), -1)
+            found.append(torch.nn.functional.pad(numbers, (position - end, 0), value=-1))
+            end = position + numbers.shape[1]
+        return torch.cat(found, 1)
+
+    @torch.inference_mode(False)
+    def close(self) -> None:
+        """Nothing more is coming: what was seen so far is put together, and the cache let go."""
+        self.release()
+        self._ids = self.ids
+        # A part without pieces is one whose measuring failed.
+        self.sights = {name: self[name] for name, part in self.sights.items() if getattr(part, "pieces", True)}
+        self.history, self._tokens, self._pending_reorders = None, {}, []
+
+    def release(self) -> None:
+        """Follows its cache no more."""
+        cache = None if self.cache is None else self.cache()
+        if cache is not None and hasattr(cache, "followers"):
+            cache.followers.remove(self.reorder)
+        self.cache = None

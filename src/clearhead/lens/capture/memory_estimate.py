@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
-from clearhead.lens.capture.growing_call import Detail
+from clearhead.lens.capture.growing_call import MeasureDetail
 
-MUCH = 0.25  # of the memory that is free: more is said aloud
+LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
 
 
 class Sizes(NamedTuple):
@@ -25,10 +25,10 @@ class Sizes(NamedTuple):
     itemsize: int = 4
 
 
-def bytes_of(detail: Detail, sizes: Sizes) -> int:
+def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
     """What a record holds of such an attention.
 
-    >>> bytes_of(Detail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
+    >>> estimate_bytes(MeasureDetail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
     600
     """
     rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
@@ -43,16 +43,16 @@ def bytes_of(detail: Detail, sizes: Sizes) -> int:
     return total
 
 
-def squares(call: Call) -> int:
+def count_dense_bytes(call: Call) -> int:
     """What the mask and the bias of an attention take that follow no rule, and have a number for each cell."""
     numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
     numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
     return sum(tensor.nbytes for tensor in numbers)
 
 
-def in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     """
-    >>> in_words(1_234_567), in_words(560)
+    >>> format_bytes(1_234_567), format_bytes(560)
     ('1.2 MB', '560 bytes')
     """
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -61,7 +61,7 @@ def in_words(count: int) -> str:
     return f"{count} bytes"
 
 
-def free_bytes() -> int | None:
+def get_free_bytes() -> int | None:
     """What programs could still take on this machine; None where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -71,13 +71,13 @@ def free_bytes() -> int | None:
     return next(found, None)
 
 
-def warn_if_much(expected: int, what: str) -> bool:
+def warn_if_large(expected: int, what: str) -> bool:
     """Says aloud that something will take a large part of the memory that is free, and whether it did."""
-    free = free_bytes()
-    if free is None or expected <= MUCH * free:
+    free = get_free_bytes()
+    if free is None or expected <= LARGE_SHARE * free:
         return False
     warnings.warn(
-        f"{what} will take about {in_words(expected)} of memory, and {in_words(free)} are free; "
+        f"{what} will take about {format_bytes(expected)} of memory, and {format_bytes(free)} are free; "
         "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
         stacklevel=2,
     )

@@ -12,60 +12,69 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, Seen
 from clearhead.lens.capture.collector import Collector
-from clearhead.lens.capture.compiled_graphs import Eye, Organ, lock, tell
-from clearhead.lens.capture.spelling import Spelled
+from clearhead.lens.capture.compiled_graphs import (
+    AttentionObserver,
+    EncodedCall,
+    GraphReceiver,
+    registry_lock,
+    send_to_receiver,
+)
 
 KINDS = ("source", "target", "tokens")
-_eyes: weakref.WeakKeyDictionary[nn.Module, Eye] = weakref.WeakKeyDictionary()
-_readers: weakref.WeakKeyDictionary[nn.Module, Reader] = weakref.WeakKeyDictionary()
+_observers: weakref.WeakKeyDictionary[nn.Module, AttentionObserver] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[nn.Module, TokenReader] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def listening(model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector) -> Iterator[None]:
+def observe_own_model(
+    model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector
+) -> Iterator[None]:
     """Within it the collector hears these attentions; who watched before goes on hearing them."""
     with ExitStack() as stack:
         for name, attention in attentions.items():
             if name in collector.settings.layers:
-                stack.enter_context(_heard(attention, _listener(name, attention, collector)))
+                stack.enter_context(_attach_observer(attention, _make_listener(name, attention, collector)))
         for part in model.modules():
-            if _reads(part):
-                stack.enter_context(_read(part, collector))
+            if _reads_tokens(part):
+                stack.enter_context(_attach_reader(part, collector))
         yield
 
 
 @contextmanager
-def _heard(attention: MultiHeadAttention, listener: Callable[[Seen], None]) -> Iterator[None]:
-    with lock:
-        eye = _eyes.get(attention)
-        if eye is None or (eye.listeners and attention.observer is not eye):
-            eye = Eye()  # also if somebody stepped in between, who may hand on to the eye that was there
-            _eyes.setdefault(attention, eye)
-        if attention.observer is not eye:
-            eye.before, attention.observer = attention.observer, eye
-        eye.listeners = (*eye.listeners, listener)
+def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], None]) -> Iterator[None]:
+    with registry_lock:
+        observer = _observers.get(attention)
+        if observer is None or (observer.listeners and attention.observer is not observer):
+            observer = (
+                AttentionObserver()
+            )  # also if somebody stepped in between, who may hand on to the observer that was there
+            _observers.setdefault(attention, observer)
+        if attention.observer is not observer:
+            observer.previous, attention.observer = attention.observer, observer
+        observer.listeners = (*observer.listeners, listener)
     try:
         yield
     finally:
-        with lock:
-            eye.listeners = tuple(one for one in eye.listeners if one is not listener)
-            if not eye.listeners and attention.observer is eye:
-                attention.observer, eye.before = eye.before, None
+        with registry_lock:
+            observer.listeners = tuple(one for one in observer.listeners if one is not listener)
+            if not observer.listeners and attention.observer is observer:
+                attention.observer, observer.previous = observer.previous, None
 
 
-def _listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
+def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
     def hear(seen: Seen) -> None:
         first_query, cache = None, seen.cache
         if seen.cross and cache is not None:
-            seen = unfolded(seen, cache.beams)
+            seen = split_beams(seen, cache.beams)
             written = cache.length - seen.q.shape[2]  # the first layer has taken this step's tokens already
             first_query = written if written >= 0 else None
         out = attention.to_out.weight if collector.settings.detail.norms else None
-        collector.take(name, seen, first_query=first_query, cross=seen.cross, out=out)
+        collector.record_attention(name, seen, first_query=first_query, cross=seen.cross, out=out)
 
     return hear
 
 
-def unfolded(seen: Seen, beams: int) -> Seen:
+def split_beams(seen: Seen, beams: int) -> Seen:
     """With beams as samples again: those that look at one context are queries of one sample."""
     if beams == 1:
         return seen
@@ -89,7 +98,7 @@ def unfolded(seen: Seen, beams: int) -> Seen:
     )
 
 
-class Reader(Organ):
+class TokenReader(GraphReceiver):
     """What a model reads: the token numbers that go to its encoder or its decoder, as far as it gets any."""
 
     def __init__(self) -> None:
@@ -105,59 +114,59 @@ class Reader(Organ):
             name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
         }
         kinds = {"encoder": 0, "decoder": 1} if len(stacks) == 2 else dict.fromkeys(stacks, 2)
-        hooked = [(place, _Hook(self, None)) for place in places if isinstance(place, nn.Module)]
-        hooked += [(stacks[name], _Hook(self, kind)) for name, kind in kinds.items()]
+        hooked = [(place, _TokenHook(self, None)) for place in places if isinstance(place, nn.Module)]
+        hooked += [(stacks[name], _TokenHook(self, kind)) for name, kind in kinds.items()]
         self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
 
-    def receive(self, given: Spelled) -> None:
+    def receive(self, given: EncodedCall) -> None:
         if not given.numbers:
             self._here.tokens = given.tensors[0] if given.tensors else None
             return
         tokens, self._here.tokens = getattr(self._here, "tokens", None), None
         for collector in self.collectors:
-            collector.note(KINDS[given.numbers[0]], tokens)
+            collector.note_tokens(KINDS[given.numbers[0]], tokens)
 
 
-class _Hook:
+class _TokenHook:
     """Tells a reader of tokens that are looked up, or of which kind of text enters a stack."""
 
-    def __init__(self, reader: Reader, kind: int | None) -> None:
+    def __init__(self, reader: TokenReader, kind: int | None) -> None:
         self.reader, self.kind = reader, kind
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if self.kind is not None:
-            tell(self.reader, Spelled([], [self.kind], []))
+            send_to_receiver(self.reader, EncodedCall([], [self.kind], []))
         elif given:
-            tell(self.reader, Spelled([given[0].detach()], [], []))
+            send_to_receiver(self.reader, EncodedCall([given[0].detach()], [], []))
 
     def __reduce__(self) -> Any:
-        return (_deaf, ())  # in the copy of a model that is being watched
+        return (_make_empty_hook, ())  # in the copy of a model that is being watched
 
 
-def _deaf() -> Callable[[nn.Module, Any], None]:
-    return _heed_nothing
+def _make_empty_hook() -> Callable[[nn.Module, Any], None]:
+    return _do_nothing
 
 
-def _heed_nothing(module: nn.Module, given: Any) -> None:
+def _do_nothing(module: nn.Module, given: Any) -> None:
     """A hook that does nothing."""
 
 
-def _reads(part: nn.Module) -> bool:
+def _reads_tokens(part: nn.Module) -> bool:
     words = getattr(getattr(part, "vocabulary", None), "words", None)
     return isinstance(words, nn.Embedding) and (hasattr(part, "encoder") or hasattr(part, "decoder"))
 
 
 @contextmanager
-def _read(model: nn.Module, collector: Collector) -> Iterator[None]:
-    with lock:
-        reader = _readers.setdefault(model, Reader())
+def _attach_reader(model: nn.Module, collector: Collector) -> Iterator[None]:
+    with registry_lock:
+        reader = _readers.setdefault(model, TokenReader())
         if not reader.collectors:
             reader.watch(model)
         reader.collectors = (*reader.collectors, collector)
     try:
         yield
     finally:
-        with lock:
+        with registry_lock:
             reader.collectors = tuple(one for one in reader.collectors if one is not collector)
             if not reader.collectors:
                 for hook in reader.hooks:

@@ -11,19 +11,19 @@ SMALL = 2**18  # numbers; more are longer on their way than a copy waits
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
-def brought(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """These tensors on the CPU."""
     small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
     together: dict[str, Tensor] = {}
     for size in {one.itemsize for one in small.values()}:
-        together |= in_one_copy({name: one for name, one in small.items() if one.itemsize == size})
+        together |= copy_packed({name: one for name, one in small.items() if one.itemsize == size})
     return {name: together[name] if name in together else one.cpu() for name, one in tensors.items()}
 
 
-def in_one_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors whose numbers are of one size on the CPU, each with a memory of its own.
 
-    >>> in_one_copy({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})
+    >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})
     {'a': tensor([1., 1.]), 'b': tensor([[3]], dtype=torch.int32)}
     """
     row = torch.cat([one.view(BITS[one.itemsize]).flatten() for one in tensors.values()]).cpu()

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
-from clearhead.lens.attention_names import attentions, check_heads, check_name, plain
+from clearhead.lens.attention_names import check_heads, check_name, find_attentions, to_python_number
 from clearhead.lens.capture.collector import Collector, Settings
-from clearhead.lens.capture.growing_call import Detail, Probe
-from clearhead.lens.capture.memory_estimate import Sizes, bytes_of
-from clearhead.lens.capture.own_models import listening
-from clearhead.lens.measures.definition import MOST, check_counts
+from clearhead.lens.capture.growing_call import MeasureDetail, Probe
+from clearhead.lens.capture.memory_estimate import Sizes, estimate_bytes
+from clearhead.lens.capture.own_models import observe_own_model
+from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.record.attention_record import Record
 
 Layers = str | int | Collection[str | int] | None
@@ -63,8 +63,10 @@ def watch(
     >>> record["decoder.1.self"].map.shape
     torch.Size([1, 4, 3, 3])
     """
-    route = _route(model)
-    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep, probes, norms))
+    route = _find_target(model)
+    settings = _check_settings(
+        route, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms)
+    )
     settings = settings._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
@@ -97,19 +99,19 @@ def expected_bytes(
     For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
     squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
     """
-    route = _route(model)
-    settings = _settings(route, layers, heads, Detail(pixels, top, _every(rows), keep))
+    route = _find_target(model)
+    settings = _check_settings(route, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep))
     check_counts(LensError, tokens=tokens, batch=batch)
     total = 0
     for name in settings.layers:
         shape = route.shapes[name]
         chosen = shape.heads if settings.heads is None else len(settings.heads)
         sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
-        total += bytes_of(settings.detail, sizes)
+        total += estimate_bytes(settings.detail, sizes)
     return total
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What an attention is made of."""
 
     heads: int
@@ -118,25 +120,25 @@ class Shape(NamedTuple):
     itemsize: int
 
 
-class Route(NamedTuple):
+class WatchTarget(NamedTuple):
     """The attentions of a model by their names, and how to listen to them."""
 
-    shapes: dict[str, Shape]
+    shapes: dict[str, AttentionShape]
     listen: Callable[[Collector], AbstractContextManager[None]]
 
 
-def _route(model: nn.Module) -> Route:
+def _find_target(model: nn.Module) -> WatchTarget:
     """Ours through their observers, Hugging Face's through their attention interface, and no others."""
-    ours = attentions(model) if isinstance(model, nn.Module) else {}
+    ours = find_attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
         itemsize = _itemsize(model)
-        shapes = {name: Shape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
-        return Route(shapes, lambda collector: listening(model, ours, collector))
+        shapes = {name: AttentionShape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
+        return WatchTarget(shapes, lambda collector: observe_own_model(model, ours, collector))
     if isinstance(model, nn.Module) and (
-        huggingface.attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
+        huggingface.find_attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
     ):
-        shapes = {name: _shape(model, heads) for name, heads in huggingface.head_counts(model).items()}
-        return Route(shapes, lambda collector: huggingface.listening(model, collector))
+        shapes = {name: _read_shape(model, heads) for name, heads in huggingface.count_heads(model).items()}
+        return WatchTarget(shapes, lambda collector: huggingface.observe_model(model, collector))
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
         raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
     raise LensError(
@@ -146,19 +148,23 @@ def _route(model: nn.Module) -> Route:
     )
 
 
-def _shape(model: nn.Module, heads: int) -> Shape:
+def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
     """As far as the config of a Hugging Face model tells."""
     config = getattr(model, "config", None)
-    width = _told(config, "hidden_size") or _told(config, "d_model") or 64 * heads
-    head_dim = _told(config, "head_dim") or _told(config, "d_kv") or max(1, width // heads)
-    return Shape(heads, _told(config, "num_key_value_heads") or heads, head_dim, _itemsize(model))
+    width = _read_config_integer(config, "hidden_size") or _read_config_integer(config, "d_model") or 64 * heads
+    head_dim = (
+        _read_config_integer(config, "head_dim") or _read_config_integer(config, "d_kv") or max(1, width // heads)
+    )
+    return AttentionShape(
+        heads, _read_config_integer(config, "num_key_value_heads") or heads, head_dim, _itemsize(model)
+    )
 
 
 def _itemsize(model: nn.Module) -> int:
     return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
 
 
-def _told(config: object, name: str) -> int | None:
+def _read_config_integer(config: object, name: str) -> int | None:
     """A number of a config; None where it has none, or where it says that its layers differ."""
     try:
         value = getattr(config, name, None)
@@ -167,11 +173,11 @@ def _told(config: object, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Settings:
-    chosen = _layers(layers, list(route.shapes))
-    numbers = None if heads is None else _heads(heads, {name: route.shapes[name].heads for name in chosen})
+def _check_settings(route: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> Settings:
+    chosen = _select_layers(layers, list(route.shapes))
+    numbers = None if heads is None else _check_heads(heads, {name: route.shapes[name].heads for name in chosen})
     check_counts(LensError, pixels=detail.pixels)
-    check_counts(LensError, most=MOST, top=detail.top)
+    check_counts(LensError, most=MAX_TOP, top=detail.top)
     if detail.keep not in ("none", "qk"):
         raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
     probes = {} if detail.probes is None else detail.probes
@@ -180,11 +186,11 @@ def _settings(route: Route, layers: Layers, heads: Heads, detail: Detail) -> Set
     return Settings(tuple(chosen), numbers, detail)
 
 
-def _heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
+def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
     """Their numbers, which every one of these attentions must have."""
-    one = plain(heads)
+    one = to_python_number(heads)
     wanted = [one] if isinstance(one, int) else one
-    numbers = [plain(head) for head in wanted] if isinstance(wanted, Collection) else []
+    numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
     if not numbers or len(set(numbers)) < len(numbers):
         raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
     for name, count in counts.items():
@@ -192,7 +198,7 @@ def _heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> 
     return tuple(numbers)
 
 
-def _layers(layers: Layers, names: list[str]) -> list[str]:
+def _select_layers(layers: Layers, names: list[str]) -> list[str]:
     """The names that were asked for, by name, pattern or number of the layer."""
     if layers is None:
         return names
@@ -200,7 +206,7 @@ def _layers(layers: Layers, names: list[str]) -> list[str]:
     if not len(wanted):
         raise LensError("layers must name at least one, or be None for all, got an empty list")
     chosen = set()
-    for one in map(plain, wanted):
+    for one in map(to_python_number, wanted):
         if isinstance(one, bool) or not isinstance(one, (str, int)):
             raise LensError(
                 f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
@@ -215,7 +221,7 @@ def _layers(layers: Layers, names: list[str]) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def _every(rows: float | None) -> int:
+def _rows_to_step(rows: float | None) -> int:
     """1/16 is every 16th."""
     if rows is None:
         return 1

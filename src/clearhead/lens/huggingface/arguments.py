@@ -1,8 +1,8 @@
-"""What an attention function of Hugging Face's is given, read as it reads it: q, k, mask, bias, scale, softcap, sinks.
+"""The arguments of a transformers attention function, read as that function reads them.
 
-The functions differ. "sdpa" takes a mask of None as causal where the module says so, from the upper left; "eager" takes
-it as no mask at all; "flash" gets which tokens are padding, and is told of windows and packed texts beside the mask;
-"flex" gets a function. What is measured is what the function in force computes.
+The functions differ. "sdpa" takes a mask of None as causal where the module says so, aligned at the upper left; "eager"
+takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
+BlockMask. What is measured is what the function in force computes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
-from clearhead.attention.sdpa_logsumexp import Overhearing
+from clearhead.attention.sdpa_logsumexp import LogsumexpMode
 from clearhead.errors import LensError
-from clearhead.lens.huggingface.blocks import Blockwise
-from clearhead.lens.huggingface.interposition import Attend
-from clearhead.lens.huggingface.mask_recovery import ruled
+from clearhead.lens.capture.compiled_graphs import NONE, EncodedCall
+from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
 
-HIDING = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
+HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
 
 
-class Given(NamedTuple):
+class AttentionArguments(NamedTuple):
     """What one call of an attention function got, of which kind it is, and whether it counts as causal."""
 
     way: str  # "sdpa", "eager", "flash" or "flex"
@@ -43,28 +42,37 @@ class Given(NamedTuple):
     positions: Tensor | None  # that begin anew with every packed text
     starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
     key_starts: Tensor | None
-    overheard: Overhearing | None = None
+    sdpa_observer: LogsumexpMode | None = None
 
 
-Read = tuple[Mask | None, Tensor | None]
-Masks = dict[tuple[Any, ...], tuple[Any, Read]]  # by where what was given lies, which is kept so that nothing else does
+MaskAndBias = tuple[Mask | None, Tensor | None]
+Masks = dict[
+    tuple[Any, ...], tuple[Any, MaskAndBias]
+]  # by where what was given lies, which is kept so that nothing else does
 
 
-def given(
-    attend: Attend, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, args: tuple[Any, ...], options: Any
-) -> Given:
+def read_arguments(
+    function: Callable[..., Any],
+    eager: bool,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    args: tuple[Any, ...],
+    options: Any,
+) -> AttentionArguments:
     """Gathers what a function is given; torch.compile can look into it."""
-    function = attend.function
     if args:
-        options = {**_bound(function, args), **options}
-    way = "eager" if attend.eager else way_of(function)
-    _refuse(q, k, options)
-    takes: Callable[[str], bool] = functools.partial(_takes, function) if way == "eager" else lambda name: True
+        options = {**_name_arguments(function, args), **options}
+    way = "eager" if eager else classify_function(function)
+    _refuse_unreadable(q, k, options)
+    takes: Callable[[str], bool] = functools.partial(_accepts, function) if way == "eager" else lambda name: True
     causal = options.get("is_causal")
     sinks = options.get("s_aux")
     if way == "eager":
         sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
-    return Given(
+    return AttentionArguments(
         way,
         q,
         k,
@@ -82,7 +90,7 @@ def given(
     )
 
 
-def way_of(function: Callable[..., Any]) -> str:
+def classify_function(function: Callable[..., Any]) -> str:
     """How a function reads what it is given, by its name; one that nobody knows is taken to read as "sdpa" does."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -90,14 +98,14 @@ def way_of(function: Callable[..., Any]) -> str:
     return next((way for way in ("flash", "flex") if way in name), "sdpa")
 
 
-def seen(got: Given, keys: int, masks: Masks) -> Seen:
+def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
     """The attention that is computed from what was given, over the first `keys` keys: a static cache has empty ones."""
     queries = got.q.shape[2]
     if got.way == "sdpa" and got.mask is None and got.causal and queries > 1:
         keys = min(keys, queries)
     if got.way == "flash" and got.mask is not None:
         keys = min(keys, got.mask.shape[-1])
-    mask, bias = _once(got, keys, masks)
+    mask, bias = _read_mask_once(got, keys, masks)
     if got.bias is not None:
         own = got.bias[..., :keys]
         bias = own if bias is None else own + bias
@@ -106,8 +114,14 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
         scale = got.q.shape[-1] ** -0.5
     k, v = got.k[:, :, :keys], got.v[:, :, :keys]
     logsumexp = None
-    if got.overheard is not None and got.mask is None and bias is None and got.softcap is None and got.sinks is None:
-        logsumexp = got.overheard.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
+    if (
+        got.sdpa_observer is not None
+        and got.mask is None
+        and bias is None
+        and got.softcap is None
+        and got.sinks is None
+    ):
+        logsumexp = got.sdpa_observer.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
     return Seen(
         got.q,
         k,
@@ -121,17 +135,17 @@ def seen(got: Given, keys: int, masks: Masks) -> Seen:
     )
 
 
-def _once(got: Given, keys: int, masks: Masks) -> Read:
+def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
     """The mask, read at the first layer that gets it and found again at the others."""
     if got.mask is None or got.way == "flash":
-        return (_flash(got, keys) if got.way == "flash" else _none(got)), None
-    key = (*_place(got.mask), keys)
+        return (_read_flash_mask(got, keys) if got.way == "flash" else _default_mask(got)), None
+    key = (*_identify_mask(got.mask), keys)
     if key not in masks:
-        masks[key] = (got.mask, _read(got, keys))
+        masks[key] = (got.mask, _read_mask(got, keys))
     return masks[key][1]
 
 
-def _place(mask: Any) -> tuple[Any, ...]:
+def _identify_mask(mask: Any) -> tuple[Any, ...]:
     """What says that a mask is the same as before; a compiled graph hands over another object at every layer."""
     if not isinstance(mask, Tensor):
         return (id(mask),)
@@ -139,27 +153,27 @@ def _place(mask: Any) -> tuple[Any, ...]:
     return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
 
-def _none(got: Given) -> Mask | None:
+def _default_mask(got: AttentionArguments) -> Mask | None:
     """No mask: then "sdpa" goes by whether the module is causal, and aligns at the upper left."""
     return Mask.causal(offset=0) if got.way == "sdpa" and got.causal and got.q.shape[2] > 1 else None
 
 
-def _read(got: Given, keys: int) -> Read:
+def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
     if not isinstance(got.mask, Tensor):
-        return Blockwise(got.mask, keys), None
+        return BlockMaskAdapter(got.mask, keys), None
     mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
     alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
-    rule = functools.partial(ruled, causal=got.causal and not alike, window=None if alike else got.window)
+    rule = functools.partial(recover_mask, causal=got.causal and not alike, window=None if alike else got.window)
     if mask.dtype == torch.bool:
         if got.way == "sdpa":
             return rule(mask), None
         return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
-    hidden = mask <= HIDING
+    hidden = mask <= HIDING_VALUE
     rest = mask.masked_fill(hidden, 0.0)
     return rule(~hidden), rest if rest.any() else None
 
 
-def _flash(got: Given, keys: int) -> Mask | None:
+def _read_flash_mask(got: AttentionArguments, keys: int) -> Mask | None:
     """A mask of (batch, keys) says what is no padding; windows, causality and packing are told beside it."""
     queries, parts = got.q.shape[2], []
     window = got.window if got.window is not None and got.k.shape[2] > got.window else None
@@ -171,16 +185,16 @@ def _flash(got: Given, keys: int) -> Mask | None:
         parts.append(Mask.visible(real[:, None, None, :keys]))
         if queries > 1:
             parts.append(Mask.visible(real[:, None, -queries:, None]))
-    elif (texts := _texts(got, keys)) is not None:
+    elif (texts := _read_documents(got, keys)) is not None:
         parts.append(Mask.documents(*texts))
     return functools.reduce(Mask.__and__, parts) if parts else None
 
 
-def _texts(got: Given, keys: int) -> tuple[Tensor, Tensor] | None:
+def _read_documents(got: AttentionArguments, keys: int) -> tuple[Tensor, Tensor] | None:
     """Which of several packed texts each key and each query belongs to; None if there is but one."""
     queries = got.q.shape[2]
     if got.starts is not None and got.key_starts is not None:
-        of_keys, of_queries = (_numbers(s, n) for s, n in ((got.key_starts, keys), (got.starts, queries)))
+        of_keys, of_queries = (_to_document_ids(s, n) for s, n in ((got.key_starts, keys), (got.starts, queries)))
         return of_keys, of_queries
     positions = got.positions
     if positions is None or len(got.q) != 1 or positions.ndim != 2 or positions.shape[-1] == 1 or queries != keys:
@@ -189,16 +203,16 @@ def _texts(got: Given, keys: int) -> tuple[Tensor, Tensor] | None:
     return (ids, ids) if ids.any() else None
 
 
-def _numbers(starts: Tensor, size: int) -> Tensor:
+def _to_document_ids(starts: Tensor, size: int) -> Tensor:
     """0 for the positions of the first text, 1 for the second, …
 
-    >>> _numbers(torch.tensor([0, 2, 5]), 5)
+    >>> _to_document_ids(torch.tensor([0, 2, 5]), 5)
     tensor([0, 0, 1, 1, 1])
     """
     return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
 
 
-def _refuse(q: Tensor, k: Tensor, options: Any) -> None:
+def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
     if options.get("cache") is not None:
         raise LensError(
             "continuous batching keeps its keys in pages that this function looks up itself; watch the model while it "
@@ -217,15 +231,51 @@ def _refuse(q: Tensor, k: Tensor, options: Any) -> None:
 
 
 @functools.cache
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def _get_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _accepts(function: Callable[..., Any], name: str) -> bool:
     code = function.__code__
     return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-def _bound(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
     """What was given by place, by name; the first five are the module, q, k, v and the mask."""
-    return dict(zip(_parameters(function)[5:], args, strict=False))
+    return dict(zip(_get_parameters(function)[5:], args, strict=False))
+
+
+KINDS = ("sdpa", "eager", "flash", "flex")
+OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
+
+
+def encode_arguments(got: AttentionArguments) -> EncodedCall:
+    """It runs while a graph is compiled, so it is plain."""
+    tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
+    numbers = [KINDS.index(got.way), int(got.causal), NONE if got.window is None else got.window]
+    floats = []
+    for value in (got.scale, got.softcap):
+        numbers.append(2 if isinstance(value, Tensor) else 0 if value is None else 1)
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+        elif value is not None:
+            floats.append(float(value))
+    for tensor in (got.mask, got.bias, got.sinks, got.positions, got.starts, got.key_starts):
+        numbers.append(0 if tensor is None else 1)
+        if tensor is not None:
+            tensors.append(tensor.detach())
+    return EncodedCall(tensors, numbers, floats)
+
+
+def decode_arguments(given: EncodedCall) -> AttentionArguments:
+    """The same as it was spelled."""
+    tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
+    q, k, v = next(tensors), next(tensors), next(tensors)
+    way, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)
+    kinds = (next(numbers), next(numbers))
+    scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
+    optional: dict[str, Any] = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
+    assert not isinstance(softcap, Tensor)
+    return AttentionArguments(
+        way, q, k, v, scale=scale, causal=causal, softcap=softcap, window=None if window == NONE else window, **optional
+    )

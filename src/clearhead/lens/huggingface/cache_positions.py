@@ -1,20 +1,140 @@
-"""A forward pass that is under way: what its cache holds, and where its queries and keys stand in the document."""
+"""Key-value caches of transformers: what they hold, the positions of queries and keys that follow, reorderings."""
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
+from clearhead.lens.capture.compiled_graphs import registry_lock
 from clearhead.lens.huggingface.arguments import Masks
-from clearhead.lens.huggingface.cache_events import Room
+
+REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")
+_patched: dict[tuple[type, str], PatchedMethod] = {}
+_thread = threading.local()
 
 
-class Attention(NamedTuple):
+def find_cache(values: Iterable[Any]) -> Any | None:
+    """The cache among these values, if there is one."""
+    from transformers.cache_utils import Cache
+
+    return next((value for value in values if isinstance(value, Cache)), None)
+
+
+class LayerCacheState(NamedTuple):
+    """What a layer of a cache holds before a step."""
+
+    length: int = 0  # tokens that it has seen
+    slots: int | None = None  # places for keys, of a static one
+    window: int | None = None  # of one that slides
+
+    def explains(self, queries: int, keys: int) -> bool:
+        """Whether it hands over so many keys, when so many more come in."""
+        if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
+            return True
+        kept = self.length if self.window is None else min(self.length, self.window - 1)
+        return keys in (kept + queries, self.length + queries)
+
+
+def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
+    """What each layer holds; layers that do not exist yet are not there.
+
+    Of an encoder-decoder's cache, those of self-attention: a context is seen once.
+    """
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    known = {n: layer for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
+    found = {n: layer.get_seq_length() for n, layer in known.items()}
+    tensors = [value for value in found.values() if isinstance(value, Tensor)]
+    if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
+        numbers = iter(torch.stack([value.reshape(()).to(tensors[0].device) for value in tensors]).tolist())
+        found = {n: next(numbers) if isinstance(value, Tensor) else value for n, value in found.items()}
+    return {
+        n: LayerCacheState(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
+        for n, layer in known.items()
+    }
+
+
+class ReorderListener:
+    """Hears when the samples of caches change places, as beams do, until it is told to stop.
+
+    What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
+    """
+
+    def __init__(self, moved: Callable[[Any, Tensor], None]) -> None:
+        self.moved = moved
+        self._places: set[tuple[type, str]] = set()
+
+    def listen(self, cache: Any) -> None:
+        for name in REORDER_METHODS:
+            owner = next(kind for kind in type(cache).__mro__ if name in vars(kind))
+            if (owner, name) not in self._places:
+                self._places.add((owner, name))
+                with registry_lock:
+                    if (owner, name) not in _patched:
+                        _patched[owner, name] = PatchedMethod(owner, name)
+                    _patched[owner, name].listeners += (self,)
+
+    def stop(self) -> None:
+        for place in self._places:
+            with registry_lock:
+                heard = _patched[place]
+                heard.listeners = tuple(one for one in heard.listeners if one is not self)
+                if not heard.listeners:
+                    heard.leave()
+                    del _patched[place]
+        self._places.clear()
+
+
+class PatchedMethod:
+    """A method of a class of caches that tells of the moves that it makes."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name, self.listeners = owner, name, tuple[ReorderListener, ...]()
+        self.own: Callable[..., None] = vars(owner)[name]
+        self.put = self._telling()
+        setattr(owner, name, self.put)
+
+    def leave(self) -> None:
+        if vars(self.owner).get(self.name) is self.put:
+            setattr(self.owner, self.name, self.own)
+
+    def _telling(self) -> Callable[[Any, Any], None]:
+        @functools.wraps(self.own)
+        def move(cache: Any, rows: Any) -> None:
+            inner = getattr(_thread, "moving", None) is cache  # called by a class that builds on this one
+            batch, before = count_samples(cache), getattr(_thread, "moving", None)
+            _thread.moving = cache
+            try:
+                self.own(cache, rows)
+            finally:
+                _thread.moving = before
+            if not inner:
+                self._tell(cache, torch.as_tensor(rows), batch)
+
+        return move
+
+    def _tell(self, cache: Any, rows: Tensor, batch: int) -> None:
+        if self.name == "batch_repeat_interleave":
+            rows = torch.arange(batch).repeat_interleave(rows)
+        for listener in self.listeners:
+            listener.moved(cache, rows)
+
+
+def count_samples(cache: Any) -> int:
+    """How many samples a cache holds."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    keys = next((layer.keys for layer in layers if isinstance(getattr(layer, "keys", None), Tensor)), None)
+    return 0 if keys is None else keys.shape[0]
+
+
+class AttentionInfo(NamedTuple):
     """What is known of an attention module beforehand."""
 
     name: str
@@ -23,7 +143,7 @@ class Attention(NamedTuple):
     out: Tensor | None  # the weight that merges its heads
 
 
-class Growth:
+class CacheGrowth:
     """Stands for a call that goes on as long as a cache grows from one forward pass to the next."""
 
     def __init__(self, cache: Any, length: int) -> None:
@@ -31,32 +151,36 @@ class Growth:
         self.counts: Counter[str] = Counter()  # of attentions that have no part in it
 
 
-class Frame:
+class ForwardPass:
     """A forward pass that is under way: of the whole model, or of a model in it."""
 
     def __init__(
-        self, module: nn.Module, cache: Any = None, rooms: dict[int, Room] | None = None, around: Frame | None = None
+        self,
+        module: nn.Module,
+        cache: Any = None,
+        rooms: dict[int, LayerCacheState] | None = None,
+        around: ForwardPass | None = None,
     ) -> None:
         self.module = module
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
-        self.rooms: dict[int, Room] = rooms or {} if inherited is None else inherited.rooms
+        self.rooms: dict[int, LayerCacheState] = rooms or {} if inherited is None else inherited.rooms
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
-        self.growth: Growth | None = None if around is None else around.growth
+        self.growth: CacheGrowth | None = None if around is None else around.growth
         self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
         self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
 
     @property
     def length(self) -> int:
-        return longest(self.rooms)
+        return count_seen_tokens(self.rooms)
 
-    def place(self, layer: int | None, queries: int, keys: int, known: Attention) -> tuple[int, int, int]:
+    def place(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
         """The document positions of the first query and the first key, and how many keys are real.
 
         A cache that slides hands over only its last keys, a static one also its empty slots.
         """
-        room = self.rooms.get(-1 if layer is None else layer, Room())
+        room = self.rooms.get(-1 if layer is None else layer, LayerCacheState())
         if not room.length and keys > queries:  # a layer may look at the keys of another
             filled = (one for one in self.rooms.values() if one.length or not self.length)
             others = (one for one in filled if one.explains(queries, keys))
@@ -76,6 +200,6 @@ class Frame:
         return 0, 0, keys
 
 
-def longest(held: Mapping[int, Room]) -> int:
+def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
     """How many tokens the layers of a cache have seen."""
     return max((room.length for room in held.values()), default=0)

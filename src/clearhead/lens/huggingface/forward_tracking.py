@@ -15,37 +15,51 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector, recomputing
-from clearhead.lens.huggingface import cache_events
-from clearhead.lens.huggingface.arguments import Given, seen
-from clearhead.lens.huggingface.beams import completed
-from clearhead.lens.huggingface.cache_events import Room, rooms
-from clearhead.lens.huggingface.cache_positions import Attention, Frame, Growth, longest
-from clearhead.lens.huggingface.discovery import REMEDY, attending, keeps_keys, some, unseen
-from clearhead.lens.huggingface.looking import watched
-from clearhead.lens.huggingface.model_events import announced
-from clearhead.lens.huggingface.naming import attentions, is_cross
-from clearhead.lens.huggingface.outputs import output_weights
+from clearhead.lens.capture.collector import Collector, is_recomputing
+from clearhead.lens.huggingface import cache_positions
+from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
+from clearhead.lens.huggingface.cache_positions import (
+    AttentionInfo,
+    CacheGrowth,
+    ForwardPass,
+    LayerCacheState,
+    count_seen_tokens,
+    read_layer_states,
+)
+from clearhead.lens.huggingface.discovery import (
+    REMEDY,
+    describe_modules,
+    find_attending_modules,
+    find_attentions,
+    find_output_weights,
+    find_unseen_modules,
+    is_cross,
+    keeps_keys,
+)
+from clearhead.lens.huggingface.interposition import observe_modules
+from clearhead.lens.huggingface.model_events import attach_forward_hooks, observe_finished_beams
 
 
-class Follower:
+class ForwardTracker:
     """Tells a collector of every forward pass and every attention of a model."""
 
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self.model, self.collector = model, collector
-        paths = {module: path for path, module in attending(model).items()}
-        outs = output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
-        named = attentions(model)
+        paths = {module: path for path, module in find_attending_modules(model).items()}
+        outs = find_output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
+        named = find_attentions(model)
         alone = not any("decoder" in name.split(".") for name in named)
         self.known = {
-            module: Attention(name, is_cross(paths[module], module), _grows(name, module, alone), outs.get(module))
+            module: AttentionInfo(
+                name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+            )
             for name, module in named.items()
         }
-        self.wholes = _wholes(model)
-        self.layers = _layers(self.wholes, self.known)
-        self.unseen = unseen(model)
+        self.wholes = _find_models(model)
+        self.layers = _find_layer_numbers(self.wholes, self.known)
+        self.unseen = find_unseen_modules(model)
         self.passes = self.looks = 0
-        self.listener = cache_events.Listener(self._moved)
+        self.listener = cache_positions.ReorderListener(self._moved)
         self._here = threading.local()
 
     @contextmanager
@@ -53,26 +67,30 @@ class Follower:
         """Within it the collector is told of everything; afterwards all is as before."""
         with ExitStack() as stack:
             for module in self._models():
-                stack.enter_context(announced(module, self, whole=module is self.model))
+                stack.enter_context(attach_forward_hooks(module, self, whole=module is self.model))
             stack.callback(self.listener.stop)
-            stack.enter_context(completed(self._completed))
-            stack.enter_context(watched(list(self.known), self.see))
+            stack.enter_context(observe_finished_beams(self._completed))
+            stack.enter_context(observe_modules(list(self.known), self.see))
             yield
         if self.passes and not self.looks:
             self._complain()
 
     def _complain(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
-        others = f"its others do not call it: {some(self.unseen)}. {REMEDY}" if self.unseen else "it has no others"
+        others = (
+            f"its others do not call it: {describe_modules(self.unseen)}. {REMEDY}"
+            if self.unseen
+            else "it has no others"
+        )
         raise LensError(
             f"{name} ran, but of the {len(self.known)} attentions that call Hugging Face's attention interface "
             f"({known}, …) none took part, and {others}"
         )
 
-    def see(self, module: nn.Module, got: Given) -> None:
+    def see(self, module: nn.Module, got: AttentionArguments) -> None:
         """One attention, as its function was given it."""
-        known, frame = self.known[module], self._frames[-1] if self._frames else Frame(module)
-        if recomputing():
+        known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
+        if is_recomputing():
             return
         self.looks += 1
         layer = getattr(module, "layer_idx", None)
@@ -81,9 +99,9 @@ class Follower:
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         counts[known.name] += 1
         times = counts[known.name]
-        self.collector.take(
+        self.collector.record_attention(
             known.name if times == 1 else f"{known.name}:{times}",
-            seen(got, keys, frame.masks),
+            to_seen(got, keys, frame.masks),
             first_query=first_query,
             first_key=first_key,
             cross=known.cross,
@@ -92,25 +110,27 @@ class Follower:
         )
 
     @property
-    def _frames(self) -> list[Frame]:
+    def _frames(self) -> list[ForwardPass]:
         if not hasattr(self._here, "frames"):
             self._here.frames, self._here.growths = [], {}
-        frames: list[Frame] = self._here.frames
+        frames: list[ForwardPass] = self._here.frames
         return frames
 
     def _models(self) -> list[nn.Module]:
         return [self.model, *(module for module in self.wholes if module is not self.model)]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if recomputing():
+        if is_recomputing():
             return
-        frames, named = self._frames, _named(type(getattr(module, "_orig_mod", module)), args, kwargs)
+        frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
             if module is self.model or frame.module is module:  # left by a pass that was interrupted
                 del frames[n:]
                 break
-        cache = cache_events.cache_in(named.values())
-        frame = Frame(module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None)
+        cache = cache_positions.find_cache(named.values())
+        frame = ForwardPass(
+            module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None
+        )
         vectors = named.get("inputs_embeds") is not None and not frame.reads
         around = self.wholes and module not in self.wholes and not hasattr(module, "_orig_mod")  # not a model itself
         ids = {} if frame.reads or around else self._ids(module, named)
@@ -125,56 +145,58 @@ class Follower:
             self.listener.listen(cache)
         frames.append(frame)
 
-    def _within(self, frame: Frame, ids: Mapping[str, Tensor | None]) -> None:
+    def _within(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
         """A model in a wrapper reads tokens. If another text is read in the same pass, nobody can tell whose it is."""
         read, mixed = frame.read, False
         for kind, numbers in ids.items():
             if kind not in read:
                 read[kind] = None if numbers is None else numbers.clone()  # the wrapper may change it
-                self.collector.note(kind, read[kind])
+                self.collector.note_tokens(kind, read[kind])
             elif not frame.length:
-                mixed = mixed or not _alike(read[kind], numbers)
+                mixed = mixed or not _are_equal(read[kind], numbers)
         if mixed or (len(read) > 1 and read.keys() & {"tokens", "vectors"}):
             for kind in read:
                 read[kind] = None
-                self.collector.forget(kind)
+                self.collector.forget_tokens(kind)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if recomputing() or not self._frames:
+        if is_recomputing() or not self._frames:
             return
         frame = self._frames.pop()
         if self._frames:
             return
-        cache = cache_events.cache_in(_parts(output)) if frame.cache is None else frame.cache
+        cache = cache_positions.find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
-            frame.growth.cache, frame.growth.length = weakref.ref(cache), longest(self._rooms(cache))
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._rooms(cache))
             self._here.growths[id(cache)] = frame.growth
             self.listener.listen(cache)
         self.collector.end()
 
-    def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, Room]:
+    def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
         """What the cache holds of the layers that are watched: others may have taken the tokens that are `coming`.
 
         All have, where a layer by itself has no place there: it looks at the keys of one before it.
         """
-        held = rooms(cache)
+        held = read_layer_states(cache)
         own = {n: room for n, room in held.items() if not self.layers or n in self.layers}
         if own or not held:
             return own
         new = 0 if coming is None else coming.shape[-2]
         return {n: room._replace(length=max(0, room.length - new)) for n, room in held.items()}
 
-    def _growth(self, module: nn.Module, cache: Any, frame: Frame, named: Mapping[str, Any]) -> Growth | None:
+    def _growth(
+        self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
+    ) -> CacheGrowth | None:
         """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
         length = frame.length
-        known: Growth | None = self._here.growths.get(id(cache))
+        known: CacheGrowth | None = self._here.growths.get(id(cache))
         if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
             return known
         if cache is not None:
-            return Growth(cache, length)
+            return CacheGrowth(cache, length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
-        return Growth(self, 0) if keeps and True in self._kinds(module) else None
+        return CacheGrowth(self, 0) if keeps and True in self._kinds(module) else None
 
     def _kinds(self, module: nn.Module) -> set[bool]:
         """Whether there are attentions in it that grow, and others."""
@@ -189,7 +211,7 @@ class Follower:
             shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
             target = None if shift is None else shift(labels=named["labels"])
         kind: Any = type(module)
-        if both and "decoder_input_ids" not in _signature(kind).parameters and self._kinds(module) == {True}:
+        if both and "decoder_input_ids" not in _get_signature(kind).parameters and self._kinds(module) == {True}:
             source, target = None, source  # the decoder by itself
         found = {"source" if both else "tokens": source, "target": target}
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
@@ -202,15 +224,15 @@ class Follower:
         """The samples of a cache changed places: so do those of the call that grows with it."""
         finished: frozenset[int] = getattr(self._here, "completed", frozenset())
         self._here.completed = frozenset()
-        growth: Growth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
+        growth: CacheGrowth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
         if growth is not None and growth.cache() is cache:
-            self.collector.moved(rows, growth, finished)
+            self.collector.reorder(rows, growth, finished)
 
 
 @contextmanager
-def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
+def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Within it the collector is told of every attention of the model; afterwards all is as before."""
-    follower = Follower(model, collector)
+    follower = ForwardTracker(model, collector)
     if follower.layers is not None and type(model).forward is nn.Module.forward:
         raise LensError(
             f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
@@ -219,14 +241,14 @@ def listening(model: nn.Module, collector: Collector) -> Iterator[None]:
     if follower.unseen:
         warnings.warn(
             f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
-            f"not seen: {some(follower.unseen)}",
+            f"not seen: {describe_modules(follower.unseen)}",
             stacklevel=5,
         )
     with follower.following():
         yield
 
 
-def _wholes(model: nn.Module) -> dict[nn.Module, nn.Module]:
+def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
     """Every model of Hugging Face's within this one, and the outermost to which it belongs."""
     from transformers import PreTrainedModel
 
@@ -237,7 +259,7 @@ def _wholes(model: nn.Module) -> dict[nn.Module, nn.Module]:
     return found
 
 
-def _layers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
+def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
     """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
     if wholes:
         return None
@@ -245,29 +267,29 @@ def _layers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> fr
     return frozenset(number for number in numbers if isinstance(number, int))
 
 
-def _alike(some: Tensor | None, others: Tensor | None) -> bool:
+def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
     if some is None or others is None:
         return some is others
     return some.device == others.device and torch.equal(some, others)
 
 
-def _grows(name: str, module: nn.Module, alone: bool) -> bool:
+def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
     """Whether an attention grows with a cache; one that could and is no decoder does if there is none beside it."""
     return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
 @functools.cache
-def _signature(kind: type) -> inspect.Signature:
+def _get_signature(kind: type) -> inspect.Signature:
     return inspect.signature(kind.forward)  # type: ignore[attr-defined]
 
 
-def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What a forward pass was given, by name."""
     if not args:
         return kwargs
-    names = list(_signature(kind).parameters)[1:]
+    names = list(_get_signature(kind).parameters)[1:]
     return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
 
 
-def _parts(output: Any) -> list[Any]:
+def _list_outputs(output: Any) -> list[Any]:
     return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []

@@ -1,7 +1,7 @@
-"""wrapped_attention: puts a function around the attention function of a model, whichever is in force.
+"""Wrappers around the attention function of a Hugging Face model, whichever implementation is in force.
 
 Every attention module asks its interface object for the function, at every call. While somebody wraps, that object
-answers with one that looks whether the module that calls it is wrapped. So the model stays as it is: its config, its
+returns a function which checks whether the calling module is wrapped. So the model stays as it is: its config, its
 masks, and what it does for "eager" or "sdpa" by name; and code compiled before notices, since it guards on the object.
 """
 
@@ -10,24 +10,34 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from clearhead.lens.huggingface.discovery import attending, interface_of, refuse_if_blind
+from clearhead.attention.sdpa_logsumexp import observe_sdpa
+from clearhead.lens.capture.compiled_graphs import (
+    EncodedCall,
+    GraphReceiver,
+    exclude_from_graphs,
+    registry_lock,
+    send_to_receiver,
+)
+from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments, read_arguments
+from clearhead.lens.huggingface.discovery import find_attending_modules, find_interface, refuse_unwatchable
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
 
-MARK = "_clearhead_wraps"
+WRAPS = "_clearhead_wraps"
 _lock = threading.RLock()
-_shadows: dict[int, _Shadow] = {}  # by the id of the interface
+_patches: dict[int, _InterfacePatch] = {}  # by the id of the interface
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-class Attend:
+class AttentionFunction:
     """The attention function of a model with what is wrapped around it; call it as the model would."""
 
     def __init__(self, function: Callable[..., Result], eager: bool, wraps: tuple[Wrap, ...]) -> None:
@@ -45,7 +55,7 @@ class Attend:
     ) -> Result:
         if not self.wraps:
             return self.function(module, query, key, value, attention_mask, *args, **kwargs)
-        inner = Attend(self.function, self.eager, self.wraps[1:])
+        inner = AttentionFunction(self.function, self.eager, self.wraps[1:])
         return self.wraps[0](inner, module, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -56,9 +66,9 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
     `attend` is called like `wrap`, without itself, and gives `(output, weights)`: the output is (batch, queries, heads,
     d_v), the weights are None unless the model computes them. Wraps can be nested: the first is the outermost.
     """
-    refuse_if_blind(model)
-    modules = list(attending(model).values())
-    with shadowed(modules):
+    refuse_unwatchable(model)
+    modules = list(find_attending_modules(model).values())
+    with intercept_interfaces(modules):
         for module in modules:
             add_wrap(module, wrap)
         try:
@@ -69,11 +79,11 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 
 
 @contextmanager
-def shadowed(modules: Iterable[nn.Module]) -> Iterator[None]:
+def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it the interfaces of these modules look whether the module that calls is wrapped."""
-    interfaces = {id(one): one for one in (interface_of(module) for module in modules)}
+    interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
     with _lock:
-        shadows = [_shadows.setdefault(key, _Shadow(one)) for key, one in interfaces.items()]
+        shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
         for shadow in shadows:
             shadow.enter()
     try:
@@ -84,7 +94,7 @@ def shadowed(modules: Iterable[nn.Module]) -> Iterator[None]:
                 shadow.leave()
 
 
-class _Shadow:
+class _InterfacePatch:
     """Stands before an interface's `get_interface` while somebody wraps.
 
     There is one for all watches: what torch.compile makes of it under the first serves the others.
@@ -116,8 +126,8 @@ class _Shadow:
             function = own(attn_implementation, default)
 
             def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
-                wraps = getattr(module, MARK, ())
-                return Attend(function, function is default, wraps)(module, *args, **kwargs)
+                wraps = getattr(module, WRAPS, ())
+                return AttentionFunction(function, function is default, wraps)(module, *args, **kwargs)
 
             return attention
 
@@ -126,18 +136,101 @@ class _Shadow:
 
 def add_wrap(module: nn.Module, wrap: Wrap) -> None:
     with _lock:
-        wraps = vars(module)[MARK] if module in _wrapped else ()  # a copy still has those of its original
-        vars(module)[MARK] = (*wraps, wrap)
+        wraps = vars(module)[WRAPS] if module in _wrapped else ()  # a copy still has those of its original
+        vars(module)[WRAPS] = (*wraps, wrap)
         _wrapped.add(module)
 
 
 def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
     """Takes off one such wrap; those of others stay, also where they do not leave in the order in which they came."""
     with _lock:
-        wraps = list(vars(module)[MARK])
+        wraps = list(vars(module)[WRAPS])
         del wraps[len(wraps) - 1 - wraps[::-1].index(wrap)]
         if wraps:
-            vars(module)[MARK] = tuple(wraps)
+            vars(module)[WRAPS] = tuple(wraps)
         else:
-            del vars(module)[MARK]
+            del vars(module)[WRAPS]
             _wrapped.discard(module)
+
+
+Callback = Callable[[nn.Module, AttentionArguments], None]
+
+OBSERVER = "_clearhead_look"
+
+
+class FunctionObserver(GraphReceiver):
+    """Shows those who watch a module what its function was given. There is one a module, for all watches:
+
+    what torch.compile makes of it under the first serves the others.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.watchers = weakref.ref(module), tuple[Callback, ...]()
+
+    def receive(self, given: EncodedCall) -> None:
+        self.show(decode_arguments(given))
+
+    def show(self, got: AttentionArguments) -> None:
+        module = self.module()
+        if module is not None:
+            for see in self.watchers:
+                see(module, got)
+
+    # A BlockMask is nothing that an operator could take.
+    show_outside = exclude_from_graphs("clearhead.watch looks at FlexAttention's mask by itself")(show)
+
+
+_observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def observe_modules(modules: Sequence[nn.Module], see: Callback) -> Iterator[None]:
+    """Within it `see` is shown what the attention functions of these modules are given."""
+    with intercept_interfaces(modules):
+        for module in modules:
+            _attach(module, see)
+        try:
+            yield
+        finally:
+            for module in modules:
+                _detach(module, see)
+
+
+def observe_function(
+    attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
+) -> Result:
+    """The wrap of every watch."""
+    with observe_sdpa(q) as sdpa_observer:
+        result = attend(module, q, k, v, mask, *args, **kwargs)
+    here: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
+    if here is None:
+        return result
+    got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
+    if sdpa_observer is not None:
+        got = got._replace(sdpa_observer=sdpa_observer)
+    if not torch.compiler.is_compiling():
+        here.show(got)
+    elif mask is None or isinstance(mask, Tensor):
+        send_to_receiver(here, encode_arguments(got))
+    else:
+        here.show_outside(got)
+    return result
+
+
+def _attach(module: nn.Module, see: Callback) -> None:
+    with registry_lock:
+        here = _observers.get(module) or _observers.setdefault(module, FunctionObserver(module))
+        if not here.watchers:
+            vars(module)[OBSERVER] = here
+            add_wrap(module, observe_function)
+        here.watchers = (*here.watchers, see)
+
+
+def _detach(module: nn.Module, see: Callback) -> None:
+    with registry_lock:
+        here = _observers[module]
+        here.watchers = tuple(one for one in here.watchers if one is not see)
+        if not here.watchers:
+            del vars(module)[OBSERVER]
+            remove_wrap(module, observe_function)

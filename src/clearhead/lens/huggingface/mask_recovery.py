@@ -1,15 +1,15 @@
-"""The rule that a square of booleans follows: Hugging Face writes causal masks of padded batches out, n × n of them."""
+"""Masks of transformers as `Mask`: structure recovered from dense booleans, and FlexAttention's BlockMask adapted."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.masks import Mask
+from clearhead.attention.masks import Blocks, Mask
 
 CELLS = 2**26  # of a square, looked at together
 
@@ -29,7 +29,7 @@ class Spans(NamedTuple):
 
 
 @torch.inference_mode(False)  # whose tensors do not say whether they were changed
-def ruled(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | None:
+def recover_mask(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | None:
     """The mask of O(n) that shows exactly the same: full, causal or a window, with padding at either end, or both.
 
     If there is none it is the square itself. None means that all is seen. Of one query alone nobody can tell a causal
@@ -37,13 +37,13 @@ def ruled(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | No
     for once.
 
     >>> seen = torch.ones(3, 3).tril().bool() & torch.tensor([[False, True, True]])
-    >>> ruled(seen[None, None], causal=True)
+    >>> recover_mask(seen[None, None], causal=True)
     Mask.causal() & Mask.padding([2], side='left')
     """
-    spans = _spans(seen)
-    for left, right in () if spans is None else _bands(spans, causal, window):
+    spans = _find_spans(seen)
+    for left, right in () if spans is None else _candidate_bands(spans, causal, window):
         assert spans is not None
-        found = _padding(spans, left, right)
+        found = _find_padding(spans, left, right)
         if found is not None:
             band = [] if left is None and right is None else [Mask.window(left, right)]
             parts = [*band, *(mask.to(seen.device) for mask in found)]
@@ -51,7 +51,7 @@ def ruled(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | No
     return Mask.visible(seen)
 
 
-def _spans(seen: Tensor) -> Spans | None:
+def _find_spans(seen: Tensor) -> Spans | None:
     """What each query sees, if it has no gaps and is the same for all heads."""
     seen = seen[(None,) * (4 - seen.ndim)]
     for axis in (0, 1):
@@ -70,7 +70,7 @@ def _spans(seen: Tensor) -> Spans | None:
     return Spans(low, high, keys) if torch.equal(high - low, count) else None
 
 
-def _bands(spans: Spans, causal: bool, window: int | None) -> Iterator[tuple[int | None, int | None]]:
+def _candidate_bands(spans: Spans, causal: bool, window: int | None) -> Iterator[tuple[int | None, int | None]]:
     """How far queries may see to both sides, the likeliest first; None is no limit."""
     if causal and window:
         yield window - 1, 0
@@ -82,7 +82,7 @@ def _bands(spans: Spans, causal: bool, window: int | None) -> Iterator[tuple[int
         yield left, right
 
 
-def _padding(spans: Spans, left: int | None, right: int | None) -> list[Mask] | None:
+def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mask] | None:
     """What hides the keys that this band would show, and no others; None if nothing does."""
     low, high, keys = spans
     least = torch.zeros_like(spans.places) if left is None else (spans.places - left).clamp(0, keys)
@@ -98,3 +98,48 @@ def _padding(spans: Spans, left: int | None, right: int | None) -> list[Mask] | 
         return None
     found = [Mask.padding(last)] if bool((last < keys).any()) else []
     return found + ([Mask.padding(keys - first, side="left")] if bool(first.any()) else [])
+
+
+class BlockMaskAdapter(Mask):
+    """What a BlockMask shows of the first `keys` keys: its function of four indices, asked as often as needed.
+
+    Moved to another device, or with its samples changed, it becomes a square of booleans: the function cannot move.
+    """
+
+    def __init__(self, block_mask: Any, keys: int) -> None:
+        self.block_mask, self.keys = block_mask, keys
+        batch, heads, self.queries, _ = block_mask.shape
+        self.batch, self.heads = (n if n > 1 else None for n in (batch, heads))
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        seen: Tensor = self.block_mask.mask_mod(b, h, i, j)
+        return seen.expand(torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape))
+
+    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
+        """From the blocks that it has itself: one of ours may show something if one of those that it meets does."""
+        own: Tensor = self.block_mask.to_dense().bool()
+        height, width = self.block_mask.BLOCK_SIZE
+        some = _any_overlapping(_any_overlapping(own, queries, rows, height, 2), keys, columns, width, 3)
+        return some, torch.zeros_like(some)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.block_mask.kv_num_blocks]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+        own, (queries, keys) = self.block_mask.kv_num_blocks, (self.queries or 0, self.keys or 0)
+        changed = change(own)
+        if changed.shape == own.shape and changed.device == own.device:
+            return self
+        return Mask.visible(change(self.dense(queries, keys)))
+
+    def __repr__(self) -> str:
+        return f"a BlockMask of {'×'.join(map(str, self.block_mask.shape))}"
+
+
+def _any_overlapping(own: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
+    """Whether any of their blocks that one of ours meets is set."""
+    first = torch.arange(0, size, block, device=own.device)
+    last = (first + block).clamp(max=size) - 1
+    sums = torch.nn.functional.pad(own.int().movedim(axis, -1).cumsum(-1), (1, 0))
+    count = sums[..., last // of_theirs + 1] - sums[..., first // of_theirs]
+    return (count > 0).movedim(-1, axis)

@@ -1,27 +1,34 @@
-"""Where the forward passes of a model begin and end: hooks on it, and on the models that it is made of."""
+"""Callbacks from a running Hugging Face model: forward passes begin and end, beam search finishes a beam.
+
+Forward hooks are set on the model and on the models within it. Finished beams are read from a private method of
+generate(): where that is missing or has changed, finished beams leave the record as dropped ones do.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from clearhead.lens.capture.compiled_graphs import lock, outside_graphs
+from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, registry_lock
 
 
 @runtime_checkable
-class Audience(Protocol):
+class ForwardCallbacks(Protocol):
     """Who is told."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
 
 
-class Announcer:
+class HookRegistry:
     """Hooks that tell whoever is there.
 
     They are the same for all watches, and keep their numbers, since compiled code guards on those: what is compiled
@@ -31,16 +38,16 @@ class Announcer:
     def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
         self.begin, self.end = begin, end
         self.numbers: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self.audiences: weakref.WeakKeyDictionary[nn.Module, tuple[Audience, ...]] = weakref.WeakKeyDictionary()
+        self.audiences: weakref.WeakKeyDictionary[nn.Module, tuple[ForwardCallbacks, ...]] = weakref.WeakKeyDictionary()
 
-    def enter(self, module: nn.Module, audience: Audience) -> None:
-        with lock:
+    def enter(self, module: nn.Module, audience: ForwardCallbacks) -> None:
+        with registry_lock:
             if module not in self.audiences:
                 self._hook(module)
             self.audiences[module] = (*self.audiences.get(module, ()), audience)
 
-    def leave(self, module: nn.Module, audience: Audience) -> None:
-        with lock:
+    def leave(self, module: nn.Module, audience: ForwardCallbacks) -> None:
+        with registry_lock:
             self.audiences[module] = tuple(one for one in self.audiences[module] if one is not audience)
             if not self.audiences[module]:
                 del self.audiences[module]
@@ -76,7 +83,7 @@ class Announcer:
 
 
 @contextmanager
-def announced(module: nn.Module, audience: Audience, *, whole: bool) -> Iterator[None]:
+def attach_forward_hooks(module: nn.Module, audience: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
     """Within it the audience is told of every forward pass of a model: of the `whole`, or of one within it."""
     announcer = _whole if whole else _within
     announcer.enter(module, audience)
@@ -107,20 +114,97 @@ def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         _end(module, args, kwargs, output, whole=False)
 
 
-_outside = outside_graphs(
+_exclude = exclude_from_graphs(
     "clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
 )
 
 
-@_outside
+@_exclude
 def _begin_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _begin(module, args, kwargs, whole=True)
 
 
-@_outside
+@_exclude
 def _end_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     _end(module, args, kwargs, output, whole=True)
 
 
-_within = Announcer(_begin_within, _end_within)
-_whole = Announcer(_begin_whole, _end_whole)
+_within = HookRegistry(_begin_within, _end_within)
+_whole = HookRegistry(_begin_whole, _end_whole)
+
+
+METHOD = "_update_finished_beams"
+FinishedCallback = Callable[[frozenset[int]], None]
+_callbacks: tuple[FinishedCallback, ...] = ()
+_wrapper: MethodWrapper | None = None  # of the method, while anybody listens
+
+
+@contextmanager
+def observe_finished_beams(hear: FinishedCallback) -> Iterator[None]:
+    """Within it `hear` is told, at every step of a beam search, the rows in which beams were completed."""
+    from transformers.generation.utils import GenerationMixin
+
+    _add_callback(GenerationMixin, hear)
+    try:
+        yield
+    finally:
+        _remove_callback(hear)
+
+
+def _add_callback(mixin: type, hear: FinishedCallback) -> None:
+    global _callbacks, _wrapper
+    with registry_lock:
+        if not _callbacks and isinstance(inspect.getattr_static(mixin, METHOD, None), FunctionType):
+            _wrapper = MethodWrapper(mixin)
+        _callbacks = (*_callbacks, hear)
+
+
+def _remove_callback(hear: FinishedCallback) -> None:
+    global _callbacks, _wrapper
+    with registry_lock:
+        _callbacks = tuple(one for one in _callbacks if one is not hear)
+        if not _callbacks and _wrapper is not None:
+            _wrapper.restore()
+            _wrapper = None
+
+
+class MethodWrapper:
+    """The method of a class, wrapped from now on until `restore`: it tells those who listen what it returns."""
+
+    def __init__(self, owner: type) -> None:
+        self.owner, self.inherited = owner, METHOD not in vars(owner)
+        self.own: Callable[..., Any] = inspect.getattr_static(owner, METHOD)
+        self.put = self._telling()
+        setattr(owner, METHOD, self.put)
+
+    def restore(self) -> None:
+        """As it was found. What somebody else has put there meanwhile stays, and may go on calling the wrapper."""
+        if vars(self.owner).get(METHOD) is not self.put:
+            return
+        if self.inherited:
+            delattr(self.owner, METHOD)
+        else:
+            setattr(self.owner, METHOD, self.own)
+
+    def _telling(self) -> Callable[..., Any]:
+        @functools.wraps(self.own)
+        def update(*args: Any, **kwargs: Any) -> Any:
+            result = self.own(*args, **kwargs)
+            if _wrapper is self:
+                found = _find_finished_rows(result, **kwargs)
+                for hear in _callbacks:
+                    hear(found)
+            return result
+
+        return update
+
+
+def _find_finished_rows(
+    result: Any, *, cur_len: int | None = None, decoder_prompt_len: int = 0, **_: Any
+) -> frozenset[int]:
+    """Of the best so far it has the row of each at every step, −1 after its last; and which of them are complete."""
+    if cur_len is None or not isinstance(result, tuple) or len(result) != 4:
+        return frozenset()
+    _, _, beams, complete = result
+    rows = beams[..., cur_len - decoder_prompt_len]
+    return frozenset(rows.masked_fill(~complete, -1).flatten().tolist()) - {-1}

@@ -17,7 +17,7 @@ from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
 from clearhead.errors import ClearheadError
 
-MOST = 2**20  # keys that are named for each query: room is made for all of them, also where there are fewer
+MAX_TOP = 2**20  # keys that are named for each query: room is made for all of them, also where there are fewer
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Measures:
     map: Float[Tensor, "batch heads rows columns"]  # the weights, summed in blocks
 
 
-class Job(NamedTuple):
+class MeasureJob(NamedTuple):
     """What is to be measured: of which attention, of which of its queries, in which detail."""
 
     call: Call
@@ -61,25 +61,25 @@ def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | Non
             raise error(f"{name} must be a whole number of at most {most:,}, got {value!r}")
 
 
-def blocks_of(queries: int, keys: int, pixels: int) -> tuple[int, int]:
+def choose_blocks(queries: int, keys: int, pixels: int) -> tuple[int, int]:
     """The smallest blocks that make a map of at most so many pixels a side."""
     return (-(-queries // pixels), -(-keys // pixels)) if pixels else (0, 0)
 
 
-def first_position(mask: Mask | None, queries: int, keys: int) -> int:
+def locate_first_query(mask: Mask | None, queries: int, keys: int) -> int:
     """Where the first query stands among the keys: where the mask says, or so that the last stand side by side."""
-    band = next(_bands(mask), None)
+    band = next(_iterate_bands(mask), None)
     return keys - queries if band is None else band.start(queries, keys)
 
 
-def _bands(mask: Mask | None) -> Iterator[Band]:
+def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
     if isinstance(mask, Band):
         yield mask
     for part in getattr(mask, "masks", ()):
-        yield from _bands(part)
+        yield from _iterate_bands(part)
 
 
-def defined(job: Job) -> Measures:
+def measure_by_definition(job: MeasureJob) -> Measures:
     """Every measure, from the weights themselves: slow, and right at any precision; half precision is left first."""
     dtype = torch.promote_types(job.call.q.dtype, torch.float32)
     call = job.call._replace(**{name: getattr(job.call, name).to(dtype) for name in "qkv"})
@@ -91,28 +91,28 @@ def defined(job: Job) -> Measures:
     seeing = visible.any(-1)
     apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    some = _padded(weights, max(keys, 1), 0)
+    some = _resize_last_axis(weights, max(keys, 1), 0)
     peak = some.amax(-1)
     found = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
-    top_keys = _padded(found, job.top, -1)
+    top_keys = _resize_last_axis(found, job.top, -1)
     return Measures(
         logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
         entropy=torch.special.entr(weights).sum(-1),
         peak=peak,
-        peak_key=_padded(found, 1, -1)[..., 0],
+        peak_key=_resize_last_axis(found, 1, -1)[..., 0],
         distance=(weights * apart).sum(-1),
         first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
         top_keys=top_keys,
         top_weights=some.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
         received=weights.sum(2) if job.received else None,
-        map=pooled(pooled(weights, job.blocks[0], 2), job.blocks[1], 3),
+        map=sum_blocks(sum_blocks(weights, job.blocks[0], 2), job.blocks[1], 3),
     )
 
 
-def pooled(x: Tensor, block: int, axis: int) -> Tensor:
+def sum_blocks(x: Tensor, block: int, axis: int) -> Tensor:
     """Sums over blocks of an axis, the last one short; nothing at all for blocks of 0.
 
-    >>> pooled(torch.tensor([1, 2, 3, 4, 5]), 2, 0)
+    >>> sum_blocks(torch.tensor([1, 2, 3, 4, 5]), 2, 0)
     tensor([3, 7, 5])
     """
     if block == 0:
@@ -123,7 +123,7 @@ def pooled(x: Tensor, block: int, axis: int) -> Tensor:
     return x.new_zeros(shape).index_add_(axis, index, x)
 
 
-def _padded(x: Tensor, size: int, fill: int) -> Tensor:
+def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
     """At least and at most so many of the last axis."""
     missing = max(0, size - x.shape[-1])
     return torch.cat([x[..., :size], x.new_full((*x.shape[:-1], missing), fill)], -1) if missing else x[..., :size]

@@ -12,7 +12,7 @@ from clearhead.attention.call import Call
 from clearhead.errors import ShapeError
 
 
-def weights_at(
+def compute_probe_weights(
     call: Call,
     keys: Int[Tensor, "#batch queries"] | Int[Tensor, " queries"],
     logsumexp: Float[Tensor, "batch heads queries"],
@@ -26,7 +26,7 @@ def weights_at(
     >>> from clearhead.attention.call import checked
     >>> x = torch.zeros(1, 1, 4, 2)
     >>> everywhere = torch.full((1, 1, 4), math.log(4))
-    >>> weights_at(checked(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
+    >>> compute_probe_weights(checked(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
     tensor([[[0.0000, 0.2500, 0.2500, 0.2500]]])
     """
     batch, heads, queries, size = call.sizes
@@ -42,12 +42,12 @@ def weights_at(
     if size == 0:
         return torch.zeros_like(logsumexp)
     with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
-        scores, seen = _scored(call, rows, named.clamp(0, size - 1))
+        scores, seen = _score_pairs(call, rows, named.clamp(0, size - 1))
         there = ((named >= 0) & (named < size))[:, None]
         return torch.where(there & seen & (logsumexp != -math.inf), (scores - logsumexp).exp(), 0.0)
 
 
-def _scored(call: Call, rows: range, j: Tensor) -> tuple[Tensor, Tensor]:
+def _score_pairs(call: Call, rows: range, j: Tensor) -> tuple[Tensor, Tensor]:
     """The score of each query with its key, and whether it sees it: (batch, heads, rows)."""
     (batch, heads, queries, keys), (kv_heads, d) = call.sizes, (call.k.shape[1], call.k.shape[3])
     dtype, device = torch.promote_types(call.q.dtype, torch.float32), call.q.device

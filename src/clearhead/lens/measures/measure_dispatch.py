@@ -9,21 +9,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, checked
+from clearhead.attention.call import Call, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.lens.measures import one_query, tiled
-from clearhead.lens.measures.definition import MOST, Job, Measures, blocks_of, check_counts, defined, first_position
+from clearhead.lens.measures.definition import (
+    MAX_TOP,
+    MeasureJob,
+    Measures,
+    check_counts,
+    choose_blocks,
+    locate_first_query,
+    measure_by_definition,
+)
 from clearhead.lens.measures.kernels import launch
-from clearhead.lens.measures.kernels.device_tensors import interpreted
+from clearhead.lens.measures.kernels.device_tensors import is_interpreted
 
-WAYS: dict[str, Callable[[Job], Measures]] = {
-    "defined": defined,
+METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
+    "defined": measure_by_definition,
     "single": one_query.run,
     "tiled": tiled.run,
     "triton": launch.run,
 }
-BACKENDS = ("auto", *WAYS)
+BACKENDS = ("auto", *METHODS)
 
 
 def measure(
@@ -55,12 +63,12 @@ def measure(
     >>> seen.peak_key[0, 0].tolist(), seen.top_keys[0, 0].tolist()
     ([0, 1, 2], [[0, -1], [1, 0], [2, 0]])
     """
-    call = checked(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
-    job = planned(call, pixels=pixels, top=top, received=received, every=every, offset=offset, logsumexp=logsumexp)
-    return measured(job, backend)
+    call = check_call(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
+    job = plan_job(call, pixels=pixels, top=top, received=received, every=every, offset=offset, logsumexp=logsumexp)
+    return run_job(job, backend)
 
 
-def planned(
+def plan_job(
     call: Call,
     *,
     pixels: int = 256,
@@ -69,15 +77,15 @@ def planned(
     every: int = 1,
     offset: int | None = None,
     logsumexp: Tensor | None = None,
-) -> Job:
+) -> MeasureJob:
     """What measure was asked for, as a job, or an error that names what makes no sense."""
     check_counts(ShapeError, pixels=pixels)
-    check_counts(ShapeError, most=MOST, top=top)
+    check_counts(ShapeError, most=MAX_TOP, top=top)
     check_counts(ShapeError, least=1, every=every)
     if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
         raise ShapeError(f"offset must be a whole number, the position of the first query, got {offset!r}")
     queries, keys = call.q.shape[2], call.k.shape[2]
-    start = first_position(call.mask, queries, keys) if offset is None else offset
+    start = locate_first_query(call.mask, queries, keys) if offset is None else offset
     rows = range(-(start + 1) % every, queries, every)
     if logsumexp is not None:
         if logsumexp.shape != call.q.shape[:3]:
@@ -85,16 +93,16 @@ def planned(
         if logsumexp.device != call.q.device:
             raise DeviceError(f"logsumexp is on {logsumexp.device}, q on {call.q.device}; move it with .to(q.device)")
         logsumexp = logsumexp[:, :, rows.start :: every]
-    return Job(call, rows, start, blocks_of(len(rows), keys, pixels), top, received, logsumexp)
+    return MeasureJob(call, rows, start, choose_blocks(len(rows), keys, pixels), top, received, logsumexp)
 
 
-def measured(job: Job, backend: str = "auto") -> Measures:
+def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
     """The job done, by the way that was named or the fastest there is."""
     if job.call.q.is_meta:
         raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
     one = len(job.rows) == 1 and job.call.k.shape[2] > 0
     other = "single" if one else "tiled"
-    there = job.call.q.is_cuda or interpreted()
+    there = job.call.q.is_cuda or is_interpreted()
     reason = launch.refusal(job) if backend == "triton" or (backend == "auto" and there) else None
     if backend == "auto":
         backend = "triton" if there and reason is None else other
@@ -105,4 +113,4 @@ def measured(job: Job, backend: str = "auto") -> Measures:
     elif backend == "single" and not one:
         raise BackendError(f"'single' measures one query with its keys, not {len(job.rows)}; 'auto' would take 'tiled'")
     with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
-        return WAYS[backend](job)
+        return METHODS[backend](job)

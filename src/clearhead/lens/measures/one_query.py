@@ -12,17 +12,17 @@ from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Both
 from clearhead.attention.masks import Mask
 from clearhead.lens.measures import top_keys
-from clearhead.lens.measures.definition import Job, Measures
+from clearhead.lens.measures.definition import MeasureJob, Measures
 
 
-def run(job: Job) -> Measures:
+def run(job: MeasureJob) -> Measures:
     """The definition, with weights of one row: as much memory as one number of each key and head."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]
-    columns, mask = _seen(call, row)
-    scores = _scores(call, row, columns, mask)
-    best, order = top_keys.few(scores, max(job.top, 1))
+    columns, mask = _find_visible_keys(call, row)
+    scores = _compute_scores(call, row, columns, mask)
+    best, order = top_keys.find_largest_of_few(scores, max(job.top, 1))
     hidden = best == -math.inf
-    weights, logsumexp = _softmax(scores, call.sinks, best[..., :1])
+    weights, logsumexp = _compute_softmax(scores, call.sinks, best[..., :1])
     if mask is not None or call.bias is not None:
         weights, logsumexp = (x.masked_fill(hidden[..., :1], y) for x, y in ((weights, 0.0), (logsumexp, -math.inf)))
     largest = weights.gather(-1, order)
@@ -41,14 +41,14 @@ def run(job: Job) -> Measures:
         peak_key=order[..., :1],
         distance=(weights * apart).sum(-1, keepdim=True),
         first=first,
-        top_keys=_filled(order, job.top, -1)[:, :, None],
-        top_weights=_filled(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
+        top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
+        top_weights=_resize_last_axis(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
-        map=_pixels(received, *job.blocks)[:, :, None],
+        map=_sum_pixels(received, *job.blocks)[:, :, None],
     )
 
 
-def _seen(call: Call, row: int) -> tuple[slice, Mask | None]:
+def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
     """The keys that bands leave to this query, and the mask that has to be asked about them, if there is any."""
     queries, keys = call.sizes[2:]
     low, high, others = 0, keys, []
@@ -63,7 +63,7 @@ def _seen(call: Call, row: int) -> tuple[slice, Mask | None]:
     return slice(low, high), None if not others else others[0] if len(others) == 1 else Both(tuple(others))
 
 
-def _scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
+def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
     """Of this query with these keys, (batch, heads, keys), −inf where hidden."""
     (batch, heads, queries, keys), dtype = call.sizes, torch.promote_types(call.q.dtype, torch.float32)
     scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale
@@ -80,7 +80,7 @@ def _scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
     return scores
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
     """The weights and the logsumexp; of a row that sees nothing, not a number."""
     if sinks is None:
         weights = scores.softmax(-1)
@@ -89,7 +89,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Ten
     return scores.softmax(-1)[..., :-1], scores.logsumexp(-1, keepdim=True)
 
 
-def _pixels(received: Tensor, height: int, width: int) -> Tensor:
+def _sum_pixels(received: Tensor, height: int, width: int) -> Tensor:
     """The weights as a row of the map."""
     if not height:
         return received.new_zeros(*received.shape[:2], 0)
@@ -98,5 +98,5 @@ def _pixels(received: Tensor, height: int, width: int) -> Tensor:
     )
 
 
-def _filled(x: Tensor, size: int, fill: int) -> Tensor:
+def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
     return x[..., :size] if x.shape[-1] >= size else F.pad(x, (0, size - x.shape[-1]), value=fill)

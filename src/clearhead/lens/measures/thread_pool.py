@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 import torch
 
 Item = TypeVar("Item")
-_beginning = threading.Lock()
+_start_lock = threading.Lock()
 
 
-def side_by_side(
+def run_in_threads(
     work: Callable[[Item], None], items: Sequence[Item], workers: int | None = None, threads: int | None = None
 ) -> None:
     """`work(item)` for every item, by several threads, each of which has so many threads of PyTorch's.
@@ -25,7 +25,7 @@ def side_by_side(
     Left to itself it makes use of as many as PyTorch uses here. An error in one of them ends all.
 
     >>> found = []
-    >>> side_by_side(found.append, [3])
+    >>> run_in_threads(found.append, [3])
     >>> found
     [3]
     """
@@ -37,11 +37,11 @@ def side_by_side(
         for item in items:
             work(item)
         return
-    crew = _Crew(work, items, threads)
+    crew = _WorkQueue(work, items, threads)
     helpers = [threading.Thread(target=crew.run, daemon=True) for _ in range(workers)]
     try:
         # A thread that sets its number of threads sets that of threads yet to come as well: this is put right at once.
-        with _beginning:
+        with _start_lock:
             for helper in helpers:
                 helper.start()
             for _ in helpers:
@@ -58,7 +58,7 @@ def side_by_side(
         raise crew.error
 
 
-class _Crew(Generic[Item]):
+class _WorkQueue(Generic[Item]):
     """What the threads share; taking from a list is one step that no other thread can come into."""
 
     def __init__(self, work: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:

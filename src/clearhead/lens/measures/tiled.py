@@ -1,23 +1,133 @@
 """The measures tile by tile: O(n) memory, any device, any mask.
 
-A tile holds the scores s of some queries with all keys that any of them may see, so that one pass gives everything.
+A tile holds the scores s of some queries with all keys that any of them may see, so one pass gives every measure.
 With m the largest score of a row (its sink included), e = exp(s − m) and z = Σ e (the sink's included), a weight is
-e / z, and the entropy Σ w·(m − s) + ln z · Σ w: two sums without a minus, exact however large the scores are.
+e / z, and the entropy Σ w·(m − s) + ln z · Σ w: two sums without cancellation, exact however large the scores are.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.attention.masks import Mask
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.lens.measures import top_keys
-from clearhead.lens.measures.definition import Job, Measures
-from clearhead.lens.measures.thread_pool import side_by_side
-from clearhead.lens.measures.tiles import Stack, Tile, stacks
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.thread_pool import run_in_threads
+
+ROWS = 128  # queries of a tile, at most: with more, a narrow window would lie in wide tiles
+REACH = 512  # and from its first to its last query, where only some are measured
+LEAST = 16  # rows of a product, heads that share keys counted: with fewer, reading the keys takes the time
+BLOCK = 64  # a mask is asked by blocks of at least so many keys
+FEW = 2**14  # so few scores are computed sooner than a mask says which of them it hides
+BLOCKS = 2**21  # and by no more of them than this, however long the sequence
+
+
+class Tile(NamedTuple):
+    """Some samples, some key heads with all query heads that share them, some rows, and the keys those may see."""
+
+    samples: slice
+    kv_heads: slice
+    mask: Mask | None  # of these samples
+    rows: slice  # of those that are measured
+    columns: slice
+    partial: tuple[slice, ...]  # where the mask has to be asked
+
+
+@dataclass(frozen=True)
+class TileStack:
+    """All tiles of some heads of some samples."""
+
+    samples: slice
+    kv_heads: slice
+    mask: Mask | None
+    parts: list[tuple[slice, VisibleRun]]  # rows, and what they may see: the same list for many heads
+
+    def __iter__(self) -> Iterator[Tile]:
+        return (Tile(self.samples, self.kv_heads, self.mask, rows, *run) for rows, run in self.parts)
+
+
+def plan_stacks(job: MeasureJob, held: int, crew: int = 1) -> list[TileStack]:
+    """The job in tiles of about `held` scores, stacked so that no two stacks share a head: one for each of a crew.
+
+    Each tile lies within one row of the map's pixels, or is some whole ones.
+    """
+    (batch, heads, _, keys), count, kv_heads = job.call.sizes, len(job.rows), job.call.k.shape[1]
+    if not (batch and heads and count and keys):
+        return []
+    shared = heads // kv_heads
+    rows = max(1, min(ROWS, REACH // job.rows.step, count))
+    common = _find_runs(job, job.call.mask, rows)
+    longest = max(1, *(run.columns.stop - run.columns.start for run in common))
+    fitting = min(rows, max(-(-LEAST // shared), held // (shared * longest)))
+    fitting -= fitting % job.blocks[0] if 0 < job.blocks[0] <= fitting else 0
+    together = max(1, min(held // (shared * fitting * longest), -(-batch * kv_heads // crew)))  # key heads
+    each = job.call.mask is not None and job.call.mask.batch is not None and together // kv_heads < batch
+    if fitting != rows and not each:
+        common = _find_runs(job, job.call.mask, fitting)
+    found = []
+    for samples in _split_range(batch, together // kv_heads):
+        mask = _select_samples(job.call.mask, samples) if each else job.call.mask
+        seen = _find_runs(job, mask, fitting) if each else common
+        parts = [
+            (part, _merge_runs(seen, part, job.rows, fitting)) for part in _cut_rows(count, fitting, job.blocks[0])
+        ]
+        parts = [(part, run) for part, run in parts if run.columns.stop]
+        found += [TileStack(samples, kv, mask, parts) for kv in _split_range(kv_heads, together) if parts]
+    return found
+
+
+def _find_runs(job: MeasureJob, mask: Mask | None, rows: int) -> list[VisibleRun]:
+    """What each block of so many measured queries may see; a block begins at a multiple of as many queries."""
+    queries, keys = job.call.sizes[2:]
+    height = rows * job.rows.step
+    count = -(-queries // height)
+    if mask is None or queries * keys <= FEW:
+        whole = slice(0, keys)
+        return [VisibleRun(whole, () if mask is None else (whole,))] * count
+    return find_visible_runs(mask, queries, keys, height, max(BLOCK, count * keys // BLOCKS), job.call.q.device)
+
+
+def _merge_runs(found: list[VisibleRun], part: slice, measured: range, rows: int) -> VisibleRun:
+    """What these rows may see; where they lie in several blocks, what is not the same for all is partial."""
+    height = rows * measured.step
+    own = found[measured[part.start] // height : measured[part.stop - 1] // height + 1]
+    if len(own) == 1:
+        return own[0]
+    some = [run.columns for run in own if run.columns.stop]
+    whole = slice(min(run.start for run in some), max(run.stop for run in some)) if some else slice(0, 0)
+    return VisibleRun(whole, (whole,) if some else ())
+
+
+def _cut_rows(count: int, rows: int, block: int) -> Iterator[slice]:
+    """Rows cut where tiles end, and where a row of pixels would not be whole."""
+    edges = {*range(0, count, rows), count}
+    if block:
+        edges |= {*range(0, count, block)} if block > rows else {count // block * block}
+    ordered = sorted(edges)
+    return (slice(start, stop) for start, stop in itertools.pairwise(ordered))
+
+
+def _select_samples(mask: Mask | None, samples: slice) -> Mask | None:
+    """The first axis of whatever a mask holds is that of the samples, or 1."""
+    if mask is None or not mask.batch:
+        return mask
+    return mask.map(lambda tensor: tensor[samples] if len(tensor) > 1 else tensor)
+
+
+def _split_range(size: int, step: int) -> Iterator[slice]:
+    step = max(1, step)
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
 
 TILE = 2**20  # scores held at once
 SPLIT = 2**15  # numbers from which on PyTorch splits an operation among its threads
@@ -27,22 +137,22 @@ LOG2 = math.log(2)
 NOTHING = -1e4  # stands for a logarithm of 0: exp2 of it is 0 in any precision, and so is their product
 
 
-def run(job: Job) -> Measures:
-    work = _Work(job)
+def run(job: MeasureJob) -> Measures:
+    work = _TiledJob(job)
     if job.call.q.is_cuda or work.largest < SPLIT:
         for stack in work.plan:
             work.measure(stack)
     elif work.total < MANY:
-        side_by_side(work.measure, work.plan, workers=1, threads=1)
+        run_in_threads(work.measure, work.plan, workers=1, threads=1)
     else:
-        side_by_side(work.measure, work.plan)
+        run_in_threads(work.measure, work.plan)
     return work.result()
 
 
-class _Work:
+class _TiledJob:
     """The tensors of a job, and the results as they grow."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MeasureJob) -> None:
         call, rows = job.call, job.rows
         self.job, self.dtype = job, torch.promote_types(call.q.dtype, torch.float32)
         self.heads_a_key = call.q.shape[1] // call.k.shape[1]
@@ -52,7 +162,7 @@ class _Work:
         self.k = F.pad(call.k.to(self.dtype), (0, 0, 0, top_keys.BLOCK))  # tiles are whole blocks wide
         self.sinks = None if call.sinks is None else call.sinks.to(self.dtype).view(1, -1, 1)
         held, crew = (TILE * GPU_TILES, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
-        self.plan = stacks(job, held, crew)
+        self.plan = plan_stacks(job, held, crew)
         first_of = {id(stack.parts): stack for stack in reversed(self.plan)}.values()  # no later one has more heads
         self.largest = max((math.prod(self._shape(tile)) for stack in first_of for tile in stack), default=0)
         self.total = self.largest * sum(len(stack.parts) for stack in self.plan)  # at most twice as many as there are
@@ -72,7 +182,7 @@ class _Work:
         pixels = (-(-n // block) if block else 0 for n, block in zip((count, keys), job.blocks, strict=True))
         self.map = self.q.new_zeros(batch, heads, *pixels)
 
-    def measure(self, stack: Stack) -> None:
+    def measure(self, stack: TileStack) -> None:
         """Everything about some heads of some samples, written where it belongs."""
         if not hasattr(self.rooms, "room"):
             self.rooms.room = self.q.new_empty(2, self.largest)
@@ -83,9 +193,9 @@ class _Work:
         scores, hiding = self._scores(tile, room[0])
         heads = self._heads(tile)
         place = (tile.samples, heads, tile.rows)
-        blocks = top_keys.maxima(scores)
-        best, keys = top_keys.best(scores, blocks, max(self.job.top, 1))
-        beginning = top_keys.first(scores, blocks) if hiding else torch.zeros_like(keys[..., :1])
+        blocks = top_keys.find_block_maxima(scores)
+        best, keys = top_keys.find_largest(scores, blocks, max(self.job.top, 1))
+        beginning = top_keys.find_first_visible(scores, blocks) if hiding else torch.zeros_like(keys[..., :1])
         largest, sinks = best[..., 0], None if self.sinks is None else self.sinks[:, heads]
         base = largest if sinks is None else largest.maximum(sinks)
         base = base.masked_fill(base == -math.inf, 0.0)
@@ -126,13 +236,13 @@ class _Work:
         if call.bias is not None:
             bias = call.bias.of_heads(heads).tile(where, columns, queries, keys)
             scores[..., :length] += bias[tile.samples] if bias.shape[0] > 1 else bias
-        for piece in tile.unsure:
+        for piece in tile.partial:
             assert tile.mask is not None
             seen = tile.mask.tile(where, piece, queries, keys, scores.device)
             seen = seen[:, heads] if seen.shape[1] > 1 else seen
             scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
         scores[..., length:] = -math.inf
-        return scores, bool(tile.unsure) or call.bias is not None or length < shape[3]
+        return scores, bool(tile.partial) or call.bias is not None or length < shape[3]
 
     def _spread(self, parts: Tensor, room: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
         """Σ e and Σ e·|position of query − position of key|, for each row.

@@ -13,52 +13,52 @@ from torch import Tensor
 BLOCK = 64
 
 
-def maxima(scores: Tensor) -> Tensor:
+def find_block_maxima(scores: Tensor) -> Tensor:
     """The largest score of each block: (…, keys) → (…, blocks). Keys are a multiple of the block."""
-    return _blocks(scores).amax(-1)
+    return _split_blocks(scores).amax(-1)
 
 
-def best(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The so many largest scores, or all if there are fewer, and where they are; `blocks` are their maxima."""
     if count == 1:
         block = blocks.argmax(-1, keepdim=True)
-        values, place = _chosen(scores, block)[..., 0, :].max(-1, keepdim=True)
+        values, place = _gather_blocks(scores, block)[..., 0, :].max(-1, keepdim=True)
         return values, block * BLOCK + place
-    chosen, tie = _largest(blocks, count)
-    inside = _chosen(scores, chosen)  # (…, chosen blocks, BLOCK)
-    columns, another = _largest(inside.amax(-2), count)
+    chosen, tie = _find_candidates(blocks, count)
+    inside = _gather_blocks(scores, chosen)  # (…, chosen blocks, BLOCK)
+    columns, another = _find_candidates(inside.amax(-2), count)
     sifted = inside.gather(-1, columns[..., None, :].expand(*inside.shape[:-1], columns.shape[-1])).flatten(-2)
     few = min(count, sifted.shape[-1])
     values, order = sifted.topk(min(few + 1, sifted.shape[-1]))
     equal = ((values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)).any()
     if bool(tie | another | equal):
-        return _ranked(scores, blocks, count)
+        return _rank_with_ties(scores, blocks, count)
     order, width = order[..., :few], columns.shape[-1]
     places = chosen.gather(-1, order // width) * BLOCK + columns.gather(-1, order % width)
     return values[..., :few], places
 
 
-def few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_largest_of_few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The same of scores that are few, or any number of keys: they are not looked at in blocks."""
     size = scores.shape[-1]
     values, places = scores.topk(min(count + 1, size))
     if bool((values[..., 1:] == values[..., :-1]).any()):
-        return _ordered(scores, torch.arange(size, device=scores.device), min(count, size))
+        return _sort_with_ties(scores, torch.arange(size, device=scores.device), min(count, size))
     return values[..., :count], places[..., :count]
 
 
-def first(scores: Tensor, blocks: Tensor) -> Tensor:
+def find_first_visible(scores: Tensor, blocks: Tensor) -> Tensor:
     """Where the first score is that is not −inf; 0 if there is none."""
     block = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)
-    inside = _chosen(scores, block)[..., 0, :]
+    inside = _gather_blocks(scores, block)[..., 0, :]
     return block * BLOCK + (inside > -torch.inf).byte().argmax(-1, keepdim=True)
 
 
-def _blocks(scores: Tensor) -> Tensor:
+def _split_blocks(scores: Tensor) -> Tensor:
     return scores.view(*scores.shape[:-1], scores.shape[-1] // BLOCK, BLOCK)
 
 
-def _chosen(scores: Tensor, blocks: Tensor) -> Tensor:
+def _gather_blocks(scores: Tensor, blocks: Tensor) -> Tensor:
     """Some blocks of each row: (…, keys), (…, few) → (…, few, BLOCK)"""
     each = scores.shape[-1] // BLOCK
     before = torch.arange(0, scores[..., 0].numel() * each, each, device=scores.device)
@@ -66,7 +66,7 @@ def _chosen(scores: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(*blocks.shape, BLOCK)
 
 
-def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _find_candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Where so many of the largest are, in any order, and whether another is as large as the last of them."""
     if values.shape[-1] <= count:
         places = torch.arange(values.shape[-1], device=values.device)
@@ -76,15 +76,19 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return found.indices[..., :count], ((last == next_one) & (last > -torch.inf)).any()
 
 
-def _ranked(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _rank_with_ties(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The same, with ties in the order of their places: blocks with equal maxima are taken from the left."""
-    chosen = _ordered(blocks, torch.arange(blocks.shape[-1], device=blocks.device), min(count, blocks.shape[-1]))[1]
+    chosen = _sort_with_ties(
+        blocks, torch.arange(blocks.shape[-1], device=blocks.device), min(count, blocks.shape[-1])
+    )[1]
     chosen = chosen.sort(dim=-1).values
     places = chosen[..., None] * BLOCK + torch.arange(BLOCK, device=scores.device)
-    return _ordered(_chosen(scores, chosen).flatten(-2), places.flatten(-2), min(count, places.shape[-2] * BLOCK))
+    return _sort_with_ties(
+        _gather_blocks(scores, chosen).flatten(-2), places.flatten(-2), min(count, places.shape[-2] * BLOCK)
+    )
 
 
-def _ordered(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _sort_with_ties(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest values and their places, which ascend."""
     if values.dtype != torch.float32:
         ordered, order = values.sort(dim=-1, descending=True, stable=True)

@@ -13,13 +13,13 @@ from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
-from clearhead.attention.visible_runs import Run, runs
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 
 CHUNK = 2**22  # cells of a mask looked at together
 BLOCK = 64  # a mask is asked by blocks of at least so many keys
 
 
-def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
+def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     """The number of keys that these queries may see; batch and heads are 1 where nothing differs.
 
     Bands and whatever hides the same keys from everybody are counted in O(n), on the CPU: there it takes two dozen
@@ -28,7 +28,7 @@ def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     >>> from clearhead import Mask
     >>> from clearhead.attention.call import checked
     >>> x = torch.zeros(1, 1, 5, 2)
-    >>> visible_keys(checked(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
+    >>> count_visible_keys(checked(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
     tensor([[[1, 2, 3, 3, 2]]])
     """
     keys, device = call.k.shape[2], call.q.device
@@ -36,18 +36,18 @@ def visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     if call.mask is None and not hiding:
         return torch.full((1, 1, len(rows)), keys)
     if hiding or call.mask is None:
-        return _counted(call, rows, hiding)
+        return _count_by_tiles(call, rows, hiding)
     mask = call.mask
-    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, device), lambda: _in_mask(call, mask, rows))
+    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, device), lambda: _count_in_mask(call, mask, rows))
     return found
 
 
-def _in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
-    found = _in_bands(call, mask, rows)
-    return _counted(call, rows, False) if found is None else found
+def _count_in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
+    found = _count_in_bands(call, mask, rows)
+    return _count_by_tiles(call, rows, False) if found is None else found
 
 
-def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
+def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
     """If each query sees what lies between two places and is hidden from nobody, or None."""
     queries, keys = call.q.shape[2], call.k.shape[2]
     if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
@@ -76,23 +76,23 @@ def _in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
     return (before[..., high] - before[..., low]).clamp(min=0) * real
 
 
-def _counted(call: Call, rows: range, hiding: bool) -> Tensor:
+def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
     (_, _, queries, keys), device, mask, bias = call.sizes, call.q.device, call.mask, call.bias
     parts = [part for part in (mask, bias if hiding else None) if part is not None]
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
     step = max(1, CHUNK // max(1, batch * heads * keys))
     height = step * rows.step
-    found = [Run(slice(0, keys), ())] * -(-queries // height)
+    found = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
     if mask is not None and keys:
-        found = runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
+        found = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
     counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
-    for number, (columns, unsure) in enumerate(found):
+    for number, (columns, partial) in enumerate(found):
         low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
         some = rows[low:high]
         if not some:
             continue
         counts[:, :, low:high] = columns.stop - columns.start
-        for piece in (columns,) if hiding else unsure:
+        for piece in (columns,) if hiding else partial:
             tile = slice(some.start, some.stop, some.step), piece, queries, keys
             seen = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
             if hiding and bias is not None:

@@ -1,16 +1,77 @@
-"""Record: what was seen; ask it by name, save it, load it, merge it with others."""
+"""Record: everything a watch measured; index it by attention name, save it, load it, merge it with others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from clearhead.errors import RecordError
-from clearhead.lens.record.attention_views import Forward, Sight, check_known
-from clearhead.lens.record.spreads import Statistics, over_all
-from clearhead.lens.record.token_labels import named_by
+from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
+from clearhead.lens.record.token_labels import make_namer
+
+MEASURES = ("entropy", "peak", "distance", "first")
+
+
+class Spread(NamedTuple):
+    """The mean over queries, and how far they are from it: the root of the mean square."""
+
+    mean: Float[Tensor, " heads"]
+    std: Float[Tensor, " heads"]
+
+
+class Statistics(NamedTuple):
+    """One number a head, in the order of `heads`; not a number where a head had no query that sees anything."""
+
+    heads: tuple[int, ...]
+    queries: Int[Tensor, " heads"]
+    entropy: Spread
+    peak: Spread
+    distance: Spread
+    first: Spread
+
+
+def compute_statistics(sights: Sequence[Sight]) -> Statistics:
+    """Over several sights of one attention, each query counting alike."""
+    heads = tuple(sorted({head for sight in sights for head in sight.heads}))
+    counts = torch.zeros(len(heads), dtype=torch.long)
+    sums, squares = (torch.zeros(len(MEASURES), len(heads), dtype=torch.float64) for _ in range(2))
+    shifts = _find_first_values(sights, heads)
+    for sight in sights:
+        at = [heads.index(head) for head in sight.heads]
+        real = sight.logsumexp != -math.inf  # also what is not a number: it must show in the mean
+        counts[at] += real.sum((0, 2))
+        for n, name in enumerate(MEASURES):
+            # Around some value of the head itself: sums of squares of large numbers would lose the spread.
+            apart = (getattr(sight, name).double() - shifts[n, at][:, None]).masked_fill(~real, 0.0)
+            sums[n, at] += apart.sum((0, 2))
+            squares[n, at] += apart.square().sum((0, 2))
+    means = sums / counts
+    spreads = (squares / counts - means.square()).clamp(min=0).sqrt()
+    spread = [Spread(shift + mean, std) for shift, mean, std in zip(shifts, means, spreads, strict=True)]
+    return Statistics(heads, counts, *spread)
+
+
+def _find_first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tensor:
+    """For each measure and head, what its first query that sees anything has."""
+    found = torch.zeros(len(MEASURES), len(heads), dtype=torch.float64)
+    known = set()
+    for sight in sights:
+        for place, head in enumerate(sight.heads):
+            real = (sight.logsumexp[:, place] != -math.inf).nonzero()
+            if head not in known and len(real):
+                known.add(head)
+                batch, query = real[0].tolist()
+                numbers = [float(getattr(sight, name)[batch, place, query]) for name in MEASURES]
+                found[:, heads.index(head)] = torch.tensor(numbers, dtype=torch.float64)
+    return found
+
 
 VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
 
@@ -42,7 +103,7 @@ class Record:
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
     def __getitem__(self, name: str) -> Sight:
-        check_known(name, self.names)
+        check_seen_name(name, self.names)
         if len(self.calls) > 1:
             raise RecordError(
                 f"the model ran {len(self.calls)} times: say which, as record.calls[0][{name!r}]; "
@@ -76,7 +137,7 @@ class Record:
 
     def statistics(self) -> dict[str, Statistics]:
         """Of every attention and head: the mean and spread of its measures over all queries that see anything."""
-        return {name: over_all([call[name] for call in self.calls if name in call]) for name in self.names}
+        return {name: compute_statistics([call[name] for call in self.calls if name in call]) for name in self.names}
 
     def label(self, namer: Any = None, **kinds: Any) -> Record:
         """Gives every token its text: from a tokenizer, or from a function of its number.
@@ -91,7 +152,7 @@ class Record:
                 "no tokens are known that could be named: vectors or pictures went in, or different texts in one pass"
             )
         given = {kind: kinds.get(kind, namer) for kind in known}
-        names = {kind: named_by(one) for kind, one in given.items() if one is not None}
+        names = {kind: make_namer(one) for kind, one in given.items() if one is not None}
         for call in self.calls:
             for kind, ids in call.ids.items():
                 if kind in names:
@@ -104,16 +165,16 @@ class Record:
 
         It holds the tokens, and what keep="qk" kept can reveal them too.
         """
-        from clearhead.lens.record.record_file import write
+        from clearhead.lens.record.record_file import write_record
 
-        write(self, Path(path))
+        write_record(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """What was saved, or one error that says what is wrong with the file."""
-        from clearhead.lens.record.record_file import read
+        from clearhead.lens.record.record_file import read_record
 
-        return read(Path(path))
+        return read_record(Path(path))
 
     def open(self, **options: Any) -> Any:
         """Shows every weight on a page, from a server on this machine; `clearhead.explore.open_record` says what else.

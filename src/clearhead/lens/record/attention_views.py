@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.errors import RecordError
-from clearhead.lens.attention_names import plain
+from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.exact_windows import KeptInputs
 
 
 class Pending(Protocol):
@@ -45,7 +45,7 @@ class Forward:
         return self._ids
 
     def __getitem__(self, name: str) -> Sight:
-        check_known(name, self.names)
+        check_seen_name(name, self.names)
         found = self.sights[name]
         return found if isinstance(found, Sight) else found.sight(self)
 
@@ -72,7 +72,7 @@ class Forward:
         ids = None if kind is None else self.ids.get(kind)
         if ids is None:
             return None
-        text = text_of(sample, inputs, len(ids))
+        text = find_text(sample, inputs, len(ids))
         return ids[text] if text < len(ids) else None
 
     def __contains__(self, name: object) -> bool:
@@ -88,10 +88,10 @@ class Forward:
         return f"Forward({', '.join(self.names)})"
 
 
-def text_of(sample: int, inputs: Sequence[int], texts: int) -> int:
+def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
     """Which of so many texts a sample belongs to, by the inputs of all samples.
 
-    >>> [text_of(sample, (0, 0, 0, 5, 5), texts=2) for sample in range(5)]  # five beams of each: see `Sight.inputs`
+    >>> [find_text(sample, (0, 0, 0, 5, 5), texts=2) for sample in range(5)]  # five beams of each: see `Sight.inputs`
     [0, 0, 0, 1, 1]
     """
     samples = len(inputs)
@@ -105,7 +105,7 @@ def text_of(sample: int, inputs: Sequence[int], texts: int) -> int:
     return sample // (samples // texts) if samples % texts == 0 else sample
 
 
-class Looked(NamedTuple):
+class WeightedKey(NamedTuple):
     """A key that a query looked at: its position, the weight that it got, and its text where that is known."""
 
     key: int
@@ -136,7 +136,7 @@ class Sight(Measures):
     visible: Int[Tensor, "batch #heads queries"] | None = None  # how many keys each query could see
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
-    kept: Kept | None = None
+    kept: KeptInputs | None = None
     forward: Forward | None = None
 
     @property
@@ -144,13 +144,15 @@ class Sight(Measures):
         """How many positions the keys have."""
         return 0 if self.received is None else self.received.shape[2]
 
-    def top(self, batch: int, head: int, query: int) -> list[Looked]:
+    def top(self, batch: int, head: int, query: int) -> list[WeightedKey]:
         """The keys that the query at this position looked at most, largest weight first."""
         place, row = self.place_of(head), self.row_of(query)
         self._check_sample(batch)
         keys, weights = self.top_keys[batch, place, row].tolist(), self.top_weights[batch, place, row].tolist()
         return [
-            Looked(key, weight, self.text(batch, key)) for key, weight in zip(keys, weights, strict=True) if key >= 0
+            WeightedKey(key, weight, self.text(batch, key))
+            for key, weight in zip(keys, weights, strict=True)
+            if key >= 0
         ]
 
     def text(self, batch: int, key: int) -> str | None:
@@ -168,7 +170,7 @@ class Sight(Measures):
         It takes time and memory for the window alone. One number instead of a slice keeps its axis.
         """
         self._check_sample(batch)
-        return self._kept().window(batch, self.place_of(head), queries, keys)
+        return self._kept().compute_window(batch, self.place_of(head), queries, keys)
 
     def attention(self) -> Call:
         """Everything that went in, as one attention over the heads that were watched; v is not kept, k stands in."""
@@ -176,14 +178,14 @@ class Sight(Measures):
 
     def place_of(self, head: int) -> int:
         """Where a head lies in the tensors, by its number."""
-        head = plain(head)
+        head = to_python_number(head)
         if isinstance(head, bool) or not isinstance(head, int) or head not in self.heads:
             raise RecordError(f"{self.name!r} was watched for heads {list(self.heads)}, not {head!r}")
         return self.heads.index(head)
 
     def row_of(self, query: int) -> int:
         """Where the query at a position lies in the tensors."""
-        query = plain(query)
+        query = to_python_number(query)
         if isinstance(query, bool) or not isinstance(query, int):
             raise RecordError(f"a query of {self.name!r} is chosen by its position, got {query!r}")
         found = (self.queries == query).nonzero()
@@ -193,7 +195,7 @@ class Sight(Measures):
             raise RecordError(f"no query at position {query} was measured by {self.name!r}{near}")
         return int(found[0])
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> KeptInputs:
         if self.kept is None:
             raise RecordError(f"the q and k of {self.name!r} were not kept; watch(…, keep='qk') keeps them")
         return self.kept
@@ -201,16 +203,16 @@ class Sight(Measures):
     def _check_sample(self, batch: int) -> None:
         count = self.entropy.shape[0]
         if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
-            raise RecordError(f"{self.name!r} has {_counted(count, 'sample')}, numbered from 0, not {batch!r}")
+            raise RecordError(f"{self.name!r} has {_format_count(count, 'sample')}, numbered from 0, not {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape
         sizes = ((batch, "sample"), (heads, "head"), (queries, "query"), (self.keys, "key"))
         kept = ", q and k kept" if self.kept is not None else ""
-        return f"Sight({self.name!r}: {' × '.join(_counted(n, what) for n, what in sizes)}{kept})"
+        return f"Sight({self.name!r}: {' × '.join(_format_count(n, what) for n, what in sizes)}{kept})"
 
 
-def check_known(name: str, names: Sequence[str]) -> None:
+def check_seen_name(name: str, names: Sequence[str]) -> None:
     """Refuses a name that nothing was seen of, and says which comes near."""
     if name not in names:
         near = get_close_matches(str(name), names, n=1)
@@ -218,6 +220,6 @@ def check_known(name: str, names: Sequence[str]) -> None:
         raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     many = "queries" if what == "query" else f"{what}s"
     return f"{count:,} {what if count == 1 else many}"

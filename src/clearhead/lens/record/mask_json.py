@@ -46,29 +46,29 @@ def mask_to_json(mask: Mask | None, store: Store, queries: int, keys: int) -> An
 def mask_from_json(given: Any, fetch: Fetch, depth: int = 0) -> Mask | None:
     if given is None:
         return None
-    kind = field(given, "kind", str)
+    kind = read_field(given, "kind", str)
     if kind == "band":
-        left, right, offset = (whole(given, name, none=True) for name in ("left", "right", "offset"))
+        left, right, offset = (read_integer(given, name, none=True) for name in ("left", "right", "offset"))
         return mask_kinds.Band(left, right, offset)
     if kind == "prefix":
-        return mask_kinds.Prefix(_whole_numbers(fetch(given.get("lengths")), 1))
+        return mask_kinds.Prefix(_check_integers(fetch(given.get("lengths")), 1))
     if kind == "padding":
-        side = field(given, "side", str)
+        side = read_field(given, "side", str)
         if side not in ("left", "right"):
             raise RecordError(f"padding on the {side!r} side makes no sense")
-        lengths = _whole_numbers(fetch(given.get("lengths")), 1)
-        return mask_kinds.Padding(lengths, side, field(given, "queries", bool))
+        lengths = _check_integers(fetch(given.get("lengths")), 1)
+        return mask_kinds.Padding(lengths, side, read_field(given, "queries", bool))
     if kind == "documents":
         others = given.get("query_ids")
-        ids = _whole_numbers(fetch(given.get("ids")), 2)
-        return mask_kinds.Documents(ids, None if others is None else _whole_numbers(fetch(others), 2))
+        ids = _check_integers(fetch(given.get("ids")), 2)
+        return mask_kinds.Documents(ids, None if others is None else _check_integers(fetch(others), 2))
     if kind == "visible":
         seen = fetch(given.get("tensor"))
         if seen.dtype != torch.bool or seen.ndim != 4:
             raise RecordError(f"a mask of {seen.dtype} with {seen.ndim} axes makes no sense")
         return mask_kinds.Dense(seen)
     if kind in ("both", "either") and depth < 8:
-        parts = [mask_from_json(part, fetch, depth + 1) for part in field(given, "masks", list)]
+        parts = [mask_from_json(part, fetch, depth + 1) for part in read_field(given, "masks", list)]
         masks = tuple(part for part in parts if part is not None)
         if len(masks) != len(parts) or len(masks) < 2 or (kind == "either" and len(masks) != 2):
             raise RecordError(f"a mask of {len(masks)} masks makes no sense")
@@ -98,31 +98,31 @@ def bias_to_json(bias: Bias | None, store: Store, queries: int, keys: int) -> An
 def bias_from_json(given: Any, fetch: Fetch) -> Bias | None:
     if given is None:
         return None
-    kind = field(given, "kind", str)
+    kind = read_field(given, "kind", str)
     if kind == "dense":
-        return biases.Dense(_floats(fetch(given.get("tensor")), 4))
-    offset = whole(given, "offset", none=True)
+        return biases.Dense(_check_floats(fetch(given.get("tensor")), 4))
+    offset = read_integer(given, "offset", none=True)
     if kind == "alibi":
-        return biases.Alibi(_floats(fetch(given.get("slopes")), 1), offset)
+        return biases.Alibi(_check_floats(fetch(given.get("slopes")), 1), offset)
     if kind == "relative":
-        table = _floats(fetch(given.get("table")), 2)
-        return biases.Relative(table, _buckets(field(given, "buckets", dict), len(table)), offset)
+        table = _check_floats(fetch(given.get("table")), 2)
+        return biases.Relative(table, _read_buckets(read_field(given, "buckets", dict), len(table)), offset)
     raise RecordError(f"no bias is of the kind {kind!r}")
 
 
-def _buckets(given: dict[str, Any], rows: int) -> Callable[[Tensor], Tensor]:
-    name, furthest = field(given, "name", str), whole(given, "furthest")
+def _read_buckets(given: dict[str, Any], rows: int) -> Callable[[Tensor], Tensor]:
+    name, furthest = read_field(given, "name", str), read_integer(given, "furthest")
     if name == "clipped" and furthest is not None and 2 * furthest + 1 == rows:
         return biases.clipped_distance(furthest)
     if name == "t5" and furthest is not None:
-        count, both_ways = whole(given, "count") or 0, field(given, "both_ways", bool)
+        count, both_ways = read_integer(given, "count") or 0, read_field(given, "both_ways", bool)
         exact = (count // 2 if both_ways else count) // 2
         if 0 < exact < furthest and count <= rows:
             return biases.t5_buckets(count, furthest, both_ways=both_ways)
     raise RecordError(f"buckets {given!r:.80} do not fit a table of {rows} rows")
 
 
-def field(given: Any, name: str, kind: type[Any]) -> Any:
+def read_field(given: Any, name: str, kind: type[Any]) -> Any:
     """A value of a JSON object, of the type that it must have."""
     if not isinstance(given, dict) or not isinstance(given.get(name), kind):
         got = given.get(name) if isinstance(given, dict) else given
@@ -130,23 +130,23 @@ def field(given: Any, name: str, kind: type[Any]) -> Any:
     return given[name]
 
 
-def whole(given: Any, name: str, *, none: bool = False) -> int | None:
+def read_integer(given: Any, name: str, *, none: bool = False) -> int | None:
     """A whole number of a size that makes sense, or None where that is allowed."""
     if none and isinstance(given, dict) and name in given and given[name] is None:
         return None
-    number = field(given, name, int)
+    number = read_field(given, name, int)
     if isinstance(number, bool) or abs(number) > LARGEST:
         raise RecordError(f"{name} is {number!r:.60}, which makes no sense")
     return int(number)
 
 
-def _whole_numbers(tensor: Tensor, axes: int) -> Tensor:
+def _check_integers(tensor: Tensor, axes: int) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.ndim != axes:
         raise RecordError(f"{tensor.dtype} with {tensor.ndim} axes, where whole numbers with {axes} are wanted")
     return tensor
 
 
-def _floats(tensor: Tensor, axes: int) -> Tensor:
+def _check_floats(tensor: Tensor, axes: int) -> Tensor:
     if not tensor.is_floating_point() or tensor.ndim != axes:
         raise RecordError(f"{tensor.dtype} with {tensor.ndim} axes, where numbers with {axes} are wanted")
     return tensor

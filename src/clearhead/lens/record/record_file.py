@@ -20,18 +20,18 @@ from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import Kept
+from clearhead.lens.record.exact_windows import KeptInputs
 from clearhead.lens.record.mask_json import (
     Fetch,
     Store,
     bias_from_json,
     bias_to_json,
-    field,
     mask_from_json,
     mask_to_json,
-    whole,
+    read_field,
+    read_integer,
 )
-from clearhead.lens.record.step_masks import Part
+from clearhead.lens.record.step_masks import Step
 from clearhead.storage import atomic_file, check_format
 
 FORMAT = 1
@@ -44,7 +44,7 @@ AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dic
 WHOLE = ("peak_key", "top_keys")
 
 
-def write(record: Record, path: Path) -> None:
+def write_record(record: Record, path: Path) -> None:
     """Writes the file whole or not at all. An older record is replaced, any other file is refused."""
     if not path.name:
         raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
@@ -87,11 +87,11 @@ def _refuse_other_file(path: Path) -> None:
                 raise RecordError(f"{path} exists and is no record; name another file, or remove it first")
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """What was written, or a RecordError that says what is wrong with the file."""
     try:
         with safe_open(path, "pt") as file:
-            header = _header(file.metadata())
+            header = _read_header(file.metadata())
             names = set(file.keys())
 
             def fetch(number: Any) -> Tensor:
@@ -100,7 +100,7 @@ def read(path: Path) -> Record:
                 tensor: Tensor = file.get_tensor(str(number))
                 return tensor
 
-            return _record(header, fetch)
+            return _build_record(header, fetch)
     except (ClearheadError, SafetensorError) as error:
         raise RecordError(f"{path} is no record that can be read: {error}") from error
     except OSError as error:
@@ -111,7 +111,7 @@ def read(path: Path) -> Record:
         raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
 
 
-def _header(metadata: dict[str, str] | None) -> dict[str, Any]:
+def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if not metadata or HEADER not in metadata:
         raise RecordError("a safetensors file, but not of Record.save")
     try:
@@ -147,7 +147,7 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
     }
 
 
-def _kept_to_json(kept: Kept, store: Store) -> dict[str, Any]:
+def _kept_to_json(kept: KeptInputs, store: Store) -> dict[str, Any]:
     return {
         "q": store(kept.q),
         "k": store(kept.k),
@@ -171,30 +171,30 @@ def _kept_to_json(kept: Kept, store: Store) -> dict[str, Any]:
     }
 
 
-def _record(header: dict[str, Any], fetch: Fetch) -> Record:
-    names = field(header, "names", list)
+def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
+    names = read_field(header, "names", list)
     if not all(isinstance(name, str) for name in names):
         raise RecordError("its names are not all text")
-    record = Record(names, [_call(given, fetch) for given in field(header, "calls", list)])
-    record.settings = field(header, "settings", dict)
-    record.expected_bytes = whole(header, "expected_bytes") or 0
+    record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
+    record.settings = read_field(header, "settings", dict)
+    record.expected_bytes = read_integer(header, "expected_bytes") or 0
     return record
 
 
-def _call(given: Any, fetch: Fetch) -> Forward:
+def _build_call(given: Any, fetch: Fetch) -> Forward:
     ids = {}
-    for kind, number in field(given, "ids", dict).items():
+    for kind, number in read_field(given, "ids", dict).items():
         ids[kind] = numbers = fetch(number)
         if numbers.dtype != torch.int64 or numbers.ndim != 2:
             raise RecordError(f"the tokens of {kind!r:.40} are {numbers.dtype} with {numbers.ndim} axes")
     call = Forward(ids=ids)
-    for kind, texts in field(given, "labels", dict).items():
+    for kind, texts in read_field(given, "labels", dict).items():
         if not isinstance(texts, list) or not all(_is_label(pair) for pair in texts):
             raise RecordError(f"the texts of {kind!r:.40} are not pairs of a number and a text")
         call.labels[kind] = dict(texts)
-    call.about = field(given, "about", dict)
-    for one in field(given, "sights", list):
-        sight = _sight(one, call, fetch)
+    call.about = read_field(given, "about", dict)
+    for one in read_field(given, "sights", list):
+        sight = _build_sight(one, call, fetch)
         if sight.name in call.sights:
             raise RecordError(f"{sight.name!r:.60} is there twice")
         call.sights[sight.name] = sight
@@ -205,28 +205,30 @@ def _is_label(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)
 
 
-def _sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
-    name, sizes = field(given, "name", str), {"1": 1}
-    references = field(given, "tensors", dict)
+def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
+    name, sizes = read_field(given, "name", str), {"1": 1}
+    references = read_field(given, "tensors", dict)
     tensors: dict[str, Tensor | None] = {}
     for measure in MEASURES:
         axes = AXES.get(measure, "batch heads queries")
-        tensors[measure] = _fitting(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
-    tensors["queries"] = _fitting(fetch(references.get("queries")), "queries", sizes, "queries", True)
+        tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
+    tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
     for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
         there = other in references
-        tensors[other] = _fitting(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
+        tensors[other] = (
+            _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
+        )
     probes = {
-        key: _fitting(fetch(number), "batch heads queries", sizes, "a probe", False)
-        for key, number in field(given, "probes", dict).items()
+        key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
+        for key, number in read_field(given, "probes", dict).items()
     }
-    heads, inputs = _numbers(given, "heads", sizes["heads"]), _numbers(given, "inputs", sizes["batch"])
-    blocks = _numbers(given, "blocks", 2)
-    kept = None if given.get("kept") is None else _kept(given["kept"], sizes, tensors["logsumexp"], fetch)
+    heads, inputs = _read_numbers(given, "heads", sizes["heads"]), _read_numbers(given, "inputs", sizes["batch"])
+    blocks = _read_numbers(given, "blocks", 2)
+    kept = None if given.get("kept") is None else _build_kept(given["kept"], sizes, tensors["logsumexp"], fetch)
     return Sight(
         **tensors,  # type: ignore[arg-type]
         name=name,
-        cross=field(given, "cross", bool),
+        cross=read_field(given, "cross", bool),
         heads=heads,
         blocks=(blocks[0], blocks[1]),
         inputs=inputs,
@@ -236,7 +238,7 @@ def _sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
     )
 
 
-def _fitting(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
+def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
     """The tensor, if its shape and type go with those of the others."""
     wanted = (torch.int32, torch.int64) if whole_numbers else (torch.float32, torch.float64)
     names = axes.split()
@@ -248,47 +250,47 @@ def _fitting(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_
     return tensor
 
 
-def _numbers(given: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
-    values = field(given, name, list)
+def _read_numbers(given: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
+    values = read_field(given, name, list)
     if len(values) != count or not all(type(value) is int and 0 <= value < 2**40 for value in values):
         raise RecordError(f"{name} must be {count} numbers, got {values!r:.60}")
     return tuple(values)
 
 
-def _kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fetch: Fetch) -> Kept:
-    q, k, lengths = (fetch(field(given, name, int)) for name in ("q", "k", "lengths"))
+def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fetch: Fetch) -> KeptInputs:
+    q, k, lengths = (fetch(read_field(given, name, int)) for name in ("q", "k", "lengths"))
     batch, heads = sizes["batch"], sizes["heads"]
     fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
     fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
     if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
         raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit the rest")
-    parts = tuple(_part(one, q, k, fetch) for one in field(given, "parts", list))
+    parts = tuple(_build_step(one, q, k, fetch) for one in read_field(given, "parts", list))
     ends = [part.first_query + part.queries for part in parts]
     if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:
         raise RecordError("the parts of q do not follow each other")
-    whole_rows = field(given, "whole_rows", bool)
+    whole_rows = read_field(given, "whole_rows", bool)
     if whole_rows and (logsumexp is None or logsumexp.shape[2] != q.shape[2]):
         raise RecordError("there is no logsumexp for each query")
-    scale, softcap = _scale(given, heads, fetch), given.get("softcap")
+    scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
     sinks = None if given.get("sinks") is None else fetch(given["sinks"])
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
         softcap is None or (isinstance(softcap, float) and softcap > 0)
     ):
         raise RecordError("its sinks or its softcap make no sense")
-    return Kept(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
+    return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
 
 
-def _scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
+def _read_scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
     if given.get("scales") is None:
-        return float(field(given, "scale", float))
+        return float(read_field(given, "scale", float))
     scales = fetch(given["scales"])
     if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
         raise RecordError(f"scales of shape {tuple(scales.shape)} make no sense")
     return scales
 
 
-def _part(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Part:
-    numbers = [whole(given, name) or 0 for name in ("first_query", "first_key", "queries", "keys")]
+def _build_step(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Step:
+    numbers = [read_integer(given, name) or 0 for name in ("first_query", "first_key", "queries", "keys")]
     first_query, first_key, queries, keys = numbers
     if min(numbers) < 0 or queries > q.shape[2] or first_key + keys > k.shape[2]:
         raise RecordError(f"a part of {queries} queries and {keys} keys lies outside of q and k")
@@ -296,4 +298,4 @@ def _part(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Part:
     for one in (mask, bias):
         if one is not None:
             one.check(q.shape[0], q.shape[1], queries, keys)
-    return Part(first_query, first_key, queries, keys, mask, bias)
+    return Step(first_query, first_key, queries, keys, mask, bias)

@@ -13,12 +13,12 @@ from clearhead.attention.biases import Dense as DenseBias
 from clearhead.attention.mask_kinds import Band, Both, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
-from clearhead.lens.capture.batch_history import taken
+from clearhead.lens.capture.batch_history import select_rows
 
-Together = tuple[Mask | None, Bias | None]
+MaskAndBias = tuple[Mask | None, Bias | None]
 
 
-class Part(NamedTuple):
+class Step(NamedTuple):
     """One step: queries from `first_query` on, keys from `first_key` on, and the mask and bias between them."""
 
     first_query: int
@@ -38,51 +38,51 @@ class Part(NamedTuple):
         """Where its first query stands among its keys."""
         return self.first_query - self.first_key
 
-    def of_samples(self, rows: Tensor) -> Part:
+    def of_samples(self, rows: Tensor) -> Step:
         """With what these samples had; a row of −1 had left."""
         present = None if bool((rows >= 0).all()) else rows >= 0
         rows, bias = rows.clamp(min=0), self.bias
-        mask = None if self.mask is None else self.mask.map(lambda t: taken(t, rows) if len(t) > 1 else t)
+        mask = None if self.mask is None else self.mask.map(lambda t: select_rows(t, rows) if len(t) > 1 else t)
         if bias is not None and bias.batch > 1:
-            bias = bias.replace(taken(bias.parameter, rows))
+            bias = bias.replace(select_rows(bias.parameter, rows))
         return self._replace(mask=mask, bias=bias, present=present)
 
 
 @overload
-def joined(parts: Sequence[Part], queries: int, keys: int) -> Together: ...
+def join_steps(parts: Sequence[Step], queries: int, keys: int) -> MaskAndBias: ...
 @overload
-def joined(parts: Sequence[Part], queries: int, keys: int, *, dense: Literal[False]) -> Together | None: ...
-def joined(parts: Sequence[Part], queries: int, keys: int, *, dense: bool = True) -> Together | None:
+def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: Literal[False]) -> MaskAndBias | None: ...
+def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: bool = True) -> MaskAndBias | None:
     """One mask and one bias for all queries and keys; where no rule holds for all, squares of numbers, or None."""
     if len(parts) == 1 and parts[0].first_key == 0 and parts[0].keys == keys:
         return parts[0].mask, parts[0].bias
-    mask, bias = _same_mask(parts, queries, keys), _same_bias(parts)
+    mask, bias = _find_common_mask(parts, queries, keys), _find_common_bias(parts)
     if not dense:
         return None if mask is False or bias is False else (mask, bias)
     return (
-        _dense_mask(parts, keys) if mask is False else mask,
-        _dense_bias(parts, keys) if bias is False else bias,
+        _build_dense_mask(parts, keys) if mask is False else mask,
+        _build_dense_bias(parts, keys) if bias is False else bias,
     )
 
 
-def _same_mask(parts: Sequence[Part], queries: int, keys: int) -> Mask | Literal[False] | None:
+def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | Literal[False] | None:
     """The mask that all parts follow, or False."""
-    rules = [_rules(part) for part in parts]
+    rules = [_to_document_positions(part) for part in parts]
     if any(rule is None or rules[0] is None or len(rule) != len(rules[0]) for rule in rules):
         return False
     first, kinds = parts[0].first_query, []
     for same in zip(*(rule or [] for rule in rules), strict=True):
-        rule = _agreed(same, [part.present for part in parts])
+        rule = _find_common_rule(same, [part.present for part in parts])
         if rule is None:
             return False
-        kinds.append(_rule_for_all(rule, first, queries, keys))
+        kinds.append(_extend_rule(rule, first, queries, keys))
     hiding = any(isinstance(kind, Padding) and kind.hide_queries for kind in kinds)
-    if (hiding and keys != first + queries) or not all(_complete(part, kinds, keys) for part in parts):
+    if (hiding and keys != first + queries) or not all(_hides_absent_keys(part, kinds, keys) for part in parts):
         return False
     return None if not kinds else kinds[0] if len(kinds) == 1 else Both(tuple(kinds))
 
 
-def _rules(part: Part) -> list[Mask] | None:
+def _to_document_positions(part: Step) -> list[Mask] | None:
     """Its masks in document positions; None if one cannot be told in them."""
     found: list[Mask] = []
     end = part.first_key + part.keys
@@ -106,11 +106,11 @@ def _rules(part: Part) -> list[Mask] | None:
     return found
 
 
-def _agreed(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
+def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
     """The one rule that these are, or None; what a sample had after it left does not count."""
     first, numbers, known = rules[0], None, None
     for rule, there in zip(rules, present, strict=True):
-        if _constants(rule) != _constants(first):
+        if _rule_key(rule) != _rule_key(first):
             return None
         for tensor in rule.tensors():
             there = torch.ones_like(tensor, dtype=torch.bool) if there is None else there
@@ -124,13 +124,13 @@ def _agreed(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | N
     return first if numbers is None else first.map(lambda _: numbers)
 
 
-def _constants(rule: Mask) -> tuple[object, ...]:
+def _rule_key(rule: Mask) -> tuple[object, ...]:
     if isinstance(rule, Band):
         return (Band, rule.left, rule.right)
     return (Padding, rule.side, rule.hide_queries) if isinstance(rule, Padding) else (type(rule),)
 
 
-def _rule_for_all(rule: Mask, first: int, queries: int, keys: int) -> Mask:
+def _extend_rule(rule: Mask, first: int, queries: int, keys: int) -> Mask:
     if isinstance(rule, Band):
         return Band(rule.left, rule.right, first)
     if isinstance(rule, Padding) and rule.side == "left":
@@ -138,7 +138,7 @@ def _rule_for_all(rule: Mask, first: int, queries: int, keys: int) -> Mask:
     return rule
 
 
-def _complete(part: Part, rules: Sequence[Mask], keys: int) -> bool:
+def _hides_absent_keys(part: Step, rules: Sequence[Mask], keys: int) -> bool:
     """Whether the rules hide from these queries the keys that were not there for them."""
     bands = [rule for rule in rules if isinstance(rule, Band)]
     last, end = part.first_query + part.queries - 1, part.first_key + part.keys
@@ -149,7 +149,7 @@ def _complete(part: Part, rules: Sequence[Mask], keys: int) -> bool:
     return above and below
 
 
-def _same_bias(parts: Sequence[Part]) -> Bias | Literal[False] | None:
+def _find_common_bias(parts: Sequence[Step]) -> Bias | Literal[False] | None:
     """The bias that all parts share, or False."""
     first = parts[0].bias
     for part in parts:
@@ -172,31 +172,31 @@ def _same_bias(parts: Sequence[Part]) -> Bias | Literal[False] | None:
     return whole
 
 
-def _dense_mask(parts: Sequence[Part], keys: int) -> Mask:
+def _build_dense_mask(parts: Sequence[Step], keys: int) -> Mask:
     squares = []
     for part in parts:
         if part.mask is None:
             seen = torch.ones(1, 1, part.queries, part.keys, dtype=torch.bool)
         else:
             seen = part.mask.dense(part.queries, part.keys)
-        squares.append(_placed(seen, part, keys))
-    return DenseMask(_stacked(squares))
+        squares.append(_pad_keys(seen, part, keys))
+    return DenseMask(_stack_queries(squares))
 
 
-def _dense_bias(parts: Sequence[Part], keys: int) -> Bias:
+def _build_dense_bias(parts: Sequence[Step], keys: int) -> Bias:
     squares = []
     for part in parts:
         numbers = torch.zeros(1, 1, 1, 1) if part.bias is None else part.bias.dense(part.queries, part.keys)
         numbers = numbers.expand(*numbers.shape[:2], part.queries, part.keys)
-        squares.append(_placed(numbers, part, keys))
-    return DenseBias(_stacked(squares))
+        squares.append(_pad_keys(numbers, part, keys))
+    return DenseBias(_stack_queries(squares))
 
 
-def _placed(square: Tensor, part: Part, keys: int) -> Tensor:
+def _pad_keys(square: Tensor, part: Step, keys: int) -> Tensor:
     """With the keys that were not there, as 0 or hidden."""
     return torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys))
 
 
-def _stacked(squares: Sequence[Tensor]) -> Tensor:
+def _stack_queries(squares: Sequence[Tensor]) -> Tensor:
     batch, heads = (max(square.shape[axis] for square in squares) for axis in (0, 1))
     return torch.cat([square.expand(batch, heads, -1, -1) for square in squares], 2)

@@ -14,30 +14,30 @@ SPACE = "▁"  # SentencePiece's, and clearhead's own
 ESCAPED = re.compile("[\udc80-\udcff]")  # what Python makes of a byte that is no UTF-8
 
 
-def named_by(namer: Any) -> Callable[[int], str]:
+def make_namer(namer: Any) -> Callable[[int], str]:
     """How a tokenizer of ours, of Hugging Face's, or a function names a token.
 
     Where every character of a token stands for a byte, as in GPT-2's, Llama 3's and Qwen's, it is the text of these.
     """
     if hasattr(namer, "pieces"):
-        return lambda number: _text(namer.pieces([number])[0], number)
+        return lambda number: _format_token(namer.pieces([number])[0], number)
     for method in ("convert_ids_to_tokens", "id_to_token"):
         if hasattr(namer, method):
-            read, added, name = _reading(namer), _added(namer), getattr(namer, method)
-            return lambda number: _text(name(number), number, None if number in added else read)
+            read, added, name = _find_byte_decoder(namer), _find_added_tokens(namer), getattr(namer, method)
+            return lambda number: _format_token(name(number), number, None if number in added else read)
     if hasattr(namer, "decode"):
-        return lambda number: _text(namer.decode([number]), number)
+        return lambda number: _format_token(namer.decode([number]), number)
     if callable(namer):
-        return lambda number: _text(namer(number), number)
+        return lambda number: _format_token(namer(number), number)
     raise RecordError(
         f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
     )
 
 
-def of_bytes(token: str, bytes_of: Mapping[str, int]) -> str:
+def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
     """The text of a token whose characters stand for bytes, as our own tokenizer shows it; any other as it is.
 
-    >>> [of_bytes(token, bytes_of_marks()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
+    >>> [decode_byte_characters(token, byte_alphabet()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
     ['▁low', '我', '<0xE7><0x88>', '北<0xE4><0xBA>', '北京']
     """
     if not all(mark in bytes_of for mark in token):
@@ -47,30 +47,30 @@ def of_bytes(token: str, bytes_of: Mapping[str, int]) -> str:
 
 
 @cache
-def bytes_of_marks() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's alphabet: bytes that can be printed stand for themselves, the others are U+0100 and so on, in order."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _text(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
+def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
     if not isinstance(name, str):
         return f"<{number}>"  # a number that the tokenizer does not know
-    return name if bytes_of is None else of_bytes(name, bytes_of)
+    return name if bytes_of is None else decode_byte_characters(name, bytes_of)
 
 
-def _reading(tokenizer: Any) -> Mapping[str, int] | None:
+def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
     """The byte that each character stands for, by the tokenizer's own word; None where they stand for themselves."""
     own = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
     if isinstance(own, Mapping):
         return own
     engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
     parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    return bytes_of_marks() if any("ByteLevel" in _kinds(part) for part in parts if part is not None) else None
+    return byte_alphabet() if any("ByteLevel" in _find_types(part) for part in parts if part is not None) else None
 
 
-def _kinds(part: Any) -> set[str]:
+def _find_types(part: Any) -> set[str]:
     """The types of a part of a tokenizer, and of the parts that it is made of."""
     try:
         described = json.loads(part.__getstate__())
@@ -85,7 +85,7 @@ def _kinds(part: Any) -> set[str]:
     return found
 
 
-def _added(tokenizer: Any) -> set[int]:
+def _find_added_tokens(tokenizer: Any) -> set[int]:
     """The tokens that were added to the vocabulary as they are, such as <|im_start|>."""
     if hasattr(tokenizer, "get_added_tokens_decoder"):
         return set(tokenizer.get_added_tokens_decoder())

@@ -9,21 +9,21 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from clearhead.lens.measures.kernels.pooling import pool
 from clearhead.lens.measures.kernels.tile_operations import (
     HIDDEN,
     NUMBERS,
-    biased,
-    products,
-    scored,
-    tile_of,
-    visible,
+    add_bias,
+    add_to_map,
+    is_visible,
+    load_tile,
+    multiply_tiles,
+    scale_product,
 )
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
-def look_along_columns(
+def scan_columns(
     q,
     q_place,
     k,
@@ -86,7 +86,7 @@ def look_along_columns(
     scale = tl.load(scales + h)
     base = sample.to(tl.int64) * rows
     cells += sample.to(tl.int64) * cells_sample
-    tile_k = tile_of(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
+    tile_k = load_tile(k, k_place, b, h // group, tile * BN, keys, BN, D, WIDTH, TMA_K)
     # By warp and by eighth row: so far a sum stays within a thread, as the tensor cores lay out their results.
     sums = tl.zeros([WARPS, 8, BN], tl.float32)
 
@@ -98,31 +98,33 @@ def look_along_columns(
     limit = logsumexp
     if COLLECT:
         limit = tl.load(found[0] + base + row, mask=row < rows, other=-HIDDEN)
-    tile_q = tile_of(q, q_place, b, h, first * BM, rows, BM, D, WIDTH, TMA_Q)
-    product = products(tile_q, tile_k, PRECISION, CAST)
+    tile_q = load_tile(q, q_place, b, h, first * BM, rows, BM, D, WIDTH, TMA_Q)
+    product = multiply_tiles(tile_q, tile_k, PRECISION, CAST)
     for n in tl.range(first, end):
         at = base + n * BM + tl.arange(0, BM)
-        x = scored(product, scale, cap, CAP)
+        x = scale_product(product, scale, cap, CAP)
         if BIAS > 0:
             i = start + step * (n * BM + tl.arange(0, BM))
-            x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+            x = add_bias(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
         x -= logsumexp[:, None]
         weights = tl.exp2(x)
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
         if COLLECT:
-            slot, name = collect(x, limit, found, at, tile, BM, BN, SLOTS)
+            slot, name = collect_candidates(x, limit, found, at, tile, BM, BN, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
-            pool(weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            add_to_map(
+                weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS
+            )
         following = tl.minimum(n + 1, end - 1) * BM
         logsumexp = tl.load(logsumexps + base + following + tl.arange(0, BM))
         if COLLECT:
             limit = tl.load(found[0] + base + following + tl.arange(0, BM))
-        tile_q = tile_of(q, q_place, b, h, following, rows, BM, D, WIDTH, TMA_Q)
-        product = products(tile_q, tile_k, PRECISION, CAST)
+        tile_q = load_tile(q, q_place, b, h, following, rows, BM, D, WIDTH, TMA_Q)
+        product = multiply_tiles(tile_q, tile_k, PRECISION, CAST)
         if COLLECT:  # which slot it is takes a while to know: as long as the product
-            note(found, at, slot, name, SLOTS)
+            write_candidate(found, at, slot, name, SLOTS)
 
     others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
@@ -130,21 +132,23 @@ def look_along_columns(
         row = n * BM + tl.arange(0, BM)
         i = (start + step * row)[:, None]
         logsumexp = tl.load(logsumexps + base + row, mask=row < rows, other=-HIDDEN)
-        tile_q = tile_of(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
-        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
-        x = biased(x, bias, b, h, i, j[None, :], queries, keys, BIAS)
-        seen = visible(mask, b, h, i, j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+        tile_q = load_tile(q, q_place, b, h, n * BM, rows, BM, D, WIDTH, TMA_Q)
+        x = scale_product(multiply_tiles(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+        x = add_bias(x, bias, b, h, i, j[None, :], queries, keys, BIAS)
+        seen = is_visible(mask, b, h, i, j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
         x = tl.where(seen & (row < rows)[:, None], x, HIDDEN) - logsumexp[:, None]
         weights = tl.exp2(x)
         if RECEIVED:
             sums += tl.sum(tl.sum(tl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
         if COLLECT:
             limit = tl.load(found[0] + base + row, mask=row < rows, other=-HIDDEN)
-            slot, name = collect(x, limit, found, base + row, tile, BM, BN, SLOTS)
-            note(found, base + row, slot, name, SLOTS)
+            slot, name = collect_candidates(x, limit, found, base + row, tile, BM, BN, SLOTS)
+            write_candidate(found, base + row, slot, name, SLOTS)
         if MAP:
             weights = tl.reshape(weights, [BM, BN // 8, 8])
-            pool(weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            add_to_map(
+                weights, cells, high, wide, columns, n * BM, tile * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS
+            )
 
     if RECEIVED:
         tl.store(received + sample.to(tl.int64) * keys + j, tl.sum(tl.sum(sums, 0), 0), mask=j < keys)
@@ -152,7 +156,7 @@ def look_along_columns(
 
 @triton.jit
 @no_type_check
-def collect(x, limit, found, at, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
+def collect_candidates(x, limit, found, at, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS: tl.constexpr):
     """Which keys of a tile reach the threshold of their query: eight words, one for every eighth key, a bit each.
 
     A word that is not empty takes the next slot of its row, and says in its upper bits where it comes from. The
@@ -170,6 +174,6 @@ def collect(x, limit, found, at, tile, BM: tl.constexpr, BN: tl.constexpr, SLOTS
 
 @triton.jit
 @no_type_check
-def note(found, at, slot, name, SLOTS: tl.constexpr):
+def write_candidate(found, at, slot, name, SLOTS: tl.constexpr):
     """Writes the words into their slots, as far as there are such."""
     tl.store(found[1] + at[:, None] * SLOTS + slot, name, mask=slot < SLOTS)

@@ -1,4 +1,4 @@
-"""Tensors as the kernels take them: by descriptor where the GPU can copy whole tiles, else by pointer."""
+"""Kernel arguments on the device: TMA descriptors or pointers, and small constant tensors cached per stream."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import functools
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on any tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-class Place(NamedTuple):
+class TensorArgument(NamedTuple):
     """A tensor as a kernel takes it: by descriptor or by pointer, with what leads to a sample and a head."""
 
     source: Any
@@ -25,22 +26,22 @@ class Place(NamedTuple):
     described: bool
 
 
-def placed(x: Tensor, rows: int, width: int) -> Place:
+def place_tensor(x: Tensor, rows: int, width: int) -> TensorArgument:
     """A tensor (batch, heads, tokens, d), of which so many rows are read at a time.
 
     What fits into one tile goes by pointer: to describe it takes longer than to read it.
     """
-    found = described(x, rows, width) if x.shape[2] > rows else None
-    return found or Place(x, x.stride(), False)
+    found = describe_tensor(x, rows, width) if x.shape[2] > rows else None
+    return found or TensorArgument(x, x.stride(), False)
 
 
-def described(x: Tensor, rows: int, width: int, *, for_gluon: bool = False) -> Place | None:
+def describe_tensor(x: Tensor, rows: int, width: int, *, for_gluon: bool = False) -> TensorArgument | None:
     """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
 
     None where its strides do not allow it, or its columns would run into the next head. Gluon wants to know how tiles
     will lie in shared memory.
     """
-    if not copies_tiles(x.device):
+    if not has_tensor_memory_access(x.device):
         return None
     batch, heads, tokens, d = x.shape
     by_sample, by_head, by_row, by_number = x.stride()
@@ -59,19 +60,19 @@ def described(x: Tensor, rows: int, width: int, *, for_gluon: bool = False) -> P
     if for_gluon:
         from triton.experimental.gluon.nvidia import hopper
 
-        return Place(hopper.TensorDescriptor(*given, _layout((rows, width))), place, True)
+        return TensorArgument(hopper.TensorDescriptor(*given, _layout((rows, width))), place, True)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return Place(TensorDescriptor(*given), place, True)
+    return TensorArgument(TensorDescriptor(*given), place, True)
 
 
-def copies_tiles(device: torch.device) -> bool:
+def has_tensor_memory_access(device: torch.device) -> bool:
     """Whether the GPU has an engine that copies tiles: Hopper and later do, and Triton's interpreter plays one."""
-    return interpreted() or (device.type == "cuda" and capability(device)[0] >= 9)
+    return is_interpreted() or (device.type == "cuda" and get_capability(device)[0] >= 9)
 
 
 @functools.cache
-def capability(device: torch.device) -> tuple[int, int]:
+def get_capability(device: torch.device) -> tuple[int, int]:
     """What generation a GPU is of."""
     return torch.cuda.get_device_capability(device)
 
@@ -86,12 +87,12 @@ def _layout(tile: tuple[int, int]) -> Any:
 
 def has_warpgroups(device: torch.device) -> bool:
     """Whether the GPU's tensor cores work for four warps at a time, as only Hopper's do, and Gluon is there."""
-    if interpreted() or device.type != "cuda" or capability(device)[0] != 9:
+    if is_interpreted() or device.type != "cuda" or get_capability(device)[0] != 9:
         return False
     return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
 
 
-def gluon_fails(error: Exception) -> bool:
+def is_gluon_failure(error: Exception) -> bool:
     """Whether it was this Triton's Gluon that could not do what we ask: then it is not asked again, and that is said.
 
     Gluon is young, and changes from release to release; the kernels in Triton give the same, a little later.
@@ -113,3 +114,25 @@ def gluon_fails(error: Exception) -> bool:
 
 
 _failures: list[Exception] = []
+
+
+def cache_on_device(key: Hashable, device: torch.device, make: Callable[[], Any]) -> Any:
+    """What `make` returned the first time; one entry per CUDA stream, since other streams would not wait for it.
+
+    >>> cpu = torch.device("cpu")
+    >>> cache_on_device("a row", cpu, lambda: [1]) is cache_on_device("a row", cpu, lambda: [1])
+    True
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    whole = (key, device, stream)
+    found = _cached.get(whole)
+    if found is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return make()  # it belongs to the graph
+    if found is None:
+        if len(_cached) > 63:
+            _cached.clear()  # by another thread, too: so nothing is looked up twice
+        found = _cached[whole] = make()
+    return found
+
+
+_cached: dict[Hashable, Any] = {}

@@ -5,15 +5,15 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from clearhead.lens.measures.kernels.tile_shapes import READS
+from clearhead.lens.measures.kernels.tile_shapes import READER_ROWS
 
-BM = gl.constexpr(READS)
+BM = gl.constexpr(READER_ROWS)
 WARPS = gl.constexpr(4)  # a warpgroup: so many read
 
 
 @gluon.jit
 @no_type_check
-def taken(
+def accumulate_tile(
     x,
     n,
     side,
@@ -76,12 +76,14 @@ def taken(
     if MAP:
         first = n * TOUCHED if EVEN and TOUCHED > 1 else n * BN // wide
         if EVEN and TOUCHED * 8 <= BN:
-            add(gl.sum(pixels, 2), cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
+            add_pixels(gl.sum(pixels, 2), cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
         elif EVEN:
             pixels = gl.sum(gl.reshape(weights, [BM, TOUCHED, BN // TOUCHED]), 2)
-            add(pixels, cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
+            add_pixels(pixels, cells, first, high, columns, first_row, rows, TOUCHED, CHUNK, PARTS)
         elif (n * BN + BN - 1) // wide == first:
-            add(gl.sum(gl.expand_dims(sums, 1), 2), cells, first, high, columns, first_row, rows, 1, CHUNK, PARTS)
+            add_pixels(
+                gl.sum(gl.expand_dims(sums, 1), 2), cells, first, high, columns, first_row, rows, 1, CHUNK, PARTS
+            )
         else:
             key = n * BN + gl.arange(0, pieces, layout=gl.SliceLayout(0, gl.SliceLayout(2, cube)))[None, :, None] * 8
             key = key + gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, cube)))[None, None, :]
@@ -89,10 +91,10 @@ def taken(
                 inside = (key >= pixel * wide) & (key < (pixel + 1) * wide)
                 some = gl.sum(gl.where(inside, weights, 0.0), 1)
                 some = gl.sum(gl.expand_dims(some, 1), 2)
-                add(some, cells, pixel, high, columns, first_row, rows, 1, CHUNK, PARTS)
+                add_pixels(some, cells, pixel, high, columns, first_row, rows, 1, CHUNK, PARTS)
     if RECEIVED:
         parts = gl.sum(gl.sum(gl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
-        parts = halved(halved(halved(parts, 4, BN), 2, BN // 2), 1, BN // 4)
+        parts = exchange_halves(exchange_halves(exchange_halves(parts, 4, BN), 2, BN // 2), 1, BN // 4)
         shape: gl.constexpr = parts.type.layout  # row r has the keys from r · BN / 8 on
         j = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, shape)))[None, :, None] * (BN // 8)
         j = j + gl.arange(0, BN // 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, shape)))[None, None, :]
@@ -106,7 +108,7 @@ def taken(
 
 @gluon.jit
 @no_type_check
-def halved(parts, STEP: gl.constexpr, WIDE: gl.constexpr):
+def exchange_halves(parts, STEP: gl.constexpr, WIDE: gl.constexpr):
     """Rows r and r ^ STEP share their work: the one gets the sum of their left halves, the other of their right ones.
 
     Eight rows, (WARPS, 8, WIDE), lie in eight threads. To sum them up for each column would take three exchanges a
@@ -133,7 +135,7 @@ def halved(parts, STEP: gl.constexpr, WIDE: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def add(
+def add_pixels(
     pixels,
     cells,
     first,

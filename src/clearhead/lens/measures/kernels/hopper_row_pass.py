@@ -22,17 +22,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from clearhead.lens.measures.kernels import row_pass, tile_operations
-from clearhead.lens.measures.kernels.hopper_reductions import BM, WARPS, taken
+from clearhead.lens.measures.kernels.hopper_reductions import BM, WARPS, accumulate_tile
 from clearhead.lens.measures.kernels.tile_operations import FAR, HIDDEN, LN2, LOG2E, NOTHING, NUMBERS
 
-visible = gluon.jit(tile_operations.visible.fn)
-threshold = gluon.jit(row_pass.threshold.fn)
+is_visible = gluon.jit(tile_operations.is_visible.fn)
+find_threshold = gluon.jit(row_pass.find_threshold.fn)
 LEAST = gl.constexpr(0xFF7FFFFF)  # the bits of the least number
 
 
 @gluon.jit(do_not_specialize=NUMBERS)
 @no_type_check
-def look_along_rows(
+def scan_rows(
     q,
     q_place,
     k,
@@ -118,11 +118,11 @@ def look_along_rows(
     if READERS == 2:
         gl.warp_specialize(
             [
-                (look, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                (reduce_rows, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
                         TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
-                (look, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                (reduce_rows, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
                         TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
-                (send, (sent, BN, STAGES, READERS)),
+                (load_keys, (sent, BN, STAGES, READERS)),
             ],
             [WARPS, 1],
             [REGISTERS, 24],
@@ -130,13 +130,13 @@ def look_along_rows(
     else:
         gl.warp_specialize(
             [
-                (look, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                (reduce_rows, (0, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
                         TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
-                (look, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                (reduce_rows, (1, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
                         TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
-                (look, (2, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
+                (reduce_rows, (2, about, BN, STAGES, TERMS, BOUNDS, DOCUMENTS, DENSE,
                         TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS)),
-                (send, (sent, BN, STAGES, READERS)),
+                (load_keys, (sent, BN, STAGES, READERS)),
             ],
             [WARPS, WARPS, 1],
             [REGISTERS, REGISTERS, 24],
@@ -145,7 +145,7 @@ def look_along_rows(
 
 @gluon.jit
 @no_type_check
-def send(sent, BN: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
+def load_keys(sent, BN: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
     """Sends for the queries, and for the keys of each turn as soon as all have read what lies in their place."""
     q, k, own, origin, tiles_q, tiles_k, come, read, tour = sent
     mbarrier.expect(come.index(STAGES), q.block_type.nbytes * READERS)
@@ -155,13 +155,13 @@ def send(sent, BN: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
         place = turn % STAGES
         mbarrier.wait(read.index(place), ((turn // STAGES) & 1) ^ 1)
         mbarrier.expect(come.index(place), k.block_type.nbytes)
-        at = [origin[0] + number(turn, tour) * BN, origin[1]]
+        at = [origin[0] + next_phase(turn, tour) * BN, origin[1]]
         tma.async_copy_global_to_shared(k, at, come.index(place), tiles_k.index(place))
 
 
 @gluon.jit
 @no_type_check
-def look(
+def reduce_rows(
     reader,
     about,
     BN: gl.constexpr,
@@ -209,22 +209,22 @@ def look(
     held_q = tile_q.load(operand)
     held_q = gl.where(real[:, None], held_q, gl.zeros(held_q.shape, held_q.dtype, layout=operand))
     for turn in range(turns):
-        product = products(held_q, tiles_k, come, read, turn, nothing, STAGES)
-        n = number(turn, tour)
+        product = multiply_tiles(held_q, tiles_k, come, read, turn, nothing, STAGES)
+        n = next_phase(turn, tour)
         side = gl.where(n >= hole_end, -1.0, 1.0)
-        spread, away, best, where = taken(
+        spread, away, best, where = accumulate_tile(
             product * scale - logsumexp[:, None], n, side, spread, away, best, where, i + offset,
             received, cells, high, wide, columns, first_row, rows, keys,
             BN, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, True,
         )  # fmt: skip
     for turn in range(turns, total):
-        product = products(tile_q, tiles_k, come, read, turn, nothing, STAGES)
-        n = number(turn, tour)
+        product = multiply_tiles(tile_q, tiles_k, come, read, turn, nothing, STAGES)
+        n = next_phase(turn, tour)
         j = n * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, square))
-        seen = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+        seen = is_visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
         seen = seen & (row < rows)[:, None]
         begins = gl.minimum(begins, gl.min(gl.where(seen, j[None, :], FAR), 1))
-        spread, away, best, where = taken(
+        spread, away, best, where = accumulate_tile(
             gl.where(seen, product * scale, HIDDEN) - logsumexp[:, None], n, 1.0, spread, away, best, where, i + offset,
             received, cells, high, wide, columns, first_row, rows, keys,
             BN, TOP, CLASSES, RECEIVED, MAP, EVEN, TOUCHED, CHUNK, PARTS, False,
@@ -247,7 +247,7 @@ def look(
     gl.store(out[3] + at, gl.where(seen, distance, 0.0), mask=inside)
     gl.store(out[4] + at, gl.where(seen, begins, -1), mask=inside)
     if TOP > 0:
-        gl.store(out[5] + at, threshold(best, logsumexp, TOP), mask=inside)
+        gl.store(out[5] + at, find_threshold(best, logsumexp, TOP), mask=inside)
     else:
         equal = best == peak[:, None][:, None, :]
         earliest = gl.min(gl.min(gl.where(equal, where, FAR), 1), 1)
@@ -260,7 +260,7 @@ def look(
 
 @gluon.jit
 @no_type_check
-def number(turn, tour):
+def next_phase(turn, tour):
     """Which tile of keys a turn is about: one of the run, with its hole left out, or one of the others."""
     others, first, hole, hole_end, turns, total, shift = tour
     place = turn + shift
@@ -272,7 +272,7 @@ def number(turn, tour):
 
 @gluon.jit
 @no_type_check
-def products(tile_q, tiles_k, come, read, turn, nothing, STAGES: gl.constexpr):
+def multiply_tiles(tile_q, tiles_k, come, read, turn, nothing, STAGES: gl.constexpr):
     """q·kᵀ of a turn, as soon as its keys have come."""
     place = turn % STAGES
     mbarrier.wait(come.index(place), (turn // STAGES) & 1)

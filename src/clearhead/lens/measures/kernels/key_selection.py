@@ -14,17 +14,17 @@ from clearhead.lens.measures.kernels.tile_operations import (
     LN2,
     NOTHING,
     NUMBERS,
-    biased,
-    products,
-    scored,
-    tile_of,
-    visible,
+    add_bias,
+    is_visible,
+    load_tile,
+    multiply_tiles,
+    scale_product,
 )
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
-def pick(
+def select_top_keys(
     q,
     q_place,
     k,
@@ -73,7 +73,7 @@ def pick(
     at = sample.to(tl.int64) * rows + row
     logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
     scale = tl.load(scales + h)
-    tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
+    tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
 
     begins = tl.load(seen[1] + at, mask=inside, other=-1)
     natural = logsumexp * LN2
@@ -81,7 +81,7 @@ def pick(
         natural = tl.load(seen[2] + at, mask=inside, other=0.0)
     tl.store(out[3] + at, tl.where(begins >= 0, natural, float("-inf")), mask=inside)
     begins = begins[:, None]
-    score = score_of(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+    score = score_key(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
     first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
     tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
 
@@ -94,11 +94,11 @@ def pick(
             lowest = bits & -bits
             for some in tl.range(0, BN // CLASSES, FEW):
                 few = (some + tl.arange(0, FEW)) * CLASSES
-                j = tl.where((lowest != 0)[:, None], (number * BN + place_of(lowest))[:, None] + few[None, :], -1)
-                x = score_of(
+                j = tl.where((lowest != 0)[:, None], (number * BN + find_bit(lowest))[:, None] + few[None, :], -1)
+                x = score_key(
                     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
                 )
-                shown = visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+                shown = is_visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
                 x = tl.where(shown & (j >= 0), x, HIDDEN)
                 most = tl.max(x, 1)
                 smallest = tl.min(tl.where(x == most[:, None], j, FAR), 1)
@@ -108,7 +108,7 @@ def pick(
         tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
     else:
         count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
-        count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `pick_from_all`
+        count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `select_from_all_keys`
         # Of each word two bits are taken, four words at a time; two more, which are rare, where few words leave room.
         most = tl.where(tl.max(count) <= SLOTS // 2, 4, 2)
         values = tl.full([BM, SLOTS // 2, 4], HIDDEN, tl.float32)
@@ -123,8 +123,8 @@ def pick(
             one = 0
             while (one < most) & (tl.max(bits) > 0):
                 lowest = bits & -bits
-                j = tl.where(bits != 0, start_of + place_of(lowest) * 8, -1)
-                x = score_of(
+                j = tl.where(bits != 0, start_of + find_bit(lowest) * 8, -1)
+                x = score_key(
                     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
                 )
                 here = turn == number + one % 2 * (SLOTS // 4) + one // 2 * (SLOTS // 8)
@@ -135,12 +135,12 @@ def pick(
             left = tl.maximum(left, tl.max(bits, 1))
         tl.store(found[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
         values, names = tl.reshape(values, [BM, SLOTS * 2]), tl.reshape(names, [BM, SLOTS * 2])
-        write(values, names, logsumexp, out, at, inside, TOP)
+        write_top_keys(values, names, logsumexp, out, at, inside, TOP)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
-def pick_from_all(
+def select_from_all_keys(
     q,
     q_place,
     k,
@@ -189,7 +189,7 @@ def pick_from_all(
         logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
         limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN) + logsumexp
         scale = tl.load(scales + h)
-        tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
+        tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
         values = tl.full([BM, LIST], HIDDEN, tl.float32)
         names = tl.full([BM, LIST], -1, tl.int32)
         begins = tl.load(seen[1] + at, mask=inside & over, other=keys)
@@ -199,23 +199,23 @@ def pick_from_all(
             end = tl.minimum(keys, last + tl.load(mask[0] + b * mask[1] + 1) + 1)
         for n in tl.range(tl.min(begins) // BN, tl.cdiv(end, BN)):
             j = n * BN + tl.arange(0, BN)
-            tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
-            x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
-            x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
-            shown = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+            tile_k = load_tile(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
+            x = scale_product(multiply_tiles(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+            x = add_bias(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+            shown = is_visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
             x = tl.where(shown & (over & inside)[:, None] & (x >= limit[:, None]), x, HIDDEN)
             better = tl.sum(tl.where(x > tl.min(values, 1)[:, None], 1, 0), 1)
             for _ in tl.range(tl.minimum(tl.max(better), LIST)):
                 best = tl.max(x, 1)
                 key = tl.min(tl.where(x == best[:, None], j[None, :], FAR), 1)
-                values, names = inserted(values, names, best, key, LIST)
+                values, names = insert_sorted(values, names, best, key, LIST)
                 x = tl.where(j[None, :] == key[:, None], HIDDEN, x)
-        write(values, names, logsumexp, out, at, inside & over, TOP)
+        write_top_keys(values, names, logsumexp, out, at, inside & over, TOP)
 
 
 @triton.jit
 @no_type_check
-def score_of(
+def score_key(
     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap,
     D: tl.constexpr, WIDTH: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -224,20 +224,20 @@ def score_of(
     start = k + b.to(tl.int64) * k_place[0] + (h // group).to(tl.int64) * k_place[1]
     inside = ((j >= 0) & (j < keys))[:, :, None] & (column < D)
     own = tl.load(start + j.to(tl.int64)[:, :, None] * k_place[2] + column * k_place[3], mask=inside, other=0.0)
-    x = scored(tl.sum(tile_q[:, None, :] * own.to(tl.float32), 2), scale, cap, CAP)
-    return biased(x, bias, b, h, i[:, None], tl.maximum(j, 0), queries, keys, BIAS)
+    x = scale_product(tl.sum(tile_q[:, None, :] * own.to(tl.float32), 2), scale, cap, CAP)
+    return add_bias(x, bias, b, h, i[:, None], tl.maximum(j, 0), queries, keys, BIAS)
 
 
 @triton.jit
 @no_type_check
-def place_of(bit):
+def find_bit(bit):
     """Which bit of a word is set: of 1 the 0th."""
     return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # the exponent of its number
 
 
 @triton.jit
 @no_type_check
-def inserted(values, names, value, name, LIST: tl.constexpr):
+def insert_sorted(values, names, value, name, LIST: tl.constexpr):
     """The lists with one more each, in place of the least: of equal ones the largest key goes."""
     least = tl.min(values, 1)
     slot = tl.arange(0, LIST)[None, :]
@@ -250,7 +250,7 @@ def inserted(values, names, value, name, LIST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def write(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
+def write_top_keys(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
     """The lists in order: largest first, of equal ones the smallest key."""
     for place in tl.range(TOP):
         best = tl.max(values, 1)

@@ -16,26 +16,26 @@ from torch import Tensor
 
 from clearhead.attention import biases
 from clearhead.attention.call import Call
-from clearhead.lens.measures.definition import Job, Measures
-from clearhead.lens.measures.kernels import mask_plan, skipping
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.kernels import mask_plan
 from clearhead.lens.measures.kernels.device_tensors import (
-    Place,
-    capability,
-    described,
-    gluon_fails,
+    TensorArgument,
+    cache_on_device,
+    describe_tensor,
+    get_capability,
     has_warpgroups,
-    interpreted,
-    placed,
+    is_gluon_failure,
+    is_interpreted,
+    place_tensor,
 )
-from clearhead.lens.measures.kernels.reusing import reused
 from clearhead.lens.measures.kernels.tile_shapes import (
-    READS,
-    Shape,
-    Shapes,
-    classes,
-    power,
-    shapes_for,
-    slots,
+    READER_ROWS,
+    TileShape,
+    TileShapes,
+    choose_shapes,
+    count_classes,
+    count_slots,
+    next_power_of_two,
 )
 
 WIDEST = 256  # numbers a head
@@ -44,14 +44,14 @@ LONGEST = 2**19  # queries, and keys: a candidate's tile and its bits share 32 b
 LOG2E = 1 / math.log(2)
 
 
-def refusal(job: Job) -> str | None:
+def refusal(job: MeasureJob) -> str | None:
     """Why the kernels cannot do a job, or None."""
     call = job.call
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if call.q.device.type != "cuda" and not interpreted():
+    if call.q.device.type != "cuda" and not is_interpreted():
         return f"it runs on CUDA, and q is on {call.q.device}"
-    if call.q.is_cuda and (torch.version.hip or capability(call.q.device) < (8, 0)):
+    if call.q.is_cuda and (torch.version.hip or get_capability(call.q.device) < (8, 0)):
         return (
             f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
         )
@@ -70,14 +70,14 @@ def refusal(job: Job) -> str | None:
     return mask_plan.refusal(call.mask, call.sizes)
 
 
-def run(job: Job, shapes: Shapes | None = None) -> Measures:
+def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
     """The measures of a job, with tiles of the shapes that are known to be fast, or of others."""
     with torch.cuda.device_of(job.call.q):
-        work = Work(job, shapes)
+        work = KernelRun(job, shapes)
         try:
             work.along_rows()
         except Exception as error:
-            if work.swift is None or not gluon_fails(error):
+            if work.swift is None or not is_gluon_failure(error):
                 raise
             return run(job, shapes)
         if (job.received and not work.early) or job.top or (job.logsumexp is None and job.blocks[0]):
@@ -86,31 +86,31 @@ def run(job: Job, shapes: Shapes | None = None) -> Measures:
         return work.result()
 
 
-class Work:
+class KernelRun:
     """One job under way: what the kernels read and write."""
 
-    def __init__(self, job: Job, shapes: Shapes | None = None) -> None:
+    def __init__(self, job: MeasureJob, shapes: TileShapes | None = None) -> None:
         call, rows = job.call, job.rows
         batch, heads, queries, keys = call.sizes
-        self.job, self.call, self.width = job, call, max(16, power(call.q.shape[3]))
+        self.job, self.call, self.width = job, call, max(16, next_power_of_two(call.q.shape[3]))
         if shapes is None:
             plain = call.bias is None and call.softcap is None
             about = (len(rows), keys, job.blocks[1], job.top, plain)
-            shapes = shapes_for(self.width, call.q.element_size(), *about)
+            shapes = choose_shapes(self.width, call.q.element_size(), *about)
         self.q, self.k = call.q[:, :, rows.start : rows.stop : rows.step].detach(), call.k.detach()
         # The swift pass along rows does what that along columns is for, as long as no candidates are asked for
         receiving = job.received and not job.top
         tall = shapes.receiving if receiving else shapes.swift
-        self.swift = swift(job, self.q, self.k, tall)
+        self.swift = describe_for_hopper(job, self.q, self.k, tall)
         self.early = receiving and self.swift is not None
-        self.placed: tuple[tuple[int, ...], tuple[Place, Place]] | None = None
+        self.placed: tuple[tuple[int, ...], tuple[TensorArgument, TensorArgument]] | None = None
         self.shapes = shapes if self.swift is None or tall is None else shapes._replace(rows=tall)
         self.samples, self.device = batch * heads, call.q.device
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         self._begin((batch, heads, len(rows)), keys)
         self.scales, self.cap = self._scales()
-        self.bias, kind = _bias(call, self.scales)
-        self.rules = mask_plan.rules(call.mask, call.sizes, self.device)
+        self.bias, kind = _bias_arguments(call, self.scales)
+        self.rules = mask_plan.build_mask_arguments(call.mask, call.sizes, self.device)
         self.constants = {
             "D": call.q.shape[3],
             "WIDTH": self.width,
@@ -122,7 +122,7 @@ class Work:
             "DENSE": self.rules.dense,
         }
         # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
-        self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": interpreted()}
+        self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": is_interpreted()}
 
     def _begin(self, shape: tuple[int, int, int], keys: int) -> None:
         """Room for what is found of each query, of each key and of each pixel."""
@@ -135,7 +135,7 @@ class Work:
         self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.long, device=device)
         self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
         if job.top:  # the slots of each query, of which the first counts
-            self.candidates = torch.empty(*shape, slots(job.top), dtype=torch.int32, device=device)
+            self.candidates = torch.empty(*shape, count_slots(job.top), dtype=torch.int32, device=device)
             self.candidates[..., 0] = 0
         # These are summed up as tiles come, but for what keys receive in a pass of its own.
         high, wide = job.blocks
@@ -148,12 +148,12 @@ class Work:
     def along_rows(self) -> None:
         job, shape, given = self.job, self.shapes.rows, self.given
         rows, sizes = job.rows, self.call.sizes[2:]
-        plan = skipping.along_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
+        plan = mask_plan.plan_rows(self.call.mask, sizes, rows, job.offset, shape[:2], self.device)
         out = (self.logsumexp, self.entropy, self.peak, self.distance, self.whole[0], self.threshold, *self.whole[1:])
         grid = (-(-len(rows) // shape.queries) * self.samples,)
-        constants = {"TOP": job.top, "CLASSES": classes(job.top), **self._map_constants(shape, given is not None)}
+        constants = {"TOP": job.top, "CLASSES": count_classes(job.top), **self._map_constants(shape, given is not None)}
         if self.swift is not None:
-            from clearhead.lens.measures.kernels.hopper_row_pass import look_along_rows as look_swiftly
+            from clearhead.lens.measures.kernels.hopper_row_pass import scan_rows as look_swiftly
 
             q, k = self.swift
             look_swiftly[grid](
@@ -164,11 +164,11 @@ class Work:
                 **self._swift_constants(shape),
             )
             return
-        from clearhead.lens.measures.kernels.row_pass import look_along_rows
+        from clearhead.lens.measures.kernels.row_pass import scan_rows
 
         sinks = self.scales if self.call.sinks is None else self.call.sinks.detach().double().mul(LOG2E).float()
         q, k = self._places(shape)
-        look_along_rows[grid](
+        scan_rows[grid](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
             *(sinks, self.scales if given is None else given, out, *self._pixels(), *self.sizes),
             SINKS=self.call.sinks is not None,
@@ -178,27 +178,27 @@ class Work:
         )
 
     def along_columns(self) -> None:
-        from clearhead.lens.measures.kernels.column_pass import look_along_columns
+        from clearhead.lens.measures.kernels.column_pass import scan_columns
 
         job, shape = self.job, self.shapes.collecting if self.job.top else self.shapes.columns
         q, k = self._places(shape)
         rows, sizes = job.rows, self.call.sizes[2:]
-        plan = skipping.along_columns(self.call.mask, sizes, rows, shape[:2], self.device)
+        plan = mask_plan.plan_columns(self.call.mask, sizes, rows, shape[:2], self.device)
         found = (self.threshold, self.candidates if job.top else self.whole[0])
         received = self.scales if self.received is None else self.received
-        look_along_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
+        scan_columns[(-(-sizes[1] // shape.keys) * self.samples,)](
             *(q.source, q.place, k.source, k.place, self.rules.arguments, self.bias, *plan, self.scales, self.cap),
             *(self.logsumexp, received, found, *self._pixels(), *self.sizes),
             WARPS=min(shape.warps, shape.queries // 16),
             RECEIVED=self.received is not None,
             COLLECT=job.top > 0,
-            SLOTS=slots(job.top),
+            SLOTS=count_slots(job.top),
             **self._map_constants(shape, job.logsumexp is None),
             **self._constants(shape, q, k),
         )
 
     def pick(self) -> None:
-        from clearhead.lens.measures.kernels.key_selection import pick, pick_from_all
+        from clearhead.lens.measures.kernels.key_selection import select_from_all_keys, select_top_keys
 
         job, shape = self.job, self.shapes.pick
         q, k = self.q, self.k
@@ -208,13 +208,13 @@ class Work:
             *(q, q.stride(), k, k.stride(), self.rules.arguments, self.bias, self.scales, self.cap),
             *(seen, found, (self.first, self.top_keys, self.top_weights, self.natural), *self.sizes),
         )
-        constants = {"TOP": job.top, "SLOTS": slots(job.top)}
+        constants = {"TOP": job.top, "SLOTS": count_slots(job.top)}
         rows = len(job.rows)
-        pick[(-(-rows // shape.queries) * self.samples,)](
+        select_top_keys[(-(-rows // shape.queries) * self.samples,)](
             *arguments,
             BM=shape.queries,
             BN=(self.shapes.collecting if job.top else self.shapes.rows).keys,
-            CLASSES=classes(job.top),
+            CLASSES=count_classes(job.top),
             GIVEN=self.given is not None,
             **shape.options,
             **constants,
@@ -222,11 +222,11 @@ class Work:
         )
         if job.top:
             shape = self.shapes.every
-            pick_from_all[(-(-rows // shape.queries) * self.samples,)](
+            select_from_all_keys[(-(-rows // shape.queries) * self.samples,)](
                 *arguments,
                 BM=shape.queries,
                 BN=shape.keys,
-                LIST=power(job.top),
+                LIST=next_power_of_two(job.top),
                 **shape.options,
                 **constants,
                 **self.products,
@@ -247,21 +247,21 @@ class Work:
             map=self.cells,
         )
 
-    def _places(self, shape: Shape) -> tuple[Place, Place]:
+    def _places(self, shape: TileShape) -> tuple[TensorArgument, TensorArgument]:
         """q and k, as tiles of this shape are read from them."""
         if self.placed is None or self.placed[0] != shape[:2]:
-            places = placed(self.q, shape.queries, self.width), placed(self.k, shape.keys, self.width)
+            places = place_tensor(self.q, shape.queries, self.width), place_tensor(self.k, shape.keys, self.width)
             self.placed = (shape[:2], places)
         return self.placed[1]
 
-    def _constants(self, shape: Shape, q: Place, k: Place) -> dict[str, Any]:
+    def _constants(self, shape: TileShape, q: TensorArgument, k: TensorArgument) -> dict[str, Any]:
         described = {"TMA_Q": q.described, "TMA_K": k.described}
         return shape.options | {"BM": shape.queries, "BN": shape.keys} | described | self.products | self.constants
 
-    def _swift_constants(self, shape: Shape) -> dict[str, Any]:
+    def _swift_constants(self, shape: TileShape) -> dict[str, Any]:
         names = ("D", "TERMS", "BOUNDS", "DOCUMENTS", "DENSE")
         own = {"BN": shape.keys, "STAGES": shape.stages, "num_warps": shape.warps}
-        readers = {"READERS": shape.queries // READS, "REGISTERS": shape.registers}
+        readers = {"READERS": shape.queries // READER_ROWS, "REGISTERS": shape.registers}
         return own | readers | {name: self.constants[name] for name in names}
 
     def _scales(self) -> tuple[Tensor, float]:
@@ -270,7 +270,7 @@ class Work:
         unit = LOG2E if cap is None else 1 / cap
         if not isinstance(scale, Tensor):
             heads, number, device = self.call.q.shape[1], scale * unit, self.device
-            scales = reused(
+            scales = cache_on_device(
                 ("scales", heads, number),
                 device,
                 lambda: torch.full((heads,), number, dtype=torch.float32, device=device),
@@ -283,40 +283,42 @@ class Work:
         (high, wide), (rows, columns) = self.job.blocks, self.cells.shape[2:]
         return (self.cells if high else self.scales, rows * columns, high, wide, columns)
 
-    def _map_constants(self, shape: Shape, now: bool) -> dict[str, Any]:
+    def _map_constants(self, shape: TileShape, now: bool) -> dict[str, Any]:
         """What `pool` is told, if the map is filled in this pass."""
         high, wide = self.job.blocks
         if not high or not now:
             return {"MAP": False, "EVEN": True, "TOUCHED": 1, "CHUNK": 1, "PARTS": 1}
         even = shape.keys % wide == 0 or wide % shape.keys == 0
-        touched = max(1, shape.keys // wide) if even else power((shape.keys - 2) // wide + 2)
-        chunk, parts = _chunks(high)
+        touched = max(1, shape.keys // wide) if even else next_power_of_two((shape.keys - 2) // wide + 2)
+        chunk, parts = _choose_chunks(high)
         return {"MAP": True, "EVEN": even, "TOUCHED": touched, "CHUNK": chunk, "PARTS": parts}
 
 
-def swift(job: Job, q: Tensor, k: Tensor, shape: Shape | None) -> tuple[Place, Place] | None:
+def describe_for_hopper(
+    job: MeasureJob, q: Tensor, k: Tensor, shape: TileShape | None
+) -> tuple[TensorArgument, TensorArgument] | None:
     """q and k for the pass along rows in `kernels/hopper.py`; None where it does not serve."""
     if shape is None or job.logsumexp is None or not has_warpgroups(q.device):
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
         return None
-    own = described(q, READS, q.shape[3], for_gluon=True)
-    other = None if own is None else described(k, shape.keys, q.shape[3], for_gluon=True)
+    own = describe_tensor(q, READER_ROWS, q.shape[3], for_gluon=True)
+    other = None if own is None else describe_tensor(k, shape.keys, q.shape[3], for_gluon=True)
     return None if own is None or other is None else (own, other)
 
 
-def _chunks(high: int) -> tuple[int, int]:
+def _choose_chunks(high: int) -> tuple[int, int]:
     """How many rows are summed up for the map at once, and into how many pixels they can reach."""
     return (16, 2 if high % 16 else 1) if high >= 16 else (1, 1)
 
 
-def _bias(call: Call, nothing: Tensor) -> tuple[tuple[Any, ...], int]:
+def _bias_arguments(call: Call, nothing: Tensor) -> tuple[tuple[Any, ...], int]:
     """What `scoring.biased` reads: nothing (0), a number for each j − i (1), or the tensor itself (2)."""
     if call.bias is None:
         return (nothing, 0, 0, 0, 0), 0
     own = call.bias.replace(call.bias.parameter.detach().float())
     if isinstance(own, biases.Dense):
-        return (own.parameter, *mask_plan.strides(own.parameter)), 2
+        return (own.parameter, *mask_plan.broadcast_strides(own.parameter)), 2
     queries, keys = call.sizes[2:]
     last = torch.arange(queries - 1, queries, device=call.q.device)
     heads = torch.arange(own.heads, device=call.q.device)[:, None]

@@ -9,7 +9,6 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from clearhead.lens.measures.kernels.pooling import pool
 from clearhead.lens.measures.kernels.tile_operations import (
     FAR,
     HIDDEN,
@@ -17,17 +16,18 @@ from clearhead.lens.measures.kernels.tile_operations import (
     LOG2E,
     NOTHING,
     NUMBERS,
-    biased,
-    products,
-    scored,
-    tile_of,
-    visible,
+    add_bias,
+    add_to_map,
+    is_visible,
+    load_tile,
+    multiply_tiles,
+    scale_product,
 )
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
-def look_along_rows(
+def scan_rows(
     q,
     q_place,
     k,
@@ -92,7 +92,7 @@ def look_along_rows(
     inside = row < rows
     at = sample.to(tl.int64) * rows + row
     scale = tl.load(scales + h)
-    tile_q = tile_of(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, TMA_Q)
+    tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, TMA_Q)
     if GIVEN:
         logsumexp = tl.load(given + at, mask=inside, other=float("-inf")) * LOG2E
         logsumexp = tl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)  # what is no number stays none
@@ -114,44 +114,48 @@ def look_along_rows(
         begins = tl.where(beginning < end, begins * 0 + beginning * BN, begins)
     # The next product comes last in a turn, and one too many: its keys arrive while this turn's scores are worked on.
     turns = end - first - (hole_end - hole)
-    tile_k = tile_of(k, k_place, b, h // group, beginning * BN, keys, BN, D, WIDTH, TMA_K)
-    product = products(tile_q, tile_k, PRECISION, CAST)
+    tile_k = load_tile(k, k_place, b, h // group, beginning * BN, keys, BN, D, WIDTH, TMA_K)
+    product = multiply_tiles(tile_q, tile_k, PRECISION, CAST)
     for turn in tl.range(0, turns):
         n = first + turn
         behind = n >= hole
         n = tl.where(behind, n + hole_end - hole, n)
-        x = scored(product, scale, cap, CAP)
+        x = scale_product(product, scale, cap, CAP)
         if BIAS > 0:
             j = n * BN + tl.arange(0, BN)
-            x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+            x = add_bias(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
             begins = tl.minimum(begins, tl.min(tl.where(x > NOTHING, j[None, :], FAR), 1))
-        largest, total, spread, away, best, where, weights = taken(
+        largest, total, spread, away, best, where, weights = accumulate_tile(
             x, largest, total, spread, away, best, where, logsumexp, position, n, tl.where(behind, -1.0, 1.0),
             BM, BN, CLASSES, GIVEN, TOP, True,
         )  # fmt: skip
         if MAP:
-            pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            add_to_map(
+                weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS
+            )
         following = first + tl.minimum(turn + 1, turns - 1)
         following = tl.where(following >= hole, following + hole_end - hole, following)
-        tile_k = tile_of(k, k_place, b, h // group, following * BN, keys, BN, D, WIDTH, TMA_K)
-        product = products(tile_q, tile_k, PRECISION, CAST)
+        tile_k = load_tile(k, k_place, b, h // group, following * BN, keys, BN, D, WIDTH, TMA_K)
+        product = multiply_tiles(tile_q, tile_k, PRECISION, CAST)
 
     others += b * others_sample + h * others_head + tile * others_tile
     for turn in tl.range(0, tl.load(run + 4)):
         n = tl.load(others + turn)
-        tile_k = tile_of(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, TMA_K)
-        x = scored(products(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+        tile_k = load_tile(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, TMA_K)
+        x = scale_product(multiply_tiles(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
         j = n * BN + tl.arange(0, BN)
-        x = biased(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
-        seen = visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+        x = add_bias(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+        seen = is_visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
         x = tl.where(seen, x, HIDDEN)
         begins = tl.minimum(begins, tl.min(tl.where(x > NOTHING, j[None, :], FAR), 1))
-        largest, total, spread, away, best, where, weights = taken(
+        largest, total, spread, away, best, where, weights = accumulate_tile(
             x, largest, total, spread, away, best, where, logsumexp, position, n, 1.0,
             BM, BN, CLASSES, GIVEN, TOP, False,
         )  # fmt: skip
         if MAP:
-            pool(weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS)
+            add_to_map(
+                weights, cells, high, wide, columns, tile * BM, n * BN, rows, BM, BN, EVEN, TOUCHED, CHUNK, PARTS
+            )
 
     peak = tl.max(tl.max(best, 1), 1)
     wrong = tl.sum(spread, 1) * 0  # no number, if one of the scores was none
@@ -181,7 +185,7 @@ def look_along_rows(
     tl.store(out[3] + at, tl.where(seen, distance, 0.0), mask=inside)
     tl.store(out[4] + at, tl.where(seen, begins, -1), mask=inside)
     if TOP > 0:
-        tl.store(out[5] + at, threshold(best, logsumexp, TOP), mask=inside)
+        tl.store(out[5] + at, find_threshold(best, logsumexp, TOP), mask=inside)
     else:
         equal = best == tl.max(tl.max(best, 1), 1)[:, None, None]
         earliest = tl.min(tl.min(tl.where(equal, where, FAR), 1), 1)
@@ -193,7 +197,7 @@ def look_along_rows(
 
 @triton.jit
 @no_type_check
-def taken(
+def accumulate_tile(
     x,
     largest,
     total,
@@ -258,7 +262,7 @@ def taken(
 
 @triton.jit
 @no_type_check
-def threshold(best, logsumexp, TOP: tl.constexpr):
+def find_threshold(best, logsumexp, TOP: tl.constexpr):
     """A score that at least TOP keys reach, if there are so many: the TOP-th best of the classes, or a little less.
 
     Of equal ones all are passed over at once: then it is lower than it could be, and as true.

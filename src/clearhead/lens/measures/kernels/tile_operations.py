@@ -1,7 +1,8 @@
-"""What all kernels share: tiles of q and k, scores in units of ln 2, who is visible.
+"""Device functions shared by the Triton kernels: load a tile, score it, mask it, add it to the map.
 
 Scores are kept as x = score · log2(e), so that a weight is 2^(x − logsumexp), and one multiply-add away from q·k.
-What is hidden has a score of HIDDEN: finite, so that 0 times it is 0.
+Hidden scores are HIDDEN, which is finite, so that 0 times it is 0. For the map, weights are summed by pixel columns
+and by chunks of CHUNK rows, each of which lies in one row of pixels or in two (PARTS).
 """
 
 from typing import no_type_check
@@ -24,7 +25,7 @@ NUMBERS = [
 
 @triton.jit
 @no_type_check
-def tile_of(
+def load_tile(
     source, place, b, h, first, size, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr
 ):
     """Some rows of one head, (ROWS, WIDTH), zeros beyond its width.
@@ -45,7 +46,7 @@ def tile_of(
 
 @triton.jit
 @no_type_check
-def products(q, k, PRECISION: tl.constexpr, CAST: tl.constexpr):
+def multiply_tiles(q, k, PRECISION: tl.constexpr, CAST: tl.constexpr):
     """q·kᵀ in float32. Triton's interpreter cannot multiply bfloat16: there it is cast."""
     if CAST:
         product = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
@@ -56,7 +57,7 @@ def products(q, k, PRECISION: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def scored(product, scale, cap, CAP: tl.constexpr):
+def scale_product(product, scale, cap, CAP: tl.constexpr):
     """The score of a product, in units of ln 2: `scale` and `cap` come multiplied with what makes it so."""
     x = product * scale
     if CAP:
@@ -72,7 +73,7 @@ def scored(product, scale, cap, CAP: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def biased(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
+def add_bias(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
     """The scores with their bias, of a line of numbers by distance (1) or of a tensor (2); one of −inf hides."""
     if BIAS > 0:
         row, column = tl.minimum(i, queries - 1), tl.minimum(j, keys - 1)
@@ -88,7 +89,7 @@ def biased(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def visible(
+def is_visible(
     mask,
     b,
     h,
@@ -134,3 +135,79 @@ def visible(
             seen = seen | one
         inside = seen
     return inside
+
+
+@triton.jit
+@no_type_check
+def add_to_map(
+    weights,
+    cells,
+    high,
+    wide,
+    columns,
+    first_row,
+    first_key,
+    rows,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOUCHED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Adds the weights of a tile, (BM, BN / 8, 8), to the cells of its sample and head.
+
+    EVEN: TOUCHED pixels make up the tile exactly, or the tile is a piece of one. Otherwise the tile touches up to
+    TOUCHED of them.
+    """
+    first = first_key // wide
+    if EVEN:
+        if TOUCHED * 8 <= BN:
+            parts = tl.sum(tl.sum(tl.reshape(weights, [BM, TOUCHED, BN // 8 // TOUCHED, 8]), 2), 2)
+        else:
+            parts = tl.sum(tl.reshape(weights, [BM, TOUCHED, BN // TOUCHED]), 2)
+        add_pixels(
+            parts, cells, first + tl.arange(0, TOUCHED), high, columns, first_row, rows, BM, TOUCHED, CHUNK, PARTS
+        )
+    else:
+        key = first_key + tl.arange(0, BN // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+        if (first_key + BN - 1) // wide == first:
+            part = tl.sum(tl.sum(weights, 1), 1)[:, None]
+            add_pixels(part, cells, first + tl.arange(0, 1), high, columns, first_row, rows, BM, 1, CHUNK, PARTS)
+        else:
+            for pixel in tl.static_range(TOUCHED):
+                inside = (key >= (first + pixel) * wide) & (key < (first + pixel + 1) * wide)
+                part = tl.sum(tl.sum(tl.where(inside, weights, 0.0), 1), 1)[:, None]
+                add_pixels(
+                    part, cells, first + pixel + tl.arange(0, 1), high, columns, first_row, rows, BM, 1, CHUNK, PARTS
+                )
+
+
+@triton.jit
+@no_type_check
+def add_pixels(
+    parts,
+    cells,
+    column,
+    high,
+    columns,
+    first_row,
+    rows,
+    BM: tl.constexpr,
+    WIDE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Sums of each row, (BM, WIDE), to the cells of their chunks."""
+    row = first_row + tl.arange(0, BM)
+    chunk = first_row + tl.arange(0, BM // CHUNK) * CHUNK
+    for part in tl.static_range(PARTS):
+        some = parts
+        if PARTS > 1:
+            own = row // high - (row - row % CHUNK) // high
+            some = tl.where((own == part)[:, None], parts, 0.0)
+        if CHUNK > 1:
+            some = tl.sum(tl.reshape(some, [BM // CHUNK, CHUNK, WIDE]), 1)
+        line = chunk // high + part
+        inside = (line * high < rows)[:, None] & (column < columns)[None, :]
+        tl.atomic_add(cells + line[:, None] * columns + column[None, :], some, mask=inside, sem="relaxed")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import Bias, Mask
 from clearhead.lens import measure
-from clearhead.lens.measures.definition import blocks_of, first_position, pooled
+from clearhead.lens.measures.definition import choose_blocks, locate_first_query, sum_blocks
 
 LN2, LN3, LN6 = math.log(2), math.log(3), math.log(6)
 THIRDS = [LN3, LN2, 0.0]  # the scores of weights 1/2, 1/3 and 1/6
@@ -156,14 +156,14 @@ def test_half_precision_is_measured_in_single_precision(way):
 
 
 def test_blocks_and_positions():
-    assert blocks_of(7, 100, 3) == (3, 34)
-    assert blocks_of(2, 3, 3) == (1, 1)
-    assert blocks_of(7, 100, 0) == (0, 0)
-    assert pooled(torch.arange(6).view(2, 3), 2, 1).tolist() == [[1, 2], [7, 5]]
-    assert first_position(None, 2, 5) == 3
-    assert first_position(Mask.causal(1) & Mask.padding([4]), 2, 5) == 1
-    assert first_position(Mask.prefix(3) | Mask.causal(1), 2, 5) == 1
-    assert first_position(Mask.padding([4]), 2, 5) == 3
+    assert choose_blocks(7, 100, 3) == (3, 34)
+    assert choose_blocks(2, 3, 3) == (1, 1)
+    assert choose_blocks(7, 100, 0) == (0, 0)
+    assert sum_blocks(torch.arange(6).view(2, 3), 2, 1).tolist() == [[1, 2], [7, 5]]
+    assert locate_first_query(None, 2, 5) == 3
+    assert locate_first_query(Mask.causal(1) & Mask.padding([4]), 2, 5) == 1
+    assert locate_first_query(Mask.prefix(3) | Mask.causal(1), 2, 5) == 1
+    assert locate_first_query(Mask.padding([4]), 2, 5) == 3
 
 
 @pytest.mark.parametrize("top", [1, 3])

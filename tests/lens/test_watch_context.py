@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from clearhead import KeyValueCache, Mask, MultiHeadAttention, Record, attention_weights, watch
-from clearhead.attention.call import checked
+from clearhead.attention.call import check_call
 from clearhead.errors import LensError, RecordError, ShapeError
-from clearhead.lens.attention_names import attentions
+from clearhead.lens.attention_names import find_attentions
 from clearhead.lens.capture import memory_estimate
 from clearhead.lens.measures.definition import Measures
-from tests.lens.judging import assert_exact
-from tests.lens.spying import SHAPES, built, job_of, overheard, tokens
+from tests.lens.seen_calls import SHAPES, built, collect_seen, job_of, tokens
+from tests.lens.tolerances import assert_exact
 
 
 def run(model, kind):
@@ -32,9 +32,9 @@ def run(model, kind):
 @pytest.mark.parametrize("kind", ["Encoder", "Decoder", "EncoderDecoder"])
 def test_every_measure_is_that_of_the_definition(kind, shape):
     model = built(kind, shape)
-    with overheard(model) as truth, watch(model, top=3, pixels=5) as record, torch.no_grad():
+    with collect_seen(model) as truth, watch(model, top=3, pixels=5) as record, torch.no_grad():
         run(model, kind)
-    assert record.names == list(attentions(model))
+    assert record.names == list(find_attentions(model))
     for name in record.names:
         (seen,) = truth[name]
         assert_exact(record[name], job_of(seen, record[name], pixels=5))
@@ -71,7 +71,7 @@ def test_the_fused_kernels_stay_in_use():
 
 def test_what_observed_before_is_back_in_its_place_after_an_error_too():
     model = built("Decoder")
-    first, second = attentions(model).values()
+    first, second = find_attentions(model).values()
     first.observer = heard = [].append
     with pytest.raises(ShapeError), watch(model):
         model(tokens(1, 5), vectors=torch.zeros(1, 5, 24))
@@ -91,7 +91,7 @@ def test_nested_watches_all_hear():
     assert inner.names == ["decoder.1.self"]
     assert torch.equal(outer.calls[0]["decoder.1.self"].entropy, inner["decoder.1.self"].entropy)
     assert innermost["decoder.0.self"].top_keys.shape[3] == 2
-    assert all(attention.observer is None for attention in attentions(model).values())
+    assert all(attention.observer is None for attention in find_attentions(model).values())
 
 
 def test_watches_that_close_in_another_order_leave_nothing_behind():
@@ -103,7 +103,7 @@ def test_watches_that_close_in_another_order_leave_nothing_behind():
     model(tokens(1, 7))
     second.__exit__(None, None, None)
     assert [len(one.calls), len(two.calls)] == [1, 2]
-    assert all(attention.observer is None for attention in attentions(model).values())
+    assert all(attention.observer is None for attention in find_attentions(model).values())
     assert not model.vocabulary._forward_pre_hooks
 
 
@@ -167,7 +167,7 @@ def test_layers_are_chosen_by_name_pattern_and_number():
 
 def test_heads_are_known_by_their_numbers():
     model = built("Decoder", "relative")
-    with overheard(model) as truth, watch(model, heads=[5, 1, 2], top=11, keep="qk") as record:
+    with collect_seen(model) as truth, watch(model, heads=[5, 1, 2], top=11, keep="qk") as record:
         model(tokens(2, 11))
     (seen,), sight = truth["decoder.1.self"], record["decoder.1.self"]
     weights = seen.weights().double()
@@ -198,7 +198,7 @@ def test_options_that_make_no_sense_are_refused_at_once(asked):
 
 def test_one_query_in_three_is_measured_and_windows_stay_exact():
     model = built("Decoder", "alibi")
-    with overheard(model) as truth, watch(model, rows=1 / 3, keep="qk", top=2) as record:
+    with collect_seen(model) as truth, watch(model, rows=1 / 3, keep="qk", top=2) as record:
         model(tokens(2, 17))
     (seen,), sight = truth["decoder.1.self"], record["decoder.1.self"]
     assert sight.queries.tolist() == [2, 5, 8, 11, 14]
@@ -268,7 +268,7 @@ def test_the_mode_of_autograd_makes_no_difference_to_what_is_seen(mode):
 
 def test_weights_are_those_before_dropout():
     model = built("Decoder", dropout=0.5).train()
-    with overheard(model) as truth, watch(model) as record:
+    with collect_seen(model) as truth, watch(model) as record:
         model(tokens(2, 7))
     for name in record.names:
         assert_exact(record[name], job_of(truth[name][0], record[name]))
@@ -292,12 +292,12 @@ def test_training_under_watch_draws_the_same_dropout_and_the_same_gradients():
 
 def test_under_autocast_what_is_measured_is_what_was_attended():
     model = built("Decoder", "modern")
-    with overheard(model) as truth, watch(model, keep="qk") as record, torch.autocast("cpu", torch.bfloat16):
+    with collect_seen(model) as truth, watch(model, keep="qk") as record, torch.autocast("cpu", torch.bfloat16):
         model(tokens(2, 7))
     (seen,), sight = truth["decoder.1.self"], record["decoder.1.self"]
     assert sight.kept.q.dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        call = checked(seen.q, seen.k, seen.v, seen.mask, scale=seen.scale)
+        call = check_call(seen.q, seen.k, seen.v, seen.mask, scale=seen.scale)
     truth = attention_weights(call.q.double(), call.k.double(), call.mask, scale=call.scale)
     torch.testing.assert_close(sight.map.double(), truth, atol=1e-5, rtol=1e-5)
 
@@ -392,7 +392,7 @@ def test_a_copy_of_a_watched_model_is_not_watched():
 def test_a_probe_gets_the_weight_of_one_key_for_every_query():
     model = built("Decoder")
     probes = {"before": lambda queries: queries - 1, "seventh": lambda queries: torch.full_like(queries, 7)}
-    with overheard(model) as truth, watch(model, probes=probes) as record:
+    with collect_seen(model) as truth, watch(model, probes=probes) as record:
         model(tokens(2, 11))
     weights = truth["decoder.1.self"][0].weights()
     found = record["decoder.1.self"].probes
@@ -404,7 +404,7 @@ def test_a_probe_gets_the_weight_of_one_key_for_every_query():
 def test_norms_are_those_of_the_values_after_the_map_that_merges_heads():
     model = built("Decoder", "modern")
     attention = model.decoder.layers[1].self_attention
-    with overheard(model) as truth, watch(model, norms=True, heads=[4, 1]) as record:
+    with collect_seen(model) as truth, watch(model, norms=True, heads=[4, 1]) as record:
         model(tokens(2, 11))
     v = truth["decoder.1.self"][0].v
     for place, head in enumerate((4, 1)):
@@ -429,7 +429,7 @@ def test_the_memory_that_is_kept_is_told_beforehand(caplog):
 
 def test_a_warning_comes_before_memory_is_short(monkeypatch):
     model = built("Decoder", "modern")
-    monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 50_000)
+    monkeypatch.setattr(memory_estimate, "get_free_bytes", lambda: 50_000)
     told = "q and k of 2 .* will take about .* kB of memory, and 50.0 kB are free"
     with watch(model, keep="qk"):
         with pytest.warns(UserWarning, match=told):
@@ -437,14 +437,14 @@ def test_a_warning_comes_before_memory_is_short(monkeypatch):
         model(tokens(2, 11))  # once is enough: a second warning would be an error here
     with watch(model):
         model(tokens(2, 11))
-    monkeypatch.setattr(memory_estimate, "free_bytes", lambda: None)
+    monkeypatch.setattr(memory_estimate, "get_free_bytes", lambda: None)
     with watch(model, keep="qk"):
         model(tokens(2, 11))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_that_is_free_is_less_than_there_is():
-    free, there = memory_estimate.free_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, there = memory_estimate.get_free_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert free is not None
     assert 0 < free < there
 

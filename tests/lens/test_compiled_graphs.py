@@ -7,8 +7,8 @@ from clearhead import Bias, KeyValueCache, Mask, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import t5_buckets
 from clearhead.errors import LensError
-from clearhead.lens.capture.spelling import read, spelled
-from tests.lens.spying import built, tokens
+from clearhead.lens.capture.compiled_graphs import decode_call, encode_call
+from tests.lens.seen_calls import built, tokens
 
 TEXT = torch.randint(0, 5, (2, 7))
 MASKS = {
@@ -42,7 +42,7 @@ def test_what_is_spelled_is_read_as_it_was(mask, bias):
     seen = Seen(
         q, k, k, MASKS[mask], torch.tensor([0.5, 1.0, 2.0]), numbers, 11.0, torch.tensor([1.0, 0.0, -1.0]), cross=True
     )
-    again = read(spelled(seen))
+    again = decode_call(encode_call(seen))
     assert torch.equal(again.weights(), seen.weights())
     assert (repr(again.mask), again.softcap, again.cross) == (repr(seen.mask), 11.0, True)
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_spelled_is_refused():
     x = torch.zeros(1, 1, 3, 2)
     own = Bias.relative(torch.zeros(5, 1), lambda distance: distance.clamp(0, 4))
     with pytest.raises(LensError, match="buckets of your own"):
-        spelled(Seen(x, x, x, None, 1.0, own))
+        encode_call(Seen(x, x, x, None, 1.0, own))
 
 
 @pytest.mark.unchecked

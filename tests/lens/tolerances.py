@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import reference
-from clearhead.lens.measures.definition import Job, Measures, defined
+from clearhead.lens.measures.definition import MeasureJob, Measures, measure_by_definition
 
 
-def in_float64(job: Job) -> Job:
+def in_float64(job: MeasureJob) -> MeasureJob:
     """The same job, on the same numbers, in double precision; a logsumexp that was given is worked out anew."""
     call = job.call
     doubled = call._replace(
@@ -28,10 +28,10 @@ def in_float64(job: Job) -> Job:
     return job._replace(call=doubled, logsumexp=None)
 
 
-def assert_exact(found: Measures, job: Job) -> None:
+def assert_exact(found: Measures, job: MeasureJob) -> None:
     """Every measure within the accuracy line; keys among the best; sums that add up."""
     exact = in_float64(job)
-    truth, scores = defined(exact), _scores(exact)
+    truth, scores = measure_by_definition(exact), _scores(exact)
     eps = torch.finfo(torch.promote_types(job.call.q.dtype, torch.float32)).eps
     finite = scores.masked_fill(scores == -torch.inf, 0.0).abs()
     slack = 8 * eps * (1 + (finite.max().item() if finite.numel() else 0.0))
@@ -50,19 +50,19 @@ def assert_exact(found: Measures, job: Job) -> None:
     _assert_sums(found, exact, slack)
 
 
-def assert_same_keys(found: Measures, job: Job) -> None:
+def assert_same_keys(found: Measures, job: MeasureJob) -> None:
     """The very keys of the definition, ties included: for small whole numbers, whose scores have no rounding."""
-    truth = defined(in_float64(job))
+    truth = measure_by_definition(in_float64(job))
     for name in ("peak_key", "top_keys"):
         wrong = getattr(found, name) != getattr(truth, name)
         assert not wrong.any(), f"{name}: {getattr(found, name)[wrong][:8]} for {getattr(truth, name)[wrong][:8]}"
 
 
-def _rows(job: Job) -> Tensor:
+def _rows(job: MeasureJob) -> Tensor:
     return torch.tensor(job.rows, dtype=torch.long, device=job.call.q.device)
 
 
-def _scores(job: Job) -> Tensor:
+def _scores(job: MeasureJob) -> Tensor:
     """(batch, heads, rows, keys), −inf where hidden"""
     scores, visible = (t.expand(job.call.sizes)[:, :, _rows(job)] for t in reference.scores(job.call))
     return scores.masked_fill(~visible, -torch.inf)
@@ -99,7 +99,7 @@ def _assert_best(keys: Tensor, right: Tensor, scores: Tensor, slack: float, name
     assert bool((behind <= slack).all()), f"{name}: a key whose score is {behind.max().item():.2e} below the best"
 
 
-def _assert_sums(found: Measures, exact: Job, slack: float) -> None:
+def _assert_sums(found: Measures, exact: MeasureJob, slack: float) -> None:
     """Each query that sees anything gives one, less what its sink takes."""
     scores, sinks = _scores(exact), exact.call.sinks
     given = (scores > -torch.inf).any(-1).double()

@@ -11,11 +11,11 @@ from torch import nn
 
 from clearhead import Decoder, Encoder, EncoderDecoder, ModelConfig
 from clearhead.attention import Seen
-from clearhead.attention.call import checked
+from clearhead.attention.call import check_call
 from clearhead.lens import Sight
-from clearhead.lens.attention_names import attentions
-from clearhead.lens.measures.definition import Job
-from clearhead.lens.measures.measure_dispatch import planned
+from clearhead.lens.attention_names import find_attentions
+from clearhead.lens.measures.definition import MeasureJob
+from clearhead.lens.measures.measure_dispatch import plan_job
 
 VOCABULARY = 53
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,7 +36,7 @@ def built(kind: str, shape: str = "classic", **changes: Any) -> nn.Module:
     small = {"width": 24, "heads": 6, "layers": 2, "feedforward": 37, **own, **changes}
     model = KINDS[kind](ModelConfig.named(name, vocabulary=VOCABULARY, **small))
     with torch.no_grad():
-        for attention in attentions(model).values():
+        for attention in find_attentions(model).values():
             for projection in attention.projections()[:2]:
                 projection.mul_(3)
             for parameter in (attention.strength, getattr(attention.positions, "table", None)):
@@ -50,27 +50,27 @@ def tokens(*shape: int, seed: int = 5) -> torch.Tensor:
 
 
 @contextmanager
-def overheard(model: nn.Module) -> Iterator[dict[str, list[Seen]]]:
+def collect_seen(model: nn.Module) -> Iterator[dict[str, list[Seen]]]:
     """Everything that each attention sees, copied at once."""
-    found: dict[str, list[Seen]] = {name: [] for name in attentions(model)}
+    found: dict[str, list[Seen]] = {name: [] for name in find_attentions(model)}
 
     def observer(name: str) -> Any:
         return lambda seen: found[name].append(
             seen._replace(q=seen.q.detach().clone(), k=seen.k.detach().clone(), v=seen.v.detach().clone())
         )
 
-    for name, attention in attentions(model).items():
+    for name, attention in find_attentions(model).items():
         assert attention.observer is None
         attention.observer = observer(name)
     try:
         yield found
     finally:
-        for attention in attentions(model).values():
+        for attention in find_attentions(model).values():
             attention.observer = None
 
 
-def job_of(seen: Seen, sight: Sight, pixels: int = 256, every: int = 1) -> Job:
+def job_of(seen: Seen, sight: Sight, pixels: int = 256, every: int = 1) -> MeasureJob:
     """What the judge is to measure of it: all heads, at the positions that a record gives it."""
-    call = checked(seen.q, seen.k, seen.v, seen.mask, scale=seen.scale, bias=seen.bias, sinks=seen.sinks)
+    call = check_call(seen.q, seen.k, seen.v, seen.mask, scale=seen.scale, bias=seen.bias, sinks=seen.sinks)
     top = sight.top_keys.shape[3]
-    return planned(call, pixels=pixels, top=top, every=every, offset=0 if seen.cross else None)
+    return plan_job(call, pixels=pixels, top=top, every=every, offset=0 if seen.cross else None)

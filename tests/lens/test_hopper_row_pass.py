@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from clearhead import Mask
-from clearhead.attention.call import checked
-from clearhead.lens.measures.definition import defined
+from clearhead.attention.call import check_call
+from clearhead.lens.measures.definition import measure_by_definition
 from clearhead.lens.measures.kernels import device_tensors, launch
-from clearhead.lens.measures.measure_dispatch import planned
-from tests.lens.judging import assert_exact, in_float64
-from tests.lens.test_kernel import shared
+from clearhead.lens.measures.measure_dispatch import plan_job
+from tests.lens.test_kernels import shared
+from tests.lens.tolerances import assert_exact, in_float64
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytest.importorskip("triton")
@@ -46,7 +46,7 @@ CASES = {
 @pytest.mark.parametrize("case", shared(list(CASES)))
 def test_every_measure_is_exact(case, top):
     job = job_of(**CASES[case], top=top)
-    assert launch.Work(job).swift is not None
+    assert launch.KernelRun(job).swift is not None
     assert_exact(launch.run(job), job)
 
 
@@ -74,21 +74,21 @@ def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypa
     from clearhead.lens.measures.kernels import hopper_row_pass
 
     monkeypatch.setattr(device_tensors, "_failures", [])
-    monkeypatch.setattr(hopper_row_pass, "look_along_rows", None)
+    monkeypatch.setattr(hopper_row_pass, "scan_rows", None)
     job = job_of(mask=Mask.causal(), top=0)
     with pytest.warns(RuntimeWarning, match="could not compile the one for Hopper"):
         assert_exact(launch.run(job), job)
-    assert launch.Work(job).swift is None
+    assert launch.KernelRun(job).swift is None
 
 
 def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
     monkeypatch.setattr(launch, "has_warpgroups", lambda device: True)
-    monkeypatch.setattr(device_tensors, "copies_tiles", lambda device: True)
+    monkeypatch.setattr(device_tensors, "has_tensor_memory_access", lambda device: True)
     q = torch.zeros(1, 2, 512, 128, dtype=torch.bfloat16)
     logsumexp = torch.zeros(1, 2, 512)
 
     def swift(q, **asked):
-        return launch.Work(planned(checked(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
+        return launch.KernelRun(plan_job(check_call(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
 
     assert swift(q) is not None
     assert swift(q, logsumexp=None) is None
@@ -119,6 +119,6 @@ def job_of(
     if packed:  # as models have them
         q, k = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k))
     options = {name: asked.pop(name).cuda() for name in ("sinks", "scale") if name in asked}
-    call = checked(q, k, None, None if mask is None else mask.to("cuda"), **options)
-    logsumexp = defined(in_float64(planned(call, top=0))).logsumexp.float()
-    return planned(call, logsumexp=logsumexp, **asked)
+    call = check_call(q, k, None, None if mask is None else mask.to("cuda"), **options)
+    logsumexp = measure_by_definition(in_float64(plan_job(call, top=0))).logsumexp.float()
+    return plan_job(call, logsumexp=logsumexp, **asked)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Mask
-from clearhead.lens.measures.kernels import mask_plan, reusing, skipping
-from clearhead.lens.measures.kernels.tile_shapes import shapes_for
+from clearhead.lens.measures.kernels import device_tensors, mask_plan
+from clearhead.lens.measures.kernels.tile_shapes import choose_shapes
 from tests.attention.cases import masks
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 37, 53
@@ -15,7 +15,7 @@ SIZES = (BATCH, HEADS, QUERIES, KEYS)
 CPU = torch.device("cpu")
 
 
-def read(rules: mask_plan.Rules) -> torch.Tensor:
+def read(rules: mask_plan.MaskArguments) -> torch.Tensor:
     """What `scoring.visible` makes of the rules, in plain torch: (batch, heads, queries, keys)."""
     table, table_sample, query_ids, query_sample, key_ids, key_sample, dense, *strides = rules.arguments
     b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
@@ -43,13 +43,13 @@ def read(rules: mask_plan.Rules) -> torch.Tensor:
 
 @given(masks(*SIZES))
 def test_rules_say_what_the_mask_says(mask):
-    rules = mask_plan.rules(mask, SIZES, CPU)
+    rules = mask_plan.build_mask_arguments(mask, SIZES, CPU)
     assert torch.equal(read(rules), mask.dense(QUERIES, KEYS).expand(SIZES))
 
 
 def test_structure_is_kept_as_numbers():
     mask = (Mask.causal() | Mask.prefix([3, 5])) & Mask.padding([37, 31], queries=True) & Mask.window(20, 9)
-    rules = mask_plan.rules(mask, SIZES, CPU)
+    rules = mask_plan.build_mask_arguments(mask, SIZES, CPU)
     assert (rules.terms, rules.documents, rules.dense) == (2, 0, 0)
     assert max(t.numel() for t in rules.arguments if isinstance(t, torch.Tensor)) == BATCH * 2 * 6
 
@@ -58,11 +58,11 @@ def test_a_mask_of_too_many_parts_is_built_whole_or_refused():
     ids = torch.zeros(KEYS, dtype=torch.long)
     mask = Mask.documents(ids) & Mask.documents(ids + 1)  # two of them: more than the kernels carry
     assert mask_plan.refusal(mask, SIZES) is None
-    assert mask_plan.rules(mask, SIZES, CPU).dense == 1
+    assert mask_plan.build_mask_arguments(mask, SIZES, CPU).dense == 1
     assert "too many to build it whole" in str(mask_plan.refusal(mask, (1, 1, 2**17, 2**17)))
 
 
-def visits(plan: skipping.Plan, samples: int, heads: int, tiles: int) -> list[tuple[list[int], list[int]]]:
+def visits(plan: mask_plan.TilePlan, samples: int, heads: int, tiles: int) -> list[tuple[list[int], list[int]]]:
     """For each sample, head and tile: the tiles of the run without its hole, and the others, as a kernel reads them."""
     runs, runs_sample, runs_head, others, others_sample, others_head, others_tile = plan
     found = []
@@ -91,8 +91,8 @@ def test_every_visible_tile_is_visited_once_and_runs_hide_nothing(mask, every, t
         for r in range(high)
         for c in range(wide)
     ]
-    by_rows = visits(skipping.along_rows(mask, (QUERIES, KEYS), rows, offset, tile, CPU), BATCH, HEADS, high)
-    by_columns = visits(skipping.along_columns(mask, (QUERIES, KEYS), rows, tile, CPU), BATCH, HEADS, wide)
+    by_rows = visits(mask_plan.plan_rows(mask, (QUERIES, KEYS), rows, offset, tile, CPU), BATCH, HEADS, high)
+    by_columns = visits(mask_plan.plan_columns(mask, (QUERIES, KEYS), rows, tile, CPU), BATCH, HEADS, wide)
     for number, (piece, r, c) in enumerate(pieces):
         sample = number // (high * wide)
         for (run, others), one in ((by_rows[sample * high + r], c), (by_columns[sample * wide + c], r)):
@@ -109,7 +109,7 @@ def test_every_visible_tile_is_visited_once_and_runs_hide_nothing(mask, every, t
 
 @pytest.mark.parametrize(("mask", "visited"), [(Mask.causal(), 8 * 9 // 2), (Mask.window(16), 15), (None, 64)])
 def test_hidden_tiles_are_not_visited(mask, visited):
-    plan = skipping.along_rows(mask, (128, 128), range(128), 0, (16, 16), CPU)
+    plan = mask_plan.plan_rows(mask, (128, 128), range(128), 0, (16, 16), CPU)
     assert sum(len(run) + len(others) for run, others in visits(plan, 1, 1, 8)) == visited
 
 
@@ -117,8 +117,8 @@ def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(mon
     mask = Mask.causal()
     monkeypatch.setattr(mask, "blocks", None, raising=False)
     plans = [
-        skipping.along_rows(mask, (32, 32), range(32), 0, (16, 16), CPU),
-        skipping.along_columns(mask, (32, 32), range(32), (16, 16), CPU),
+        mask_plan.plan_rows(mask, (32, 32), range(32), 0, (16, 16), CPU),
+        mask_plan.plan_columns(mask, (32, 32), range(32), (16, 16), CPU),
     ]
     for plan in plans:
         assert visits(plan, 1, 1, 2) == [([], [0, 1]), ([], [0, 1])]
@@ -127,16 +127,18 @@ def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(mon
 def test_what_is_the_same_for_every_call_is_made_once_and_not_kept_for_ever():
     made = []
     for number in (1, 2, 1):
-        assert reusing.reused(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [number]
+        assert device_tensors.cache_on_device(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [
+            number
+        ]
     assert made == [1, 2]
     for number in range(200):
-        reusing.reused(("a test", number), CPU, list)
-    assert len(reusing._made) <= 64
+        device_tensors.cache_on_device(("a test", number), CPU, list)
+    assert len(device_tensors._cached) <= 64
 
 
 def test_tiles_are_no_larger_than_the_job_and_suit_the_map():
-    shapes = shapes_for(128, 2, 16384, 16384, 64, 8)
+    shapes = choose_shapes(128, 2, 16384, 16384, 64, 8)
     assert shapes.rows.queries * shapes.rows.keys >= 64 * 128
-    assert shapes_for(16, 4, 1, 19, 1, 0).rows[:2] == (16, 32)
-    assert shapes_for(16, 4, 999, 999, 4, 0).rows.keys == 64
-    assert shapes_for(16, 4, 999, 999, 5, 0).rows.keys == 32  # or a tile would touch dozens of pixels
+    assert choose_shapes(16, 4, 1, 19, 1, 0).rows[:2] == (16, 32)
+    assert choose_shapes(16, 4, 999, 999, 4, 0).rows.keys == 64
+    assert choose_shapes(16, 4, 999, 999, 5, 0).rows.keys == 32  # or a tile would touch dozens of pixels

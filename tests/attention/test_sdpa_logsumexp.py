@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead import Mask, attend
-from clearhead.attention.sdpa_logsumexp import Overhearing, _hearing, hearing, overhearing
+from clearhead.attention.sdpa_logsumexp import LogsumexpMode, _observe_thread, observe_own_sdpa, observe_sdpa
 
 CASES = {
     "plain": {},
@@ -30,11 +30,11 @@ def test_the_output_is_the_same_to_the_last_bit_and_the_logsumexp_is_its_own(cas
     options = CASES[case]
     q, k, v = tensors(device, torch.bfloat16, grouped=case == "grouped")
     expected = F.scaled_dot_product_attention(q, k, v, **options)
-    with Overhearing() as overheard:
+    with LogsumexpMode() as observer:
         out = F.scaled_dot_product_attention(q, k, v, **options)
     assert torch.equal(out, expected)
     scale = options.get("scale", 1 / math.sqrt(32))
-    found = overheard.logsumexp(q, keys=37, scale=scale, causal=case == "causal")
+    found = observer.logsumexp(q, keys=37, scale=scale, causal=case == "causal")
     scores = q.double() @ k.repeat_interleave(4 // k.shape[1], 1).double().mT * scale
     if case == "causal":
         scores = scores.masked_fill(torch.ones(37, 37, device=device).triu(1).bool(), -math.inf)
@@ -46,7 +46,7 @@ def test_gradients_are_the_same():
     grads = []
     for listening in (False, True):
         leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-        with Overhearing() if listening else torch.enable_grad():
+        with LogsumexpMode() if listening else torch.enable_grad():
             out = F.scaled_dot_product_attention(*leaves, is_causal=True)
         grads.append(torch.autograd.grad(out.square().sum(), leaves))
     for one, other in zip(*grads, strict=True):
@@ -56,46 +56,47 @@ def test_gradients_are_the_same():
 def test_what_it_is_not_sure_of_it_does_not_say():
     q, k, v = tensors("cpu", torch.float32)
     scale = 1 / math.sqrt(32)
-    with Overhearing() as overheard:
+    with LogsumexpMode() as observer:
         F.scaled_dot_product_attention(q, k, v)
-    assert overheard.logsumexp(q, keys=37, scale=scale) is not None
-    assert overheard.logsumexp(q.clone(), keys=37, scale=scale) is None
-    assert overheard.logsumexp(q, keys=36, scale=scale) is None
-    assert overheard.logsumexp(q, keys=37, scale=0.5) is None
-    assert overheard.logsumexp(q, keys=37, scale=torch.full((4,), scale)) is None
-    assert overheard.logsumexp(q, keys=37, scale=scale, causal=True) is None
-    with overheard:
+    assert observer.logsumexp(q, keys=37, scale=scale) is not None
+    assert observer.logsumexp(q.clone(), keys=37, scale=scale) is None
+    assert observer.logsumexp(q, keys=36, scale=scale) is None
+    assert observer.logsumexp(q, keys=37, scale=0.5) is None
+    assert observer.logsumexp(q, keys=37, scale=torch.full((4,), scale)) is None
+    assert observer.logsumexp(q, keys=37, scale=scale, causal=True) is None
+    with observer:
         F.scaled_dot_product_attention(q, k, v)
-    assert overheard.logsumexp(q, keys=37, scale=scale) is None, "two calls, and who knows which"
+    assert observer.logsumexp(q, keys=37, scale=scale) is None, "two calls, and who knows which"
 
 
 @pytest.mark.parametrize(
-    ("mask", "heard"), [(None, True), (Mask.causal(), True), (Mask.padding([30, 37]), False), (Mask.window(5), False)]
+    ("mask", "expected"),
+    [(None, True), (Mask.causal(), True), (Mask.padding([30, 37]), False), (Mask.window(5), False)],
 )
-def test_our_attention_is_heard_where_nothing_but_the_kernel_hides(mask, heard):
+def test_our_attention_is_observed_where_nothing_but_the_kernel_hides(mask, expected):
     q, k, v = tensors("cpu", torch.float32)
-    with Overhearing() as overheard:
+    with LogsumexpMode() as observer:
         out = attend(q, k, v, mask, backend="sdpa")
     assert torch.equal(out, attend(q, k, v, mask, backend="sdpa"))
-    assert (overheard.logsumexp(q, keys=37, scale=1 / math.sqrt(32)) is not None) == heard
+    assert (observer.logsumexp(q, keys=37, scale=1 / math.sqrt(32)) is not None) == expected
 
 
 def test_nobody_listens_where_it_saves_nothing():
-    with overhearing(torch.zeros(1)) as overheard:
-        assert overheard is None
+    with observe_sdpa(torch.zeros(1)) as observer:
+        assert observer is None
 
 
 def test_our_own_calls_are_heard_without_a_mode_and_only_in_their_thread():
     q, k, v = (torch.randn(2, 3, 7, 8) for _ in range(3))
     expected = attend(q, k, v)
-    with _hearing() as ear:
+    with _observe_thread() as ear:
         assert torch.equal(attend(q, k, v), expected)
-        with _hearing() as other, ThreadPoolExecutor(1) as elsewhere:
+        with _observe_thread() as other, ThreadPoolExecutor(1) as elsewhere:
             elsewhere.submit(attend, q, k, v).result()
         assert other.calls == []
     attend(q, k, v)
     assert len(ear.calls) == 1
     found = ear.logsumexp(q, keys=7, scale=8**-0.5)
     torch.testing.assert_close(found, (q @ k.mT * 8**-0.5).logsumexp(-1))
-    with hearing(q) as none:  # on a CPU it saves nothing
+    with observe_own_sdpa(q) as none:  # on a CPU it saves nothing
         assert none is None

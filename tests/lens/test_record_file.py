@@ -15,11 +15,11 @@ from clearhead import Bias, KeyValueCache, Mask, Record, watch
 from clearhead.attention import Seen
 from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector, Settings
-from clearhead.lens.capture.growing_call import Detail
+from clearhead.lens.capture.growing_call import MeasureDetail
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.measures.visible_counts import visible_keys
+from clearhead.lens.measures.visible_counts import count_visible_keys
 from clearhead.lens.record.record_file import HEADER
-from tests.lens.spying import built, tokens
+from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS
 
 
@@ -52,7 +52,9 @@ def assert_same_sight(one, other):
         for sample in range(len(one.inputs)):
             for head in one.heads:
                 assert torch.equal(one.weights(sample, head), other.weights(sample, head))
-        assert torch.equal(visible_keys(one.attention(), range(1)), visible_keys(other.attention(), range(1)))
+        assert torch.equal(
+            count_visible_keys(one.attention(), range(1)), count_visible_keys(other.attention(), range(1))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +95,8 @@ def test_every_mask_and_bias_comes_back(mask, bias, tmp_path):
     q, k = torch.randn(2, 6, 13, 5), torch.randn(2, 3, 19, 5)
     options = {"scale": torch.linspace(0.5, 2, 6), "softcap": 3.0, "sinks": torch.linspace(-1, 1, 6)}
     record = Record(["encoder.0.self"])
-    with Collector(Settings(("encoder.0.self",), None, Detail(keep="qk")), record, record.known) as collector:
-        collector.take("encoder.0.self", Seen(q, k, k, MASKS[mask], bias=BIASES.get(bias, own), **options))
+    with Collector(Settings(("encoder.0.self",), None, MeasureDetail(keep="qk")), record, record.known) as collector:
+        collector.record_attention("encoder.0.self", Seen(q, k, k, MASKS[mask], bias=BIASES.get(bias, own), **options))
     record.save(tmp_path / "run.record")
     assert_same(record, Record.load(tmp_path / "run.record"))
 

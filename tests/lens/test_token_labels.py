@@ -9,7 +9,7 @@ from transformers.models.clvp.tokenization_clvp import bytes_to_unicode
 from clearhead import watch
 from clearhead.explore.huggingface import HuggingFaceText
 from clearhead.explore.words import words
-from clearhead.lens.record.token_labels import bytes_of_marks, named_by
+from clearhead.lens.record.token_labels import byte_alphabet, make_namer
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(), BYTES])
@@ -51,7 +51,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_of_bytes_show_their_text(kind):
-    name, numbers = named_by(KINDS[kind]()), learned().encode("我爱 hello我 鏡<|im_start|>北京né\n").ids
+    name, numbers = make_namer(KINDS[kind]()), learned().encode("我爱 hello我 鏡<|im_start|>北京né\n").ids
     assert [name(number) for number in numbers] == [
         *["我爱", "▁hello", "<0xE6><0x88>", "<0x91>", "▁", "<0xE9>", "<0x8F>", "<0xA1>"],
         *["<|im_start|>", "北京", "né", "\n"],
@@ -60,8 +60,8 @@ def test_tokens_of_bytes_show_their_text(kind):
 
 
 def test_the_alphabet_of_bytes_is_that_of_gpt_2():
-    assert bytes_of_marks() == {mark: byte for byte, mark in bytes_to_unicode().items()}
-    assert set(bytes_of_marks()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert byte_alphabet() == {mark: byte for byte, mark in bytes_to_unicode().items()}
+    assert set(byte_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
 def test_tokens_of_characters_stay_as_they_are():
@@ -69,8 +69,8 @@ def test_tokens_of_characters_stay_as_they_are():
     engine = Tokenizer(models.WordLevel({piece: place for place, piece in enumerate(pieces)}, "é"))
     engine.pre_tokenizer, engine.decoder = pre_tokenizers.Metaspace(), decoders.ByteFallback()
     bert = BertTokenizer(vocab={"[UNK]": 0, "é": 1, "##ing": 2})
-    assert [named_by(engine)(number) for number in range(5)] == pieces
-    assert [named_by(bert)(number) for number in range(3)] == ["[UNK]", "é", "##ing"]
+    assert [make_namer(engine)(number) for number in range(5)] == pieces
+    assert [make_namer(bert)(number) for number in range(3)] == ["[UNK]", "é", "##ing"]
 
 
 def test_a_record_and_its_page_show_what_was_read():

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 
 from clearhead import KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.decode import Writer, beam, greedy
-from clearhead.lens.capture.batch_history import Moves
-from clearhead.lens.capture.sums import Sums
-from clearhead.lens.measures.definition import Measures, pooled
-from tests.lens.spying import SHAPES, built, tokens
+from clearhead.lens.capture.batch_history import BatchHistory, GrowingSum
+from clearhead.lens.measures.definition import Measures, sum_blocks
+from tests.lens.seen_calls import SHAPES, built, tokens
 
 CHUNKS = [5, 1, 1, 3, 1, 7, 1]
 START, END = 1, 2
@@ -84,7 +83,7 @@ def test_the_map_of_a_growing_call_is_the_weights_in_its_blocks(chunks, pixels, 
     sight = grown(model, text, chunks, pixels=pixels, keep="qk", rows=1 / every)["decoder.0.self"]
     weights = torch.stack([sight.weights(0, head) for head in range(6)])[None][:, :, sight.queries]
     height, width = sight.blocks
-    wanted = pooled(pooled(weights, height, 2), width, 3)
+    wanted = sum_blocks(sum_blocks(weights, height, 2), width, 3)
     assert sight.queries.tolist() == (list(range(every - 1, sum(chunks), every)) or [sum(chunks) - 1])
     assert max(sight.map.shape[2:]) <= pixels
     torch.testing.assert_close(sight.map, wanted, atol=1e-5, rtol=1e-5)
@@ -293,13 +292,13 @@ def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_posit
     """As Hugging Face's do: fed by hand to the collector."""
     from clearhead.attention import Seen
     from clearhead.lens.capture.collector import Collector, Settings
-    from clearhead.lens.capture.growing_call import Detail
+    from clearhead.lens.capture.growing_call import MeasureDetail
     from clearhead.lens.record.attention_record import Record
 
     torch.manual_seed(3)
     q, k = torch.randn(2, 6, 29, 5), torch.randn(2, 3, 29, 5)
     record = Record(["decoder.0.self"])
-    collector = Collector(Settings(("decoder.0.self",), None, Detail(pixels=7, keep="qk")), record, record.known)
+    collector = Collector(Settings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record, record.known)
 
     class Sliding:
         pass
@@ -311,14 +310,14 @@ def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_posit
             start = max(0, end - 7) if first else 0
             mask = Mask.window(6) if first == 0 else None
             seen = Seen(q[:, :, first:end], k[:, :, start:end], k[:, :, start:end], mask, 0.5, None)
-            collector.take("decoder.0.self", seen, first_query=first, first_key=start)
+            collector.record_attention("decoder.0.self", seen, first_query=first, first_key=start)
             collector.end()
     sight = record["decoder.0.self"]
     whole = Seen(q, k, k, Mask.window(6), 0.5, None).weights()
     height, width = sight.blocks
     assert height > 1
     assert width % 7
-    torch.testing.assert_close(sight.map, pooled(pooled(whole, height, 2), width, 3), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(sight.map, sum_blocks(sum_blocks(whole, height, 2), width, 3), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(sight.received, whole.sum(2), atol=1e-5, rtol=1e-5)
     assert torch.equal(sight.peak_key.long(), whole.argmax(-1))
     torch.testing.assert_close(sight.weights(1, 4), whole[1, 4], atol=1e-5, rtol=1e-5)
@@ -329,7 +328,7 @@ def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_posit
 @given(st.data())
 def test_every_sample_of_a_record_has_the_past_of_its_own(data):
     """Against the plain way: each sample carries the list of all rows that it ever was."""
-    moves = Moves(batch := data.draw(st.integers(1, 4)))
+    moves = BatchHistory(batch := data.draw(st.integers(1, 4)))
     alive, done = [(number, [number]) for number in range(batch)], []
     for _ in range(data.draw(st.integers(0, 5))):
         rows = data.draw(st.lists(st.integers(0, len(alive) - 1), min_size=1, max_size=5))
@@ -350,7 +349,7 @@ def test_every_sample_of_a_record_has_the_past_of_its_own(data):
 
 
 def test_sums_make_room_on_every_side():
-    sums = Sums()
+    sums = GrowingSum()
     sums.add(torch.ones(1, 1, 1, 2), (0, 0))
     sums.add(torch.ones(1, 1, 2, 1), (1, 4))
     assert sums.value[0, 0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 1]]

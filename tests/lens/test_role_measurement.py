@@ -12,9 +12,9 @@ from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.role_measurement import coverage, head_roles
 from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles
-from clearhead.lens.attention_names import attentions
-from tests.lens.built import COMMA, WORDS, Built
-from tests.lens.zoo import made, tokens
+from clearhead.lens.attention_names import find_attentions
+from tests.lens.handmade_heads import COMMA, WORDS, Built
+from tests.lens.huggingface_zoo import made, tokens
 
 CAUSAL = ["previous", "itself", "first", "delimiter", "broad", "local", "duplicate"]
 
@@ -110,7 +110,7 @@ def test_scores_are_what_plain_loops_over_all_weights_give(padded):
     masks = [Mask.padding((one != PAD).sum(1)) for one in (source, target)] if padded else [None, None]
     roles = head_roles(model, (source, target), pad=PAD if padded else None, delimiters=[END], near=NEAR)
     seen = {}
-    for name, attention in attentions(model).items():
+    for name, attention in find_attentions(model).items():
         attention.observer = lambda given, name=name: seen.update({name: given})
     with torch.no_grad():
         model(source, target, *masks)

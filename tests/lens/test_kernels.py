@@ -2,7 +2,7 @@
 
 The interpreter wants TRITON_INTERPRET=1 before Triton is imported, so it gets a process of its own, which takes some of
 the cases only: it is slow. On a GPU all cases run in all dtypes; compiling takes the time, and can be shared:
-`seq 0 11 | xargs -P 12 -I@ env CLEARHEAD_SHARE=@/12 python -m pytest tests/lens/test_kernel.py`.
+`seq 0 11 | xargs -P 12 -I@ env CLEARHEAD_SHARE=@/12 python -m pytest tests/lens/test_kernels.py`.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ import torch
 
 from clearhead import Mask
 from clearhead.attention import MultiHeadAttention
-from clearhead.attention.call import checked
+from clearhead.attention.call import check_call
 from clearhead.errors import BackendError
 from clearhead.lens import watch
 from clearhead.lens.measures import measure_dispatch
-from clearhead.lens.measures.definition import Job, Measures, defined
+from clearhead.lens.measures.definition import MeasureJob, Measures, measure_by_definition
 from clearhead.lens.measures.kernels import launch
-from clearhead.lens.measures.kernels.tile_shapes import Shape, Shapes, classes
-from clearhead.lens.measures.measure_dispatch import measured, planned
+from clearhead.lens.measures.kernels.tile_shapes import TileShape, TileShapes, count_classes
+from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.lens.cases import CASES, TIES, alone, pair
-from tests.lens.judging import assert_exact, assert_same_keys, in_float64
+from tests.lens.tolerances import assert_exact, assert_same_keys, in_float64
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-HERE = CUDA or launch.interpreted()
+HERE = CUDA or launch.is_interpreted()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 QUICK = [
     *("nothing hidden", "one query", "one key", "more top keys than keys", "no extras"),
@@ -53,12 +53,12 @@ def some(names: list[str]) -> list[str]:
     return shared([name for name in names if CUDA or name in QUICK]) if HERE else []
 
 
-def tiles(job: Job) -> Shapes | None:
+def tiles(job: MeasureJob) -> TileShapes | None:
     """On a GPU those that are fast; in the interpreter few programs, but several tiles each way."""
     if CUDA:
         return None
-    shape = Shape(64, max(32, classes(job.top)) if job.blocks[1] < 8 else 64, 4, 1)
-    return Shapes(shape, shape, shape, Shape(256, 0, 4, 1), Shape(256, 256, 4, 1))
+    shape = TileShape(64, max(32, count_classes(job.top)) if job.blocks[1] < 8 else 64, 4, 1)
+    return TileShapes(shape, shape, shape, TileShape(256, 0, 4, 1), TileShape(256, 256, 4, 1))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,7 +86,7 @@ def patched_once():
         yield
 
 
-def run(job: Job) -> Measures:
+def run(job: MeasureJob) -> Measures:
     assert launch.refusal(job) is None
     return launch.run(job, tiles(job))
 
@@ -141,7 +141,7 @@ def test_half_precision_is_exact_in_the_interpreter_too(name, dtype):
 )
 def test_a_logsumexp_that_is_given_serves_as_well(name):
     job = CASES[name].job(device=DEVICE)
-    given = job._replace(logsumexp=defined(in_float64(job)).logsumexp.float())
+    given = job._replace(logsumexp=measure_by_definition(in_float64(job)).logsumexp.float())
     found = run(given)
     assert_exact(found, given)
     alone = launch.run(given._replace(top=0, received=False), tiles(job))  # no pass along columns
@@ -167,8 +167,8 @@ def test_ties_go_to_the_smallest_key(name, top):
 )
 def test_a_map_of_any_size_is_exact(pixels):
     q, k = (t.float().to(DEVICE) for t in pair(131, 197, heads=1, kv_heads=1))
-    job = planned(checked(q, k, None, Mask.causal()), pixels=int(pixels), top=0, received=False)
-    given = job._replace(logsumexp=defined(job).logsumexp)
+    job = plan_job(check_call(q, k, None, Mask.causal()), pixels=int(pixels), top=0, received=False)
+    given = job._replace(logsumexp=measure_by_definition(job).logsumexp)
     for one in (job, given):
         assert_exact(run(one), one)
 
@@ -191,15 +191,15 @@ def views(q, k):
 @pytest.mark.parametrize("width", shared(["16", "24"]) if HERE else [])
 def test_tensors_may_lie_in_memory_as_they_like(width):
     q, k = (t.float().to(DEVICE) for t in pair(37, 53, width=int(width), batch=2))
-    found = [run(planned(checked(*pair, None, None), pixels=5, top=2)) for pair in views(q, k)]
+    found = [run(plan_job(check_call(*pair, None, None), pixels=5, top=2)) for pair in views(q, k)]
     for other in found[1:]:
         for name in ("logsumexp", "entropy", "received", "map", "top_weights", "first"):
             torch.testing.assert_close(getattr(other, name), getattr(found[0], name), rtol=1e-6, atol=1e-6)
 
 
-def job_of(*, width: int = 16, dtype: torch.dtype = torch.float32, **asked) -> Job:
+def job_of(*, width: int = 16, dtype: torch.dtype = torch.float32, **asked) -> MeasureJob:
     q, k = (t.to(DEVICE, dtype) for t in pair(11, 13, width=width))
-    return planned(checked(q, k, None, None), **asked)
+    return plan_job(check_call(q, k, None, None), **asked)
 
 
 def test_what_the_kernels_cannot_do_is_said(monkeypatch):
@@ -213,20 +213,20 @@ def test_what_the_kernels_cannot_do_is_said(monkeypatch):
     job = CASES["causal"].job()
     assert launch.refusal(job) == "it runs on CUDA, and q is on cpu"
     with pytest.raises(BackendError, match="it runs on CUDA, and q is on cpu; 'auto' would take 'tiled'"):
-        measured(job, "triton")
+        run_job(job, "triton")
 
 
 @pytest.mark.skipif(not CUDA, reason="there is no GPU to wait for, and no memory of it to measure")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_on_a_gpu_nothing_waits_and_memory_grows_with_n_only():
     q = torch.randn(1, 8, 8192, 128, device="cuda", dtype=torch.bfloat16)
-    job = planned(checked(q, q, None, Mask.causal()))
+    job = plan_job(check_call(q, q, None, Mask.causal()))
     launch.run(job)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        launch.run(planned(checked(q, q, None, Mask.causal())))
+        launch.run(plan_job(check_call(q, q, None, Mask.causal())))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.max_memory_allocated() - before < 3 * q.numel() * 2
@@ -238,9 +238,9 @@ def test_on_a_gpu_nothing_waits_and_memory_grows_with_n_only():
 def test_what_is_no_number_shows(given):
     q, k = (t.to(DEVICE, torch.float32) for t in alone(70))
     q[:, :, 40] = torch.nan
-    call = checked(q, k, None, Mask.causal())
-    logsumexp = defined(planned(call)).logsumexp if given else None
-    job = planned(call, top=2, logsumexp=logsumexp)
+    call = check_call(q, k, None, Mask.causal())
+    logsumexp = measure_by_definition(plan_job(call)).logsumexp if given else None
+    job = plan_job(call, top=2, logsumexp=logsumexp)
     found = launch.run(job, tiles(job))
     for name in ("logsumexp", "entropy", "peak", "distance"):
         assert getattr(found, name).isnan().nonzero()[:, 2].unique().tolist() == [40], name
@@ -252,7 +252,7 @@ def test_what_is_no_number_shows(given):
 @pytest.mark.parametrize("usual", [torch.float16, torch.float64])
 def test_the_usual_dtype_makes_no_difference(usual):
     q, k = (t.to(DEVICE, torch.float32) for t in alone(23))
-    job = planned(checked(q, k, None, Mask.causal()), pixels=3, top=0)
+    job = plan_job(check_call(q, k, None, Mask.causal()), pixels=3, top=0)
     torch.set_default_dtype(usual)
     try:
         found = launch.run(job, tiles(job))
@@ -266,7 +266,7 @@ def test_the_usual_dtype_makes_no_difference(usual):
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1000)], ids=["full", "causal", "window"])
 def test_a_large_job_in_bfloat16_is_as_exact(mask):
     q, k = (torch.randn(1, heads, 4099, 128, device="cuda").bfloat16() for heads in (4, 2))
-    job = planned(checked(q, k, None, mask))
+    job = plan_job(check_call(q, k, None, mask))
     assert_exact(launch.run(job), job)
 
 
@@ -276,7 +276,7 @@ def test_what_the_fused_kernel_leaves_behind_is_measured_with(mask, monkeypatch)
     attention = MultiHeadAttention(width=256, heads=4, kv_heads=2).to(DEVICE, torch.bfloat16)
     x = torch.randn(2, 331, 256, device=DEVICE).bfloat16()
     jobs = []
-    monkeypatch.setitem(measure_dispatch.WAYS, "triton", lambda job: jobs.append(job) or launch.run(job))
+    monkeypatch.setitem(measure_dispatch.METHODS, "triton", lambda job: jobs.append(job) or launch.run(job))
     expected = attention(x, mask=mask)
     with watch(attention) as record:
         assert torch.equal(attention(x, mask=mask), expected)
@@ -284,14 +284,16 @@ def test_what_the_fused_kernel_leaves_behind_is_measured_with(mask, monkeypatch)
     assert job.logsumexp is not None
     (name,) = record.names
     sight = record[name]
-    torch.testing.assert_close(sight.logsumexp.double(), defined(in_float64(job)).logsumexp.cpu(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        sight.logsumexp.double(), measure_by_definition(in_float64(job)).logsumexp.cpu(), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_causal_job_is_small_enough_to_try_by_hand():
     """The yardstick of these tests can fail: one number off, and the judge says so."""
     q, k = (t.float() for t in alone(23))
-    job = planned(checked(q, k, None, Mask.causal()), pixels=3, top=2)
-    found = defined(job)
+    job = plan_job(check_call(q, k, None, Mask.causal()), pixels=3, top=2)
+    found = measure_by_definition(job)
     assert_exact(found, job)
     with pytest.raises(AssertionError, match="distance is off"):
         assert_exact(dataclasses.replace(found, distance=found.distance + 1e-3), job)

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from clearhead.lens.measures.thread_pool import side_by_side
+from clearhead.lens.measures.thread_pool import run_in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_every_item_is_worked_on_once_and_by_several_threads():
         by.add(threading.get_ident())
         done.append(item)
 
-    side_by_side(work, list(range(41)))
+    run_in_threads(work, list(range(41)))
     assert sorted(done) == list(range(41))
     assert len(by) == 3
     assert threading.get_ident() not in by
@@ -39,7 +39,7 @@ def test_each_thread_works_alone_and_numbers_of_threads_are_as_before():
         torch.ones(2**17).sum()
         inside.append(torch.get_num_threads())
 
-    side_by_side(work, [1, 2, 3, 4])
+    run_in_threads(work, [1, 2, 3, 4])
     assert inside == [1, 1, 1, 1]
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -51,22 +51,22 @@ def test_each_thread_works_alone_and_numbers_of_threads_are_as_before():
 def test_threads_that_are_to_spare_help():
     torch.set_num_threads(5)
     inside = []
-    side_by_side(lambda item: inside.append(torch.get_num_threads()), [1, 2])
+    run_in_threads(lambda item: inside.append(torch.get_num_threads()), [1, 2])
     assert inside == [2, 2]
 
 
 def test_one_worker_may_be_told_to_work_alone():
     seen = []
-    side_by_side(lambda item: seen.append((torch.get_num_threads(), threading.get_ident())), [1, 2], 1, 1)
+    run_in_threads(lambda item: seen.append((torch.get_num_threads(), threading.get_ident())), [1, 2], 1, 1)
     assert {threads for threads, _ in seen} == {1}
     assert len({by for _, by in seen} - {threading.get_ident()}) == 1
 
 
 def test_one_item_or_one_thread_is_no_occasion_for_threads():
     by = []
-    side_by_side(lambda item: by.append(threading.get_ident()), [1])
+    run_in_threads(lambda item: by.append(threading.get_ident()), [1])
     torch.set_num_threads(1)
-    side_by_side(lambda item: by.append(threading.get_ident()), [1, 2, 3])
+    run_in_threads(lambda item: by.append(threading.get_ident()), [1, 2, 3])
     assert set(by) == {threading.get_ident()}
 
 
@@ -80,7 +80,7 @@ def test_an_error_ends_all_and_is_raised_here():
         done.append(item)
 
     with pytest.raises(ValueError, match="item 1 is bad"):
-        side_by_side(work, list(range(1000)))
+        run_in_threads(work, list(range(1000)))
     assert len(done) < 100
     assert torch.get_num_threads() == 3
 
@@ -88,6 +88,6 @@ def test_an_error_ends_all_and_is_raised_here():
 def test_no_gradients_are_kept_and_inference_mode_goes_along():
     modes = []
     with torch.inference_mode():
-        side_by_side(lambda item: modes.append(torch.is_inference_mode_enabled()), [1, 2])
-    side_by_side(lambda item: modes.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled()), [1, 2])
+        run_in_threads(lambda item: modes.append(torch.is_inference_mode_enabled()), [1, 2])
+    run_in_threads(lambda item: modes.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled()), [1, 2])
     assert modes == [True, True, False, False]

@@ -7,9 +7,9 @@ import torch
 
 from clearhead import Bias, Mask
 from clearhead.attention import reference
-from clearhead.attention.call import checked
+from clearhead.attention.call import check_call
 from clearhead.lens.measures import visible_counts
-from clearhead.lens.measures.visible_counts import visible_keys
+from clearhead.lens.measures.visible_counts import count_visible_keys
 
 BATCH, HEADS, QUERIES, KEYS = 3, 2, 101, 211
 
@@ -43,6 +43,6 @@ def test_the_count_is_that_of_the_dense_mask(name, chunk, rows, monkeypatch):
     hidden = torch.zeros(BATCH, 1, QUERIES, KEYS).masked_fill(torch.rand(BATCH, 1, QUERIES, KEYS) < 0.5, -math.inf)
     q, k = torch.zeros(BATCH, HEADS, QUERIES, 2), torch.zeros(BATCH, HEADS, KEYS, 2)
     for bias in (None, hidden, Bias.alibi(HEADS)):
-        call = checked(q, k, None, masks()[name], bias=bias)
+        call = check_call(q, k, None, masks()[name], bias=bias)
         want = reference.scores(call)[1].expand(call.sizes).sum(-1)[:, :, list(rows)]
-        assert torch.equal(visible_keys(call, rows).expand(want.shape), want)
+        assert torch.equal(count_visible_keys(call, rows).expand(want.shape), want)
