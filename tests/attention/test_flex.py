@@ -31,7 +31,7 @@ def uncompiled():
     """FlexAttention as plain functions; past `attend`, which knows what cannot be compiled for a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        patch.setattr(flex, "kernel", flex_attention.flex_attention)
+        patch.setattr(flex, "call_compiled", flex_attention.flex_attention)
         yield lambda case: flex.run(check_call(**case.arguments()))
 
 

@@ -87,7 +87,7 @@ def patched_once():
 
 
 def run(job: MeasureJob) -> Measures:
-    assert launch.refusal(job) is None
+    assert launch.explain_refusal(job) is None
     return launch.run(job, tiles(job))
 
 
@@ -123,7 +123,7 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
 @pytest.mark.parametrize("name", some([name for name in CASES if name not in TIES]))
 def test_every_measure_is_exact(name, dtype):
     job = CASES[name].job(dtype, DEVICE)
-    if launch.refusal(job) is not None:
+    if launch.explain_refusal(job) is not None:
         assert job.call.q.numel() == 0 or job.call.k.numel() == 0 or not job.rows
         return
     assert_exact(run(job), job)
@@ -204,14 +204,14 @@ def job_of(*, width: int = 16, dtype: torch.dtype = torch.float32, **asked) -> M
 
 def test_what_the_kernels_cannot_do_is_said(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert launch.refusal(job_of()) is None
-    assert "float64" in str(launch.refusal(job_of(dtype=torch.float64)))
-    assert "at most 256 wide, these are 257" in str(launch.refusal(job_of(width=257)))
-    assert "best 32 keys at most, not 33" in str(launch.refusal(job_of(top=33)))
-    assert "nothing to measure" in str(launch.refusal(CASES["no keys"].job()))
+    assert launch.explain_refusal(job_of()) is None
+    assert "float64" in str(launch.explain_refusal(job_of(dtype=torch.float64)))
+    assert "at most 256 wide, these are 257" in str(launch.explain_refusal(job_of(width=257)))
+    assert "best 32 keys at most, not 33" in str(launch.explain_refusal(job_of(top=33)))
+    assert "nothing to measure" in str(launch.explain_refusal(CASES["no keys"].job()))
     monkeypatch.delenv("TRITON_INTERPRET")
     job = CASES["causal"].job()
-    assert launch.refusal(job) == "it runs on CUDA, and q is on cpu"
+    assert launch.explain_refusal(job) == "it runs on CUDA, and q is on cpu"
     with pytest.raises(BackendError, match="it runs on CUDA, and q is on cpu; 'auto' would take 'tiled'"):
         run_job(job, "triton")
 

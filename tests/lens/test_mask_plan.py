@@ -57,9 +57,9 @@ def test_structure_is_kept_as_numbers():
 def test_a_mask_of_too_many_parts_is_built_whole_or_refused():
     ids = torch.zeros(KEYS, dtype=torch.long)
     mask = Mask.documents(ids) & Mask.documents(ids + 1)  # two of them: more than the kernels carry
-    assert mask_plan.refusal(mask, SIZES) is None
+    assert mask_plan.explain_refusal(mask, SIZES) is None
     assert mask_plan.build_mask_arguments(mask, SIZES, CPU).dense == 1
-    assert "too many to build it whole" in str(mask_plan.refusal(mask, (1, 1, 2**17, 2**17)))
+    assert "too many to build it whole" in str(mask_plan.explain_refusal(mask, (1, 1, 2**17, 2**17)))
 
 
 def visits(plan: mask_plan.TilePlan, samples: int, heads: int, tiles: int) -> list[tuple[list[int], list[int]]]:

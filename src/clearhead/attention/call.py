@@ -1,4 +1,4 @@
-"""Call: the inputs of one attention, checked once. What does not fit is refused here, in the caller's words."""
+"""Call: the validated inputs of one attention, and the error messages for inputs that do not fit."""
 
 from __future__ import annotations
 

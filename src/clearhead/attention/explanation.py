@@ -1,4 +1,4 @@
-"""explain: which kernel would run, and why not a faster one. What it says is checked with the profiler."""
+"""explain(): which kernel would run, and why not a faster one. Tests check the answers with the profiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from clearhead.attention.backends import chosen, flex, sdpa
+from clearhead.attention.backends import flex, sdpa
+from clearhead.attention.backends.choice import choose_backend
 from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call, check_call
 from clearhead.attention.masks import Mask
@@ -21,7 +22,7 @@ KERNELS = {
 
 
 class Explanation(str):
-    """The words; the names of backend and kernel are attributes."""
+    """The explanation as text; `backend` and `kernel` are attributes."""
 
     backend: str
     kernel: str
@@ -52,20 +53,20 @@ def explain(
     - Not flex: 'auto' compiles nothing on a CPU; backend='flex' does.
     """
     call = check_call(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
-    name = chosen(call, backend)
+    name = choose_backend(call, backend)
     place, why = q.device.type, [] if backend == "auto" else ["You named it."]
     if name == "sdpa":
         kernel = sdpa_kernel(call)
         built = " (unfused: it builds the weights)" if kernel == "math" else ""
         what = f"the {kernel} kernel{built} on {place}"
-        why += _why_this_way(call, kernel)
+        why += _explain_arguments(call, kernel)
     elif name == "reference":
         kernel, what = "definition", f"the definition on {place}; it builds the weights"
     else:
         kernel = "blocks of queries" if name == "tiled" else "compiled FlexAttention"
         how = " in plain PyTorch" if name == "tiled" else ""
         what = f"{kernel}{how} on {place}, in O(n) memory"
-        why += [] if why else _why_not_faster(call, name)
+        why += [] if why else _explain_slower(call, name)
     told = Explanation("\n- ".join([f"{name}: {what}.", *why]))
     told.backend, told.kernel = name, kernel
     return told
@@ -73,25 +74,25 @@ def explain(
 
 def sdpa_kernel(call: Call) -> str:
     """PyTorch's own answer for these very arguments."""
-    a = sdpa.arguments(call)
+    a = sdpa.build_arguments(call)
     picked = torch._fused_sdp_choice(
         a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads
     )
     return KERNELS[SDPBackend(picked)]
 
 
-def _why_this_way(call: Call, kernel: str) -> list[str]:
+def _explain_arguments(call: Call, kernel: str) -> list[str]:
     _, _, queries, keys = call.sizes
-    structure = sdpa.taken_apart(call.mask, queries, keys)
+    structure = sdpa.split_mask(call.mask, queries, keys)
     if kernel == "math":
         learns = call.bias is not None and call.bias.parameter.requires_grad
         unfused = "dropout" if call.dropout else "a bias that learns" if learns else "these tensors"
         return [f"PyTorch has no fused kernel for {unfused} on {call.q.device.type}, or it is switched off."]
     if structure.rest or call.bias is not None:
-        dense = sdpa.quadratic(call)
+        dense = sdpa.count_dense_numbers(call)
         what = " and ".join(["The bias"] * (call.bias is not None) + [*map(repr, structure.rest)])
         return [f"{what}: handed over as a dense tensor of {dense:,} numbers."]
-    a, why = sdpa.arguments(call), []
+    a, why = sdpa.build_arguments(call), []
     if structure.causal:
         why.append("The causal mask is the kernel's own.")
     if a.attn_mask is not None:
@@ -105,12 +106,12 @@ def _why_this_way(call: Call, kernel: str) -> list[str]:
     return why
 
 
-def _why_not_faster(call: Call, name: str) -> list[str]:
-    reason = sdpa.refusal(call)
+def _explain_slower(call: Call, name: str) -> list[str]:
+    reason = sdpa.explain_refusal(call)
     if reason is None:
-        reason = f"it would build {sdpa.quadratic(call):,} numbers that grow with queries × keys"
+        reason = f"it would build {sdpa.count_dense_numbers(call):,} numbers that grow with queries × keys"
     why = [f"Not sdpa: {reason}."]
     if name == "tiled":
-        no_flex = flex.refusal(call) or "'auto' compiles nothing on a CPU; backend='flex' does"
+        no_flex = flex.explain_refusal(call) or "'auto' compiles nothing on a CPU; backend='flex' does"
         why.append(f"Not flex: {no_flex}.")
     return why

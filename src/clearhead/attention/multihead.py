@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.attention.backends import attend, attention_weights
+from clearhead.attention.backends.choice import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
@@ -22,7 +22,7 @@ from clearhead.errors import ConfigError, ShapeError
 
 
 class Seen(NamedTuple):
-    """What an observer gets to see of one attention: enough to compute anything about it."""
+    """What an observer receives for one attention call: its inputs, enough to compute any statistic of it."""
 
     q: Tensor
     k: Tensor
@@ -188,10 +188,10 @@ class MultiHeadAttention(nn.Module):
         if isinstance(self.positions, Rotary):
             raise ConfigError("rotary positions compare places in one sequence; a context has places of its own")
         rows, stored = self.heads * self.head_dim, self.context_width is None
-        q = _rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
+        q = _select_rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
 
         def keys_and_values() -> tuple[Tensor, Tensor]:
-            kv = _rows(self.to_qkv, context, slice(rows, None)) if stored else self.to_kv(context)
+            kv = _select_rows(self.to_qkv, context, slice(rows, None)) if stored else self.to_kv(context)
             return self._split(kv, 0)[1:]
 
         k, v = keys_and_values() if cache is None else cache.once(self, keys_and_values)
@@ -259,7 +259,7 @@ class MultiHeadAttention(nn.Module):
         return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
 
 
-def _rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     """Some rows of a projection, as a projection."""
     bias: Tensor | None = linear.bias
     return F.linear(x, linear.weight[rows], None if bias is None else bias[rows])

@@ -1,4 +1,4 @@
-"""Runs: which keys a block of queries may see at all, and about which of them the mask has to be asked."""
+"""For each block of queries, the run of keys any of them may see, and the parts where the mask must be evaluated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECES = 4  # with more, asking about all between the first and the last is quic
 
 
 class VisibleRun(NamedTuple):
-    """From the first to the last key that any query of a block may see, and the parts of it that are partial."""
+    """The first to the last visible key of a block of queries; within `partial` slices only some are visible."""
 
     columns: slice
     partial: tuple[slice, ...]
@@ -22,10 +22,10 @@ class VisibleRun(NamedTuple):
 def find_visible_runs(
     mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None
 ) -> list[VisibleRun]:
-    """For each block of `rows` queries what it may see, found in blocks of `width` keys.
+    """One VisibleRun for each block of `rows` queries, found at the resolution of `width` keys.
 
     >>> find_visible_runs(Mask.window(5), 8, 8, 2, 2)[3]
-    Run(columns=slice(0, 8, None), partial=(slice(0, 2, None), slice(6, 8, None)))
+    VisibleRun(columns=slice(0, 8, None), partial=(slice(0, 2, None), slice(6, 8, None)))
     """
     shape = (-1, -1, -(-queries // rows), -(-keys // width))
     blocks = mask.blocks(queries, keys, rows, width, device)
@@ -44,7 +44,7 @@ def find_visible_runs(
 
 
 def _find_marked_slices(marked: Tensor, width: int, size: int) -> list[list[slice]]:
-    """For each row of blocks, the stretches of marked ones, in keys."""
+    """For each row of blocks, the slices of keys in which consecutive blocks are marked."""
     edges = F.pad(marked.int(), (1, 1)).diff(dim=1).cpu()
     starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
     found: list[list[slice]] = [[] for _ in range(len(marked))]

@@ -1,4 +1,4 @@
-"""THE EYE: what every head looks at, exactly, in O(n) memory."""
+"""The lens: exact statistics of every attention head of a running model, in O(n) memory."""
 
 from clearhead.lens.analysis.ablation import ablate, effect, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout

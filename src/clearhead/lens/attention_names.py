@@ -1,4 +1,4 @@
-"""What attentions are called: "encoder.0.self", "decoder.3.cross"."""
+"""Names of attentions, such as "encoder.0.self" and "decoder.3.cross", and checks of names and head indices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
 
 
 def shorten_path(path: str) -> str:
-    """The short name of a path in a model.
+    """The short attention name for a module path.
 
     >>> shorten_path("_orig_mod.decoder.layers.3.cross_attention"), shorten_path("")
     ('decoder.3.cross', 'attention')
@@ -41,13 +41,13 @@ def shorten_path(path: str) -> str:
 
 
 def unwrap_model(model: Any) -> Any:
-    """The model in its wrappers."""
+    """The model without wrappers of torch.compile, DDP or FSDP."""
     inner = next((getattr(model, name) for name in WRAPPERS if isinstance(getattr(model, name, None), nn.Module)), None)
     return model if inner is None else unwrap_model(inner)
 
 
 def check_name(name: str, known: Iterable[str]) -> None:
-    """Refuses a name that no attention has, and says which comes near."""
+    """Raises LensError for an unknown attention name, with the nearest match."""
     names = list(known)
     if name not in names:
         near = get_close_matches(str(name), names, n=1)
@@ -56,7 +56,7 @@ def check_name(name: str, known: Iterable[str]) -> None:
 
 
 def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[int]:
-    """These heads as plain numbers; refuses one that this attention does not have.
+    """Head indices as integers; raises LensError for one out of range.
 
     >>> check_heads("encoder.0.self", (2, 0), count=3)
     [2, 0]
@@ -71,7 +71,7 @@ def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[
 
 
 def to_python_number(number: Any) -> Any:
-    """A number of NumPy's or PyTorch's as one of Python's; anything else as it is."""
+    """A NumPy or PyTorch scalar as a Python number; anything else unchanged."""
     return number.item() if getattr(number, "ndim", None) == 0 else number
 
 

@@ -34,7 +34,7 @@ Heads = Mapping[str, Collection[int] | Tensor]
 
 @contextmanager
 def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
-    """Within it these heads add nothing: their part of what W_O is applied to is zero. Its bias stays.
+    """Within it these heads contribute nothing: their part of the input of W_O is zero. The bias of W_O stays.
 
     Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
 
@@ -70,7 +70,7 @@ def head_effects(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Float[Tensor, " heads"]]:
-    """By how much a number changes when a head is switched off, one after the other: of each attention, one a head.
+    """The change of a number when each head is switched off in turn: one tensor (heads,) per attention.
 
     `run` uses the model and returns the number: a loss (heads that matter have positive effects), or the
     log-probability of a certain output (there negative ones). Nothing else may change from run to run: put the model
@@ -98,7 +98,7 @@ def head_effects(
 
 
 def effect(model: nn.Module, run: Callable[[], Number], heads: Heads) -> float:
-    """By how much a number changes when these heads are switched off together: not the sum of their own effects."""
+    """The change of a number when these heads are switched off together, which is not the sum of single effects."""
     before = _run_repeatably(run)
     with ablate(model, heads):
         return _run_to_number(run) - before
@@ -158,7 +158,7 @@ _disabled: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
 def disable_heads(
     heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Tensor | None], None]
 ) -> Iterator[None]:
-    """Within it `put` has told each of these modules which heads are off, those of others included; None at the end."""
+    """Within it, `put` has set on each module the union of all disabled heads; nested and threaded uses combine."""
     with _disable_lock:
         for module, chosen in heads.items():
             _disabled.setdefault(module, []).append(chosen)
@@ -184,7 +184,7 @@ DISABLED = "_clearhead_muted"  # on a module: which of its heads are quiet
 
 
 class DisabledHeads:
-    """Which heads add nothing: (heads, 1), True for those. A copy of the module has None in its place: all speak."""
+    """The disabled heads of a module, (heads, 1) booleans; a copied module gets None instead."""
 
     def __init__(self, heads: Tensor) -> None:
         self.heads = heads
@@ -195,7 +195,7 @@ class DisabledHeads:
 
 @contextmanager
 def disable_interposed_heads(heads: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """Within it these heads of these modules, (heads,) booleans, add nothing."""
+    """Within it, these heads of Hugging Face modules, (heads,) booleans, output zeros."""
     with intercept_interfaces(heads), disable_heads(heads, _set_interposed_heads):
         yield
 
@@ -213,7 +213,7 @@ def _set_interposed_heads(module: nn.Module, heads: Tensor | None) -> None:
 def zero_heads(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
-    """One and the same function for all heads, which the module knows: compiled once, it serves them all."""
+    """Attention wrapper that zeroes the disabled heads; one function for all heads, so it is compiled once."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
     quiet: DisabledHeads | None = getattr(module, DISABLED, None)
     if quiet is None:  # another thread has just left, or this is a copy

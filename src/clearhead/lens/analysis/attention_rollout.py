@@ -71,7 +71,7 @@ def _get_only_call(record: Record) -> Forward:
 
 
 def _start_rows(sights: list[Sight], token: int) -> Tensor:
-    """1 at the token, for every sample."""
+    """A one-hot row at the token, for every sample."""
     if not sights:
         raise LensError("nothing was watched that a token could be followed through")
     q = sights[-1].attention().q
@@ -94,7 +94,7 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
 
 
 def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:
-    """r·Ā: what the keys receive of these rows, averaged over heads; in tiles of whole rows."""
+    """r·Ā: these rows times the mean weights over heads, computed in tiles of rows."""
     batch, heads, queries, keys = call.sizes
     total = torch.zeros(batch, keys, dtype=torch.float64, device=rows.device)
     height = max(1, min(512, TILE // max(1, batch * heads * keys)))
@@ -112,7 +112,7 @@ def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor,
 
 
 def _compute_shares(call: Call, rows: slice, run: VisibleRun, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """exp(score − the row's largest), of some queries over the keys that any of them may see, and their sum."""
+    """exp(score − row maximum) of some queries over the keys they may see, and the row sums."""
     _, heads, queries, keys = call.sizes
     q, k = call.q[:, :, rows].to(dtype) * call.scale, call.k[:, :, run.columns].to(dtype)
     scores = (q.reshape(len(q), k.shape[1], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)

@@ -1,4 +1,4 @@
-"""Norm-weighted attention: a weight says how much of a value is taken, its norm how much there is to take.
+"""Norm-weighted attention: weights multiplied by the norms of the projected values.
 
 A head adds Σ_j w_ij · f(x_j) to a token, with f(x_j) = v_j W_O^h. So ‖w_ij f(x_j)‖ = w_ij ‖f(x_j)‖: of each head and
 key one more number is kept (Kobayashi et al. 2020, "Attention is Not Only a Weight"). A key that gets half of the

@@ -1,4 +1,4 @@
-"""head_roles: what every head of a model looks for, found by measurement; and how much of a source heads cover."""
+"""head_roles(): scores of every head in each role, measured on texts and random tokens; coverage() of a source."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
 
 
 class _Tally:
-    """Sums over queries, head by head, and what to divide them by."""
+    """Weighted sums and counts per head and role, from which scores are means."""
 
     def __init__(self, near: int, delimiters: frozenset[int], pad: int | None) -> None:
         self.near, self.delimiters, self.pad = near, delimiters, pad
@@ -168,7 +168,7 @@ def _check_texts(texts: tuple[Any, ...]) -> None:
 
 
 def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
-    """The numbers of the tokens that query, or that are looked at; None where they are not known."""
+    """The token ids of the queries or of the keys; None where unknown."""
     if not texts:
         return None
     source = (sight.cross and side == "keys") or (not sight.cross and "encoder" in sight.name.split("."))
@@ -191,7 +191,7 @@ def _make_repeat_probes(size: int) -> dict[str, Probe]:
 
 
 def _remove_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
-    """The real tokens alone; samples that are then of one size stay together."""
+    """The texts without pads, batched by length."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for sample in range(len(texts[0])):
         groups.setdefault(tuple(int((text[sample] != pad).sum()) for text in texts), []).append(sample)
@@ -220,7 +220,7 @@ def _run_model(model: nn.Module, *texts: Tensor) -> None:
 def _find_vocabularies(
     model: nn.Module, vocabulary: Numbers | tuple[Numbers, ...] | None, count: int
 ) -> list[Sequence[int]] | None:
-    """The numbers that the tokens of each text are drawn from, or None if that is not known."""
+    """The token ids to draw from for each text, or None if unknown."""
     config = getattr(model, "config", None)
     if vocabulary is None:
         target = getattr(config, "vocabulary", getattr(config, "vocab_size", None))
@@ -238,7 +238,7 @@ def _find_vocabularies(
 def _draw_repeated_tokens(
     texts: tuple[Tensor, ...], vocabularies: list[Sequence[int]] | None, without: Collection[int | None], seed: int
 ) -> tuple[Tensor, ...]:
-    """Random tokens, all different, and then the same once more: no longer than the shortest text, which has room."""
+    """Random distinct tokens followed by the same tokens again, no longer than the shortest text."""
     if vocabularies is None or not texts:
         return ()
     numbers = [torch.tensor([one for one in some if one not in without]) for some in vocabularies]

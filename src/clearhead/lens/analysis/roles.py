@@ -1,4 +1,4 @@
-"""Roles of heads: what each is, which score a head has in it, and a table of all heads."""
+"""Head roles: their formulas and thresholds, and the table of all heads with their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = "none of these"
 
 
 class Role(NamedTuple):
-    """What a role is: its score is between 0 and 1, and from `threshold` on a head may be called so."""
+    """A role: its score lies between 0 and 1, and a head has the role from `threshold` on."""
 
     formula: str
     paper: str
@@ -36,7 +36,7 @@ ROLES = {
 
 
 class HeadRole(NamedTuple):
-    """One head: what it is called, with which score, and its scores in all roles that could be measured."""
+    """One head: its role and score, and its scores in all measured roles."""
 
     name: str
     head: int
@@ -66,7 +66,7 @@ class HeadRoles:
         self.heads = [self._called(name, head, dict(found)) for name, head, found in scores]
 
     def _called(self, name: str, head: int, scores: dict[str, float]) -> HeadRole:
-        """The most special role whose threshold is reached; of several alike, the one with the largest score."""
+        """The lowest-ranked role whose threshold is reached; within a rank, the one with the largest score."""
         played = [role for role, score in scores.items() if score >= self.thresholds[role]]
         if not played:
             return HeadRole(name, head, NONE, max(scores.values(), default=0.0), scores)

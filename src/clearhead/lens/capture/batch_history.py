@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class Reorder(NamedTuple):
-    """Sample n is what rows[n] was. What the rows of `leaving` saw stays in the record; other rows are dropped."""
+    """One reordering of a batch: sample n was row `rows[n]`; `leaving` rows are finished and stay in the record."""
 
     rows: Tensor
     leaving: tuple[int, ...]
 
 
 class BatchHistory:
-    """All moves of a call, and from which sample of which time the samples of its record come.
+    """All reorderings of a growing batch, and which row each sample of the final record had at each time.
 
     A sample of the record is a path through time: it ends in a sample that is there at the end, in one of an input
     that was done before the others, or where a beam finished. `time` counts moves: before the first it is 0.
@@ -42,7 +42,7 @@ class BatchHistory:
         return len(self.reorders)
 
     def add(self, rows: Sequence[int] | Tensor, *, done: bool = False, finished: Collection[int] = ()) -> Reorder:
-        """Sample n becomes what rows[n] was; with `done` an input that has no sample any more is done, not dropped.
+        """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
 
         The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
         """
@@ -59,17 +59,17 @@ class BatchHistory:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Of each sample of the record, the number of its input."""
+        """The input index of each sample of the record."""
         return tuple(self._ends()[path][0] for path in self.order)
 
     @property
     def order(self) -> list[int]:
-        """The samples that are there, then those that have left; if there are any, in the order of their inputs."""
+        """Present samples, then finished ones; sorted by input if any have finished."""
         ends = self._ends()
         return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.gone else path)
 
     def paths(self, time: int) -> Tensor:
-        """Which row each sample of the record had at this time; −1 if it had left before."""
+        """The row that each sample of the record had at this time; −1 if it had finished before."""
         if self._paths is None:
             self._paths = self._trace_paths()
         return self._paths[time]
@@ -78,7 +78,7 @@ class BatchHistory:
         return [(number, self.time, row) for row, number in enumerate(self.here)] + self.gone
 
     def _trace_paths(self) -> list[Tensor]:
-        """All paths, from their ends back to the beginning."""
+        """The rows of every sample at every time, traced from the end back to the beginning."""
         ends = [self._ends()[path] for path in self.order]
         when, where = (torch.tensor([end[n] for end in ends], dtype=torch.long) for n in (1, 2))
         row = torch.where(when == self.time, where, -1)
@@ -92,7 +92,7 @@ class BatchHistory:
 
 
 def join_pieces(pieces: Sequence[tuple[int, Tensor]], history: BatchHistory, fill: int | float = 0) -> Tensor:
-    """Pieces (batch, heads, tokens, …) that came at these times, one after the other, for the samples of the record."""
+    """Concatenates (time, piece) pairs of shape (batch, heads, tokens, …), with rows in the order of the record."""
     heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
     if not history.reorders:
         return _concatenate([piece for _, piece in pieces], heads)
@@ -108,7 +108,7 @@ def _concatenate(pieces: Sequence[Tensor], heads: int) -> Tensor:
 
 
 def select_rows(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:
-    """These samples of a tensor, filled where a row is −1; the tensor itself if nothing changes."""
+    """Rows of a tensor, with `fill` where an index is −1; the tensor itself if nothing changes."""
     if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
         return tensor
     if not len(tensor):
@@ -119,7 +119,7 @@ def select_rows(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:
 
 
 class GrowingSum:
-    """(batch, heads, …), of which the last axes grow; the room for them doubles when it is used up, up to `most`.
+    """A sum (batch, heads, …) whose last axes grow; its buffer doubles when full, up to `most`.
 
     >>> sums = GrowingSum()
     >>> sums.add(torch.ones(1, 1, 2), at=[0])
@@ -138,7 +138,7 @@ class GrowingSum:
         return self.buffer[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
 
     def reserve(self, samples: Sequence[int], ends: Sequence[int], dtype: torch.dtype) -> None:
-        """Makes room up to these places, for so many samples and heads."""
+        """Grows the buffer to these sizes of the last axes, for this many samples and heads."""
         self.sizes = tuple(map(max, ends, self.sizes)) if self.sizes else tuple(ends)
         if self.buffer is None:
             self.buffer = torch.zeros(*samples, *self.sizes, dtype=dtype)
@@ -147,7 +147,7 @@ class GrowingSum:
             self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *room))
 
     def add(self, more: Tensor, at: Sequence[int], dtype: torch.dtype | None = None) -> None:
-        """Adds these numbers from the places `at` on, one for each axis after the first two.
+        """Adds `more` at offset `at`, one offset for each axis after the first two.
 
         The sums are of this dtype, if it is given with the first of them.
         """
@@ -169,7 +169,7 @@ class GrowingSum:
 
 
 def pad_to(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-    """With zeros up to these sizes."""
+    """Pads a tensor with zeros to these sizes."""
     whole = tensor.new_zeros(*sizes)
     whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return whole

@@ -1,4 +1,4 @@
-"""Collector: takes what attentions see, measures it at once, and sorts it into the calls of a Record."""
+"""Collector: receives every observed attention, measures it immediately, and files it in a call of the Record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Settings(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    """What a collector remembers of the thread that it is called in."""
+    """A collector's state per thread."""
 
     call: GrowingCall | None = None
     growing: object | None = None  # the cache of the pass that has begun
@@ -49,7 +49,7 @@ class _ThreadState(threading.local):
 
 
 class Collector:
-    """One watch: `record_attention` gets every attention, in any thread; what it makes of them goes to the record.
+    """One watch: `record_attention` is called for every attention, from any thread, and fills the record.
 
     A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
     cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
@@ -81,7 +81,7 @@ class Collector:
             self._calls.clear()
 
     def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
-        """A forward pass of this thread begins. `growing` is the cache that it goes on with.
+        """A forward pass of this thread begins; `growing` identifies the cache that it continues.
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
@@ -91,17 +91,17 @@ class Collector:
             here.call = None
 
     def end(self) -> None:
-        """It is over; only one that grows may go on."""
+        """The forward pass is over; later passes join its call only through its cache."""
         self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
 
     def note_tokens(self, kind: str, ids: Tensor | None) -> None:
-        """Token numbers go in, of a pass that was not announced: they belong to the attention that comes next."""
+        """Token ids of a pass without `begin`: they belong to the next attention."""
         waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
         waiting.pop(kind, None)
         self._thread.ids = waiting if ids is None else {**waiting, kind: ids}
 
     def forget_tokens(self, kind: str) -> None:
-        """Of the pass that is under way nobody can say which tokens these were."""
+        """Drops the token ids of the current pass, because they are ambiguous."""
         (self._thread.ids or {}).pop(kind, None)
         if self._thread.call is not None:
             self._thread.call.forget_ids(kind)
@@ -109,7 +109,7 @@ class Collector:
     def reorder(
         self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
     ) -> None:
-        """The samples of the call that grows with this cache, or of the last one, changed places.
+        """Reorders the samples of the call that grows with this cache, or of the latest call.
 
         Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
         """
@@ -119,7 +119,7 @@ class Collector:
             call.reorder(rows, finished=finished)
 
     def watches_thread(self) -> bool:
-        """Whether this thread is watched: the collector's own; others if asked for, unless they watch it themselves."""
+        """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
         if thread == self.thread or self.settings.own_thread:
             return thread == self.thread
@@ -136,7 +136,7 @@ class Collector:
         still: bool = False,
         out: Tensor | None = None,
     ) -> None:
-        """One attention: measured at once on its device, the results to the CPU.
+        """Measures one attention on its device and copies the results to the CPU.
 
         `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
         part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
@@ -177,7 +177,7 @@ class Collector:
     def _part(
         self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
     ) -> GrowingAttention:
-        """Where it belongs: a part of a call that goes on, a new part of it, or one of a new call."""
+        """The GrowingAttention that this attention continues, or a new one in a current or new call."""
         with self._lock:
             known = self._calls.get(id(growing))
             if known is not None and known[0]() is growing and not still:
@@ -201,13 +201,13 @@ class Collector:
         return part
 
     def _next(self, name: str, growing: object | None) -> int:
-        """Where the queries over a context go on that nobody gave a position."""
+        """The next query position of a cross-attention whose caller gave none."""
         known = self._calls.get(id(growing))
         part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
         return part.end if isinstance(part, GrowingAttention) else 0
 
     def _add_ids(self, forward: GrowingCall, name: str, call: Call, first_query: int) -> None:
-        """The token numbers that went in belong to this call; those that are no queries here wait for their own."""
+        """Files pending token ids with this call; ids that do not match its queries stay pending."""
         waiting = self._thread.ids or {}
         reading = "encoder" in name.split(".")
         for kind, numbers in list(waiting.items()):
@@ -217,7 +217,7 @@ class Collector:
                 del waiting[kind]
 
     def _call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
-        """The call that an attention belongs to, and the name that it has there."""
+        """The call to which an attention belongs, and its name there."""
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
             part = known[1].sights.get(name)
@@ -251,7 +251,7 @@ class Collector:
         return forward
 
     def _squares(self, call: Call) -> int:
-        """What keeping this mask and bias takes, if they are squares; of a mask that is kept already, nothing."""
+        """The bytes of this mask and bias if they are dense; 0 for a mask that is already kept."""
         if self.settings.detail.keep != "qk":
             return 0
         if call.mask is None or call.mask in self._counted:
@@ -262,12 +262,12 @@ class Collector:
 
 
 def is_recomputing() -> bool:
-    """Whether this is autograd going backward: then a forward pass is only repeated, for gradient checkpointing."""
+    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _refuse_unmeasurable(q: Tensor, name: str) -> None:
-    """Where nothing is computed now, or nothing can be brought to the CPU, nothing can be measured."""
+    """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
     if q.is_meta:
         raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -278,7 +278,7 @@ def _refuse_unmeasurable(q: Tensor, name: str) -> None:
 
 
 def select_heads(call: Call, heads: Sequence[int] | None) -> Call:
-    """The same attention with some of its heads."""
+    """The same call restricted to some heads."""
     if heads is None:
         return call
     group = call.q.shape[1] // call.k.shape[1]

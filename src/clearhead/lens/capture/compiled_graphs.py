@@ -39,7 +39,7 @@ class EncodedCall(NamedTuple):
 
 
 def encode_call(seen: Seen) -> EncodedCall:
-    """Everything but the cache. It runs while a graph is compiled, so it is plain to a fault."""
+    """Everything except the cache, as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
     tensors, numbers, floats = [seen.q.detach(), seen.k.detach(), seen.v.detach()], [int(seen.cross)], []
     for value in (seen.scale, seen.softcap):
         if isinstance(value, Tensor):
@@ -66,7 +66,7 @@ def encode_call(seen: Seen) -> EncodedCall:
 
 
 def decode_call(given: EncodedCall) -> Seen:
-    """The same as it was spelled."""
+    """The inverse of the encoder."""
     tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
     q, k, v, cross = next(tensors), next(tensors), next(tensors), bool(next(numbers))
     options: list[Any] = []
@@ -181,7 +181,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def exclude_from_graphs(reason: str) -> Callable[[Function], Function]:
-    """A decorator for a function that torch.compile must not trace: `torch.compiler.disable`, which costs no import.
+    """Like `torch.compiler.disable`, without importing the compiler at decoration time.
 
     That one loads the compiler where it is written, which takes a second or two; this one at the first call.
     """
@@ -197,7 +197,7 @@ def exclude_from_graphs(reason: str) -> Callable[[Function], Function]:
 
 
 class GraphReceiver(ABC):
-    """Something that a compiled graph can tell what it sees, by a number."""
+    """A receiver that a compiled graph addresses by an integer id."""
 
     def __init__(self) -> None:
         self.id = next(_ids)
@@ -211,7 +211,7 @@ class GraphReceiver(ABC):
 
 
 class AttentionObserver(GraphReceiver):
-    """The observer of one attention: hands what it sees to whoever listens, and to the observer that was there before.
+    """The observer of one attention: calls its listeners, and the observer that was set before it.
 
     One and the same serves every watch of that attention, so that a model is compiled for it only once.
     """
@@ -253,7 +253,7 @@ SCHEMA = "(Tensor[] tensors, SymInt[] numbers, float[] floats, Tensor(a!) counte
     "clearhead::observe", mutates_args=("counter",), schema=SCHEMA, tags=(torch.Tag.cudagraph_unsafe,)
 )
 def observe(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float], counter: Tensor) -> None:
-    """Tells the receiver of this number what a compiled graph sees."""
+    """Custom operator: delivers a call from a compiled graph to the receiver with this id."""
     receiver = _receivers.get(numbers[0])
     if receiver is not None:
         receiver.receive(EncodedCall(list(tensors), list(numbers[1:]), list(floats)))
@@ -265,7 +265,7 @@ def _(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float]
 
 
 def send_to_receiver(receiver: GraphReceiver, given: EncodedCall) -> None:
-    """Tells an receiver, from within a compiled graph or outside of it."""
+    """Delivers a call to a receiver, from inside a compiled graph or outside."""
     if torch.compiler.is_compiling():
         torch.ops.clearhead.observe(given.tensors, [receiver.id, *given.numbers], given.floats, _counter)
     else:

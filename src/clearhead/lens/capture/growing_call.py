@@ -28,7 +28,7 @@ CELLS = 2**24  # of a map that has to be measured finer than it is kept
 
 
 class MeasureDetail(NamedTuple):
-    """What is to be measured of every attention."""
+    """Which measures to take of every attention."""
 
     pixels: int = 256
     top: int = 8
@@ -46,7 +46,7 @@ class FirstPositions(NamedTuple):
 
 
 class GrowingAttention:
-    """One attention of one call. `end` is the position after its last query."""
+    """The measures of one attention, extended step by step; `end` is the position after its last query."""
 
     def __init__(
         self, name: str, heads: tuple[int, ...], cross: bool, detail: MeasureDetail, history: BatchHistory
@@ -64,7 +64,7 @@ class GrowingAttention:
         self._sight: Sight | None = None
 
     def continues_at(self, batch: int, first_query: int) -> bool:
-        """Whether queries from this position on come right after those that are here."""
+        """Whether queries from this position follow directly on the last ones, with the same batch size."""
         return len(self.history.here) == batch and self.end == first_query
 
     def add(
@@ -76,7 +76,7 @@ class GrowingAttention:
         norms: Callable[[slice], Tensor] | None = None,
         grows: bool = False,
     ) -> None:
-        """Measures these queries, and adds them to what is here; `norms` gives those of some keys."""
+        """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
         queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.history.time
         rows = range(-(where.query + 1) % every, queries, every)
         if self.is_placeholder and queries:
@@ -109,13 +109,13 @@ class GrowingAttention:
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
     def _drop_placeholder(self) -> None:
-        """The query that stood in for others makes room for those that come now."""
+        """Discards the placeholder query once a sampled one arrives."""
         self.is_placeholder, self.rows, self.blocks = False, 0, None
         self.pieces, self.positions, self.finished = [], [], {}
         self.received, self.map = GrowingSum(), GrowingSum(most=self.detail.pixels)
 
     def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
-        """Also keys that no measured query could look at have their places."""
+        """Grows the sums to this number of keys, also where no measured query could see them."""
         self.received.reserve(call.q.shape[:2], (keys,), exact)
         height, width = self.blocks or (0, 0)
         if height:
@@ -123,7 +123,7 @@ class GrowingAttention:
             self._shrink()
 
     def _cut(self, rows: range, call: Call, where: FirstPositions) -> tuple[range, range]:
-        """Rows that can be measured together, and the rest: none lies across the edge of a block of the map."""
+        """Splits rows at the next edge of a map block: rows to measure together, and the rest."""
         height, width = self.blocks or (0, 0)
         count = len(rows)
         if height:
@@ -160,7 +160,7 @@ class GrowingAttention:
         return found
 
     def _shrink(self) -> None:
-        """Where the map has too many pixels its blocks double."""
+        """Doubles the block size of the map until it fits the pixel limit."""
         assert self.blocks is not None
         for axis in (0, 1):
             while self.map.sizes[axis] > self.detail.pixels:
@@ -169,7 +169,7 @@ class GrowingAttention:
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
     def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
-        """The weights of the keys that probes ask for."""
+        """The weight of the key that each probe asks for."""
         found: dict[str, Tensor] = {}
         if self.detail.probes:
             from clearhead.lens.measures.key_probes import compute_probe_weights
@@ -181,7 +181,7 @@ class GrowingAttention:
         return found
 
     def reorder(self, reorder: Reorder, gone: int) -> None:
-        """Samples change places; what those that leave have got so far is put aside, by numbers from `gone` on."""
+        """Reorders the sums; those of finished samples are stored under numbers from `gone` on."""
         self._sight = None
         if self.received.buffer is None:
             return
@@ -197,7 +197,7 @@ class GrowingAttention:
 
     @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:
-        """What is here so far."""
+        """The measures so far, as one Sight."""
         if self._sight is None:
             whole = {
                 name: join_pieces(
@@ -228,7 +228,7 @@ class GrowingAttention:
         return self._sight
 
     def _join_sums(self) -> tuple[Tensor, Tensor]:
-        """What keys received and the map, of all samples in the order of the record."""
+        """`received` and `map` of all samples, in the order of the record."""
         dtype = self.pieces[0][1]["entropy"].dtype
         received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
         if not self.history.gone:
@@ -251,7 +251,7 @@ def _choose_dtype(call: Call) -> torch.dtype:
 
 
 def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
-    """Measures of no queries."""
+    """Measures with zero queries."""
     empty = torch.zeros(*call.q.shape[:2], 0, dtype=_choose_dtype(call))
     tops = empty[..., None].expand(-1, -1, -1, detail.top)
     found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
@@ -259,7 +259,7 @@ def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]
 
 
 class GrowingCall(Forward):
-    """A call that may go on."""
+    """A Forward that later passes may extend through their cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,13 +269,13 @@ class GrowingCall(Forward):
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
 
     def bind(self, cache: object) -> None:
-        """The call goes on when this cache does; one of ours tells when its samples move."""
+        """Ties the call to a cache; a KeyValueCache of ours also reports its reorderings."""
         self.cache = weakref.ref(cache)
         if hasattr(cache, "followers"):
             cache.followers.append(self.reorder)
 
     def reorder(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
-        """Sample n is now what rows[n] was; with `done` an input without samples is done, not forgotten.
+        """Sample n is now what rows[n] was; with `done` an input without samples is finished, not dropped.
 
         What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
         beams moves them once more after the last one, and would take away those that were just completed.
@@ -285,7 +285,7 @@ class GrowingCall(Forward):
                 self._pending_reorders.append((torch.as_tensor(rows).clone(), done, finished))
 
     def apply_reorders(self) -> None:
-        """A query comes: the samples take the places that they were told."""
+        """Applies pending reorderings, because a query arrives."""
         for rows, done, finished in self._pending_reorders:
             assert self.history is not None
             with torch.inference_mode(False):
@@ -297,7 +297,7 @@ class GrowingCall(Forward):
         self._pending_reorders.clear()
 
     def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
-        """Token numbers that went in, the first of them at this position."""
+        """Appends token ids; the first stands at this position."""
         time = 0 if self.history is None else self.history.time
         pieces = self._tokens.setdefault(kind, [])
         if kind == "source":
@@ -309,7 +309,7 @@ class GrowingCall(Forward):
         self._tokens.pop(kind, None)
 
     def inherit(self, other: GrowingCall, position: int) -> None:
-        """Takes over the tokens before a position, of a call on the same cache that was cropped there."""
+        """Copies the tokens before a position from a call whose cache was cropped there."""
         for kind, numbers in other.ids.items():
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
@@ -329,7 +329,7 @@ class GrowingCall(Forward):
 
     @torch.inference_mode(False)
     def close(self) -> None:
-        """Nothing more is coming: what was seen so far is put together, and the cache let go."""
+        """Turns every attention into its final Sight and releases the cache."""
         self.release()
         self._ids = self.ids
         # A part without pieces is one whose measuring failed.
@@ -337,7 +337,7 @@ class GrowingCall(Forward):
         self.history, self._tokens, self._pending_reorders = None, {}, []
 
     def release(self) -> None:
-        """Follows its cache no more."""
+        """Stops following the cache."""
         cache = None if self.cache is None else self.cache()
         if cache is not None and hasattr(cache, "followers"):
             cache.followers.remove(self.reorder)

@@ -1,4 +1,4 @@
-"""How much memory a record will take, before anything has run."""
+"""The memory that a record will take, estimated before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
 
 
 class Sizes(NamedTuple):
-    """What one attention is made of; `itemsize` is how many bytes a number of q has."""
+    """The sizes of one attention; `itemsize` is the bytes per element of q."""
 
     batch: int
     heads: int
@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
-    """What a record holds of such an attention.
+    """The bytes that a record takes for one such attention.
 
     >>> estimate_bytes(MeasureDetail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
     600
@@ -44,7 +44,7 @@ def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
 
 
 def count_dense_bytes(call: Call) -> int:
-    """What the mask and the bias of an attention take that follow no rule, and have a number for each cell."""
+    """The bytes of a dense mask and a dense bias; structured ones count as nothing."""
     numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
     numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
     return sum(tensor.nbytes for tensor in numbers)
@@ -62,7 +62,7 @@ def format_bytes(count: int) -> str:
 
 
 def get_free_bytes() -> int | None:
-    """What programs could still take on this machine; None where it does not say."""
+    """The available memory of this machine; None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -72,7 +72,7 @@ def get_free_bytes() -> int | None:
 
 
 def warn_if_large(expected: int, what: str) -> bool:
-    """Says aloud that something will take a large part of the memory that is free, and whether it did."""
+    """Warns if this is more than a quarter of the free memory; returns whether it warned."""
     free = get_free_bytes()
     if free is None or expected <= LARGE_SHARE * free:
         return False

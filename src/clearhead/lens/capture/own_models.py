@@ -1,4 +1,4 @@
-"""How the lens hears our own models: through the observers of their attentions, and hooks where tokens go in."""
+"""Observation of clearhead's own models: observers on their attentions, and hooks on their embeddings for token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _readers: weakref.WeakKeyDictionary[nn.Module, TokenReader] = weakref.WeakKeyDic
 def observe_own_model(
     model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector
 ) -> Iterator[None]:
-    """Within it the collector hears these attentions; who watched before goes on hearing them."""
+    """Within it the collector receives every call of these attentions, beside earlier observers."""
     with ExitStack() as stack:
         for name, attention in attentions.items():
             if name in collector.settings.layers:
@@ -75,7 +75,7 @@ def _make_listener(name: str, attention: MultiHeadAttention, collector: Collecto
 
 
 def split_beams(seen: Seen, beams: int) -> Seen:
-    """With beams as samples again: those that look at one context are queries of one sample."""
+    """Undoes the folding of beams: beams that share a context were queries of one sample, and become samples."""
     if beams == 1:
         return seen
 
@@ -99,7 +99,7 @@ def split_beams(seen: Seen, beams: int) -> Seen:
 
 
 class TokenReader(GraphReceiver):
-    """What a model reads: the token numbers that go to its encoder or its decoder, as far as it gets any."""
+    """Collects the token ids that enter the encoder or the decoder of a model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class TokenReader(GraphReceiver):
         self._here = threading.local()
 
     def watch(self, model: nn.Module) -> None:
-        """Hooks the places where tokens become vectors, and where vectors enter a stack."""
+        """Adds forward pre-hooks to the embeddings and to the layer stacks."""
         places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
         stacks = {
             name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
@@ -128,7 +128,7 @@ class TokenReader(GraphReceiver):
 
 
 class _TokenHook:
-    """Tells a reader of tokens that are looked up, or of which kind of text enters a stack."""
+    """A forward pre-hook that reports embedded token ids, or which stack (source, target, tokens) runs."""
 
     def __init__(self, reader: TokenReader, kind: int | None) -> None:
         self.reader, self.kind = reader, kind
@@ -148,7 +148,7 @@ def _make_empty_hook() -> Callable[[nn.Module, Any], None]:
 
 
 def _do_nothing(module: nn.Module, given: Any) -> None:
-    """A hook that does nothing."""
+    """A forward pre-hook that does nothing."""
 
 
 def _reads_tokens(part: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""How results come to the CPU: each copy waits for the GPU, so what is small comes together."""
+"""Device-to-host copies: each waits for the GPU, so small tensors are packed into one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by th
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """These tensors on the CPU."""
+    """Copies tensors to the CPU, small ones packed by element size."""
     small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
     together: dict[str, Tensor] = {}
     for size in {one.itemsize for one in small.values()}:
@@ -21,7 +21,7 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copy_packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors whose numbers are of one size on the CPU, each with a memory of its own.
+    """Copies tensors of one element size in a single transfer; each result owns its memory.
 
     >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})
     {'a': tensor([1., 1.]), 'b': tensor([[3]], dtype=torch.int32)}

@@ -1,4 +1,4 @@
-"""watch(model): sees what every head of a model looks at, while the model runs as it always does."""
+"""watch(model): a context manager that records the attention of a running model, and the checks of its options."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def expected_bytes(
 
 
 class AttentionShape(NamedTuple):
-    """What an attention is made of."""
+    """The sizes of one attention module."""
 
     heads: int
     kv_heads: int
@@ -121,14 +121,14 @@ class AttentionShape(NamedTuple):
 
 
 class WatchTarget(NamedTuple):
-    """The attentions of a model by their names, and how to listen to them."""
+    """The attentions of a model by name, and how a collector attaches to them."""
 
     shapes: dict[str, AttentionShape]
     listen: Callable[[Collector], AbstractContextManager[None]]
 
 
 def _find_target(model: nn.Module) -> WatchTarget:
-    """Ours through their observers, Hugging Face's through their attention interface, and no others."""
+    """Our models are observed directly, Hugging Face's through their attention interface; others raise LensError."""
     ours = find_attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
         itemsize = _itemsize(model)
@@ -149,7 +149,7 @@ def _find_target(model: nn.Module) -> WatchTarget:
 
 
 def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
-    """As far as the config of a Hugging Face model tells."""
+    """Attention sizes from the config of a Hugging Face model."""
     config = getattr(model, "config", None)
     width = _read_config_integer(config, "hidden_size") or _read_config_integer(config, "d_model") or 64 * heads
     head_dim = (
@@ -165,7 +165,7 @@ def _itemsize(model: nn.Module) -> int:
 
 
 def _read_config_integer(config: object, name: str) -> int | None:
-    """A number of a config; None where it has none, or where it says that its layers differ."""
+    """An integer from a config; None if it is missing, or differs by layer."""
     try:
         value = getattr(config, name, None)
     except Exception:  # transformers has an error of its own for that, which is no AttributeError
@@ -187,7 +187,7 @@ def _check_settings(route: WatchTarget, layers: Layers, heads: Heads, detail: Me
 
 
 def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
-    """Their numbers, which every one of these attentions must have."""
+    """Head indices as integers; each of these attentions must have them."""
     one = to_python_number(heads)
     wanted = [one] if isinstance(one, int) else one
     numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
@@ -199,7 +199,7 @@ def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int
 
 
 def _select_layers(layers: Layers, names: list[str]) -> list[str]:
-    """The names that were asked for, by name, pattern or number of the layer."""
+    """Attention names that match the requested names, patterns or layer numbers."""
     if layers is None:
         return names
     wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
@@ -222,7 +222,7 @@ def _select_layers(layers: Layers, names: list[str]) -> list[str]:
 
 
 def _rows_to_step(rows: float | None) -> int:
-    """1/16 is every 16th."""
+    """The step of measured queries: 16 for rows=1/16."""
     if rows is None:
         return 1
     every = round(1 / rows) if isinstance(rows, (int, float)) and 0 < rows <= 1 else 0

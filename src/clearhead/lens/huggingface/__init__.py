@@ -1,4 +1,4 @@
-"""How the lens sees Hugging Face models: through the attention interface that most of them share."""
+"""The lens for Hugging Face transformers: attention is observed through the interface that its models share."""
 
 from clearhead.lens.huggingface.discovery import count_heads, find_attentions, refuse_unwatchable
 from clearhead.lens.huggingface.forward_tracking import observe_model

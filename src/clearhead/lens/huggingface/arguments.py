@@ -26,7 +26,7 @@ HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every pr
 
 
 class AttentionArguments(NamedTuple):
-    """What one call of an attention function got, of which kind it is, and whether it counts as causal."""
+    """The arguments of one attention function call, the kind of function, and whether it is causal."""
 
     way: str  # "sdpa", "eager", "flash" or "flex"
     q: Tensor
@@ -62,7 +62,7 @@ def read_arguments(
     args: tuple[Any, ...],
     options: Any,
 ) -> AttentionArguments:
-    """Gathers what a function is given; torch.compile can look into it."""
+    """Collects the arguments of an attention function call; torch.compile can trace it."""
     if args:
         options = {**_name_arguments(function, args), **options}
     way = "eager" if eager else classify_function(function)
@@ -91,7 +91,7 @@ def read_arguments(
 
 
 def classify_function(function: Callable[..., Any]) -> str:
-    """How a function reads what it is given, by its name; one that nobody knows is taken to read as "sdpa" does."""
+    """The kind of an attention function, by its name; unknown ones are treated as "sdpa"."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", "")
@@ -99,7 +99,7 @@ def classify_function(function: Callable[..., Any]) -> str:
 
 
 def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
-    """The attention that is computed from what was given, over the first `keys` keys: a static cache has empty ones."""
+    """The arguments as `Seen`, over the first `keys` keys, since a static cache also returns empty slots."""
     queries = got.q.shape[2]
     if got.way == "sdpa" and got.mask is None and got.causal and queries > 1:
         keys = min(keys, queries)
@@ -136,7 +136,7 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
 
 
 def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
-    """The mask, read at the first layer that gets it and found again at the others."""
+    """The mask, read at the first layer and cached for the others."""
     if got.mask is None or got.way == "flash":
         return (_read_flash_mask(got, keys) if got.way == "flash" else _default_mask(got)), None
     key = (*_identify_mask(got.mask), keys)
@@ -146,7 +146,7 @@ def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAnd
 
 
 def _identify_mask(mask: Any) -> tuple[Any, ...]:
-    """What says that a mask is the same as before; a compiled graph hands over another object at every layer."""
+    """A key that identifies a mask; a compiled graph passes a new object at every layer."""
     if not isinstance(mask, Tensor):
         return (id(mask),)
     changes = None if mask.is_inference() else mask._version
@@ -154,7 +154,7 @@ def _identify_mask(mask: Any) -> tuple[Any, ...]:
 
 
 def _default_mask(got: AttentionArguments) -> Mask | None:
-    """No mask: then "sdpa" goes by whether the module is causal, and aligns at the upper left."""
+    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left."""
     return Mask.causal(offset=0) if got.way == "sdpa" and got.causal and got.q.shape[2] > 1 else None
 
 
@@ -174,7 +174,7 @@ def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
 
 
 def _read_flash_mask(got: AttentionArguments, keys: int) -> Mask | None:
-    """A mask of (batch, keys) says what is no padding; windows, causality and packing are told beside it."""
+    """The mask of "flash": padding as (batch, keys), with causality, windows and packing from other arguments."""
     queries, parts = got.q.shape[2], []
     window = got.window if got.window is not None and got.k.shape[2] > got.window else None
     if got.causal or window is not None:
@@ -191,7 +191,7 @@ def _read_flash_mask(got: AttentionArguments, keys: int) -> Mask | None:
 
 
 def _read_documents(got: AttentionArguments, keys: int) -> tuple[Tensor, Tensor] | None:
-    """Which of several packed texts each key and each query belongs to; None if there is but one."""
+    """Document ids of keys and queries in packed sequences; None if there is only one document."""
     queries = got.q.shape[2]
     if got.starts is not None and got.key_starts is not None:
         of_keys, of_queries = (_to_document_ids(s, n) for s, n in ((got.key_starts, keys), (got.starts, queries)))
@@ -241,7 +241,7 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
 
 
 def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    """What was given by place, by name; the first five are the module, q, k, v and the mask."""
+    """Positional arguments by name, from the sixth on."""
     return dict(zip(_get_parameters(function)[5:], args, strict=False))
 
 
@@ -250,7 +250,7 @@ OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
 
 
 def encode_arguments(got: AttentionArguments) -> EncodedCall:
-    """It runs while a graph is compiled, so it is plain."""
+    """The arguments as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
     tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
     numbers = [KINDS.index(got.way), int(got.causal), NONE if got.window is None else got.window]
     floats = []
@@ -268,7 +268,7 @@ def encode_arguments(got: AttentionArguments) -> EncodedCall:
 
 
 def decode_arguments(given: EncodedCall) -> AttentionArguments:
-    """The same as it was spelled."""
+    """The inverse of the encoder."""
     tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
     q, k, v = next(tensors), next(tensors), next(tensors)
     way, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)

@@ -22,21 +22,21 @@ _thread = threading.local()
 
 
 def find_cache(values: Iterable[Any]) -> Any | None:
-    """The cache among these values, if there is one."""
+    """The transformers Cache among these values, or None."""
     from transformers.cache_utils import Cache
 
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
 class LayerCacheState(NamedTuple):
-    """What a layer of a cache holds before a step."""
+    """The state of one cache layer before a step."""
 
     length: int = 0  # tokens that it has seen
     slots: int | None = None  # places for keys, of a static one
     window: int | None = None  # of one that slides
 
     def explains(self, queries: int, keys: int) -> bool:
-        """Whether it hands over so many keys, when so many more come in."""
+        """Whether this layer returns `keys` keys when `queries` new ones are added."""
         if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
             return True
         kept = self.length if self.window is None else min(self.length, self.window - 1)
@@ -44,7 +44,7 @@ class LayerCacheState(NamedTuple):
 
 
 def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
-    """What each layer holds; layers that do not exist yet are not there.
+    """The state of each cache layer that exists.
 
     Of an encoder-decoder's cache, those of self-attention: a context is seen once.
     """
@@ -62,7 +62,7 @@ def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
 
 
 class ReorderListener:
-    """Hears when the samples of caches change places, as beams do, until it is told to stop.
+    """Reports when the samples of caches are reordered, as by beam search, until stopped.
 
     What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
     """
@@ -93,7 +93,7 @@ class ReorderListener:
 
 
 class PatchedMethod:
-    """A method of a class of caches that tells of the moves that it makes."""
+    """A cache method that is patched to report the reordering it does."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name, self.listeners = owner, name, tuple[ReorderListener, ...]()
@@ -128,14 +128,14 @@ class PatchedMethod:
 
 
 def count_samples(cache: Any) -> int:
-    """How many samples a cache holds."""
+    """The batch size of a cache; 0 if it is empty."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
     keys = next((layer.keys for layer in layers if isinstance(getattr(layer, "keys", None), Tensor)), None)
     return 0 if keys is None else keys.shape[0]
 
 
 class AttentionInfo(NamedTuple):
-    """What is known of an attention module beforehand."""
+    """Static facts about an attention module."""
 
     name: str
     cross: bool
@@ -144,7 +144,7 @@ class AttentionInfo(NamedTuple):
 
 
 class CacheGrowth:
-    """Stands for a call that goes on as long as a cache grows from one forward pass to the next."""
+    """Identifies a call that continues while its cache grows from pass to pass."""
 
     def __init__(self, cache: Any, length: int) -> None:
         self.cache, self.length = weakref.ref(cache), length
@@ -152,7 +152,7 @@ class CacheGrowth:
 
 
 class ForwardPass:
-    """A forward pass that is under way: of the whole model, or of a model in it."""
+    """A forward pass in progress, of the watched model or of a model inside it."""
 
     def __init__(
         self,
@@ -201,5 +201,5 @@ class ForwardPass:
 
 
 def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
-    """How many tokens the layers of a cache have seen."""
+    """The number of tokens that a cache has seen: the maximum over its layers."""
     return max((room.length for room in held.values()), default=0)

@@ -32,7 +32,7 @@ REMEDY = (
 
 
 def calls_interface(module: nn.Module) -> bool:
-    """Whether the code of a module asks the interface for its attention function.
+    """Whether a module gets its attention function from the transformers attention interface.
 
     Read from the compiled code, not from the source: that is there for every module, and says what will run.
     """
@@ -41,13 +41,13 @@ def calls_interface(module: nn.Module) -> bool:
 
 
 def keeps_keys(module: nn.Module) -> bool:
-    """Whether its code can put keys into a cache."""
+    """Whether a module can write to a key-value cache."""
     kind: Any = type(module)
     return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
 
 
 def find_interface(module: nn.Module) -> Any:
-    """The interface object that the code of a module asks: the one of all models, unless its file has its own."""
+    """The interface object that a module asks: the global one, unless its file defines its own."""
     kind: Any = type(module)
     for function in _find_callers(kind):
         for name in _iterate_names(function.__code__):
@@ -60,12 +60,12 @@ def find_interface(module: nn.Module) -> Any:
 
 
 def find_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that attend through the interface, by their path."""
+    """Modules that attend through the interface, by path."""
     return {path: module for path, module in model.named_modules() if calls_interface(module)}
 
 
 def find_unseen_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that attend in some other way, as far as their names tell, by their path."""
+    """Modules that seem to attend without the interface, judged by class name, by path."""
     known = {id(inner) for outer in find_attending_modules(model).values() for inner in outer.modules()}
     suspects = {path: module for path, module in model.named_modules() if _seems_attentive(module)}
     alike = known | {id(module) for module in suspects.values()}
@@ -93,7 +93,7 @@ def refuse_unwatchable(model: nn.Module) -> None:
 
 
 def describe_modules(modules: dict[str, nn.Module]) -> str:
-    """A few of these by path and class, and how many there are."""
+    """The first three modules by path and class, and the total count."""
     shown = [f"{path or 'itself'} ({type(module).__name__})" for path, module in list(modules.items())[:3]]
     return ", ".join(shown) + (f", … ({len(modules)} in all)" if len(modules) > 3 else "")
 
@@ -112,7 +112,7 @@ def _seems_attentive(module: nn.Module) -> bool:
 
 @functools.cache
 def _find_callers(kind: Any) -> tuple[types.FunctionType, ...]:
-    """The functions of a class, or of its parents, that ask an interface."""
+    """Functions of a class and its parents that call `get_interface`."""
     found = []
     for parent in kind.__mro__:
         if parent is nn.Module or not issubclass(parent, nn.Module):
@@ -125,7 +125,7 @@ def _find_callers(kind: Any) -> tuple[types.FunctionType, ...]:
 
 
 def _iterate_names(code: types.CodeType) -> Iterator[str]:
-    """What a piece of code mentions, with what is defined in it."""
+    """All names in a code object, nested code included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -141,7 +141,7 @@ SENSES = {"text", "language", "vision", "visual", "image", "audio", "speech", "v
 
 
 class AttentionPlace(NamedTuple):
-    """Where an attention stands in a model."""
+    """The parts of a module path from which the name of an attention is made."""
 
     path: str
     towers: tuple[str, ...]
@@ -158,7 +158,7 @@ class AttentionPlace(NamedTuple):
 
 
 def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """Every attention of a Hugging Face model by its name, in the order in which it holds them; {} if there is none."""
+    """Every attention of a Hugging Face model by name, in module order; {} if there is none."""
     found = {_strip_wrappers(path): module for path, module in find_attending_modules(model).items()}
     places = [
         _locate(path, module, kept)
@@ -175,7 +175,7 @@ def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_cross(path: str, module: nn.Module) -> bool:
-    """Whether this attention looks at another sequence, as far as its names tell."""
+    """Whether this is cross-attention, judged by module path, class name and attributes."""
     leaf = re.split(r"\.\d+\.", f".{path}")[-1]
     return bool(
         CROSS.search(leaf) or "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False)
@@ -187,7 +187,7 @@ def _strip_wrappers(path: str) -> str:
 
 
 def _find_distinguishing_numbers(paths: Iterable[str]) -> list[list[int]]:
-    """For each path, which of its numbers tell layers apart: T5's "block.3.layer.1" has one, Swin's two."""
+    """For each path, which of its numbers distinguish layers: T5's "block.3.layer.1" has one, Swin's two."""
     split = [path.split(".") for path in paths]
     patterns = [tuple("#" if part.isdigit() else part for part in parts) for parts in split]
     values: dict[tuple[tuple[str, ...], int], set[str]] = {}
@@ -217,14 +217,14 @@ def _locate(path: str, module: nn.Module, kept: list[int]) -> AttentionPlace:
 
 
 def _is_causal(module: nn.Module) -> bool:
-    """Whether it is causal: as it says itself, or else as a layer that keeps its keys is."""
+    """Whether a module is causal: by `is_causal`, or else if it uses a cache."""
     config = getattr(module, "config", None)
     keeps = getattr(config, "use_cache", False) and getattr(module, "layer_idx", None) is not None
     return bool(getattr(module, "is_causal", keeps))
 
 
 def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[str]) -> list[str]:
-    """The names, with the longer ones for every stack in which one is taken twice."""
+    """Replaces names by longer ones in every stack that has a duplicate."""
     counts = Counter(names)
     stacks = [(place.towers, place.stack, place.leaf, place.cross) for place in places]
     taken = {stack for stack, name in zip(stacks, names, strict=True) if counts[name] > 1}
@@ -256,20 +256,20 @@ PLACES = {
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
-    """How many heads each attention of a model has; LensError for a model that cannot be watched."""
+    """The number of heads of each attention; LensError for a model that cannot be watched."""
     refuse_unwatchable(model)
     return {name: count_module_heads(module) for name, module in find_attentions(model).items()}
 
 
 def count_module_heads(module: nn.Module) -> int:
-    """As the module says, or its config."""
+    """The number of heads of a module, from its attributes or its config."""
     places: tuple[Any, ...] = (module, getattr(module, "config", None))
     counts = (_read_integer(place, name) for place in places for name in COUNTS)
     return next((count for count in counts if count > 0), 1)
 
 
 def _read_integer(place: Any, name: str) -> int:
-    """A number that a module or a config has; 0 where there is none."""
+    """An integer attribute of a module or config; 0 if there is none."""
     try:
         value = getattr(place, name, 0)
     except Exception:  # a config whose layers differ has an error of its own, which is no AttributeError

@@ -1,4 +1,4 @@
-"""Following a Hugging Face model through its forward passes: where each begins, what its cache holds, who moves."""
+"""Forward passes of a watched Hugging Face model: tokens, cache growth, positions and beam reorderings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from clearhead.lens.huggingface.model_events import attach_forward_hooks, observ
 
 
 class ForwardTracker:
-    """Tells a collector of every forward pass and every attention of a model."""
+    """Reports every forward pass and every attention of a model to a collector."""
 
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self.model, self.collector = model, collector
@@ -64,7 +64,7 @@ class ForwardTracker:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Within it the collector is told of everything; afterwards all is as before."""
+        """Attaches all hooks and wrappers, and removes them at the end."""
         with ExitStack() as stack:
             for module in self._models():
                 stack.enter_context(attach_forward_hooks(module, self, whole=module is self.model))
@@ -88,7 +88,7 @@ class ForwardTracker:
         )
 
     def see(self, module: nn.Module, got: AttentionArguments) -> None:
-        """One attention, as its function was given it."""
+        """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
         if is_recomputing():
             return
@@ -146,7 +146,7 @@ class ForwardTracker:
         frames.append(frame)
 
     def _within(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
-        """A model in a wrapper reads tokens. If another text is read in the same pass, nobody can tell whose it is."""
+        """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
         read, mixed = frame.read, False
         for kind, numbers in ids.items():
             if kind not in read:
@@ -173,7 +173,7 @@ class ForwardTracker:
         self.collector.end()
 
     def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
-        """What the cache holds of the layers that are watched: others may have taken the tokens that are `coming`.
+        """Cache states of the watched layers; other layers may already hold the tokens `coming`.
 
         All have, where a layer by itself has no place there: it looks at the keys of one before it.
         """
@@ -187,7 +187,7 @@ class ForwardTracker:
     def _growth(
         self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
     ) -> CacheGrowth | None:
-        """The call that this pass goes on with, or a new one that may go on, or None: it will not."""
+        """The CacheGrowth that this pass continues, a new one, or None if no cache is used."""
         length = frame.length
         known: CacheGrowth | None = self._here.growths.get(id(cache))
         if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
@@ -199,11 +199,11 @@ class ForwardTracker:
         return CacheGrowth(self, 0) if keeps and True in self._kinds(module) else None
 
     def _kinds(self, module: nn.Module) -> set[bool]:
-        """Whether there are attentions in it that grow, and others."""
+        """Which values `grows` has among the attentions of a module."""
         return {self.known[part].grows for part in module.modules() if part in self.known}
 
     def _ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The token numbers that go in: of "source" and "target" where a model has both, else "tokens"."""
+        """The token ids of a pass: "source" and "target" for encoder-decoders, else "tokens"."""
         whole = self.wholes.get(module) or next(iter(self.wholes.values()), module)
         both = getattr(getattr(whole, "config", None), "is_encoder_decoder", False)
         source, target = named.get("input_ids"), named.get("decoder_input_ids")
@@ -217,11 +217,11 @@ class ForwardTracker:
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
     def _completed(self, rows: frozenset[int]) -> None:
-        """Beams were completed in these rows of the cache that this thread moves next."""
+        """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._here.completed = rows
 
     def _moved(self, cache: Any, rows: Tensor) -> None:
-        """The samples of a cache changed places: so do those of the call that grows with it."""
+        """Callback: a cache was reordered, so the call that grows with it is, too."""
         finished: frozenset[int] = getattr(self._here, "completed", frozenset())
         self._here.completed = frozenset()
         growth: CacheGrowth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
@@ -231,7 +231,7 @@ class ForwardTracker:
 
 @contextmanager
 def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
-    """Within it the collector is told of every attention of the model; afterwards all is as before."""
+    """Within it the collector receives every attention call of the model."""
     follower = ForwardTracker(model, collector)
     if follower.layers is not None and type(model).forward is nn.Module.forward:
         raise LensError(
@@ -249,7 +249,7 @@ def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
 
 
 def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Every model of Hugging Face's within this one, and the outermost to which it belongs."""
+    """Every PreTrainedModel inside a model, mapped to the outermost one that contains it."""
     from transformers import PreTrainedModel
 
     found: dict[nn.Module, nn.Module] = {}
@@ -260,7 +260,7 @@ def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 
 def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
-    """The numbers of the layers in a part of a model; None for a whole one, which may count them in its own way."""
+    """The layer indices in a part of a model; None for a complete model."""
     if wholes:
         return None
     numbers = {getattr(module, "layer_idx", None) for module in attending}
@@ -274,7 +274,7 @@ def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
 
 
 def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
-    """Whether an attention grows with a cache; one that could and is no decoder does if there is none beside it."""
+    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
     return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
@@ -284,7 +284,7 @@ def _get_signature(kind: type) -> inspect.Signature:
 
 
 def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a forward pass was given, by name."""
+    """The arguments of a forward pass by name."""
     if not args:
         return kwargs
     names = list(_get_signature(kind).parameters)[1:]

@@ -38,7 +38,7 @@ _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionFunction:
-    """The attention function of a model with what is wrapped around it; call it as the model would."""
+    """The attention function of a model with its wrappers; call it as the model would."""
 
     def __init__(self, function: Callable[..., Result], eager: bool, wraps: tuple[Wrap, ...]) -> None:
         self.function, self.eager, self.wraps = function, eager, wraps
@@ -80,7 +80,7 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within it the interfaces of these modules look whether the module that calls is wrapped."""
+    """Within it, the interfaces of these modules apply the wrappers of the calling module."""
     interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
     with _lock:
         shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
@@ -95,7 +95,7 @@ def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class _InterfacePatch:
-    """Stands before an interface's `get_interface` while somebody wraps.
+    """Replaces `get_interface` on an interface object while anybody wraps.
 
     There is one for all watches: what torch.compile makes of it under the first serves the others.
     """
@@ -142,7 +142,7 @@ def add_wrap(module: nn.Module, wrap: Wrap) -> None:
 
 
 def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
-    """Takes off one such wrap; those of others stay, also where they do not leave in the order in which they came."""
+    """Removes one wrapper; others stay, in whatever order they are removed."""
     with _lock:
         wraps = list(vars(module)[WRAPS])
         del wraps[len(wraps) - 1 - wraps[::-1].index(wrap)]
@@ -186,7 +186,7 @@ _observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.Wea
 
 @contextmanager
 def observe_modules(modules: Sequence[nn.Module], see: Callback) -> Iterator[None]:
-    """Within it `see` is shown what the attention functions of these modules are given."""
+    """Within it, `see` is called with the arguments of every attention function call of these modules."""
     with intercept_interfaces(modules):
         for module in modules:
             _attach(module, see)
@@ -200,7 +200,7 @@ def observe_modules(modules: Sequence[nn.Module], see: Callback) -> Iterator[Non
 def observe_function(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
-    """The wrap of every watch."""
+    """The wrapper of every watch: calls the attention function, then its observer."""
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
     here: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none

@@ -15,7 +15,7 @@ CELLS = 2**26  # of a square, looked at together
 
 
 class Spans(NamedTuple):
-    """Of each query, (samples, queries), the keys from `low` to `high` are seen; where that is none, both are 0."""
+    """For each query, (samples, queries), the visible keys `low` to `high`; both 0 where there are none."""
 
     low: Tensor
     high: Tensor
@@ -23,14 +23,14 @@ class Spans(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """Where the queries stand among the keys, if both end together."""
+        """Query positions among the keys, with the last query at the last key."""
         queries = self.low.shape[1]
         return torch.arange(self.keys - queries, self.keys)
 
 
 @torch.inference_mode(False)  # whose tensors do not say whether they were changed
 def recover_mask(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | None:
-    """The mask of O(n) that shows exactly the same: full, causal or a window, with padding at either end, or both.
+    """A structured mask equal to dense booleans: full, causal or a window, with padding at either end or both.
 
     If there is none it is the square itself. None means that all is seen. Of one query alone nobody can tell a causal
     mask from a full one, nor a window from padding: `causal` and `window` say what to take it for. The device is waited
@@ -52,7 +52,7 @@ def recover_mask(seen: Tensor, *, causal: bool, window: int | None = None) -> Ma
 
 
 def _find_spans(seen: Tensor) -> Spans | None:
-    """What each query sees, if it has no gaps and is the same for all heads."""
+    """The visible span of each query, if it has no gaps and is the same for all heads; else None."""
     seen = seen[(None,) * (4 - seen.ndim)]
     for axis in (0, 1):
         if seen.stride(axis) == 0:
@@ -71,7 +71,7 @@ def _find_spans(seen: Tensor) -> Spans | None:
 
 
 def _candidate_bands(spans: Spans, causal: bool, window: int | None) -> Iterator[tuple[int | None, int | None]]:
-    """How far queries may see to both sides, the likeliest first; None is no limit."""
+    """Candidate windows (left, right), likeliest first; None is no limit."""
     if causal and window:
         yield window - 1, 0
     yield from ((None, 0), (None, None)) if causal else ((None, None), (None, 0))
@@ -83,7 +83,7 @@ def _candidate_bands(spans: Spans, causal: bool, window: int | None) -> Iterator
 
 
 def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mask] | None:
-    """What hides the keys that this band would show, and no others; None if nothing does."""
+    """Padding that turns this window into the observed spans; None if there is none."""
     low, high, keys = spans
     least = torch.zeros_like(spans.places) if left is None else (spans.places - left).clamp(0, keys)
     most = torch.full_like(least, keys) if right is None else (spans.places + right + 1).clamp(0, keys)
@@ -101,7 +101,7 @@ def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mas
 
 
 class BlockMaskAdapter(Mask):
-    """What a BlockMask shows of the first `keys` keys: its function of four indices, asked as often as needed.
+    """A FlexAttention BlockMask as a Mask over the first `keys` keys, evaluated through its mask_mod.
 
     Moved to another device, or with its samples changed, it becomes a square of booleans: the function cannot move.
     """
@@ -116,7 +116,7 @@ class BlockMaskAdapter(Mask):
         return seen.expand(torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape))
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        """From the blocks that it has itself: one of ours may show something if one of those that it meets does."""
+        """From the BlockMask's own blocks: a block may be visible if one that it overlaps is."""
         own: Tensor = self.block_mask.to_dense().bool()
         height, width = self.block_mask.BLOCK_SIZE
         some = _any_overlapping(_any_overlapping(own, queries, rows, height, 2), keys, columns, width, 3)
@@ -137,7 +137,7 @@ class BlockMaskAdapter(Mask):
 
 
 def _any_overlapping(own: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
-    """Whether any of their blocks that one of ours meets is set."""
+    """Whether any BlockMask block that overlaps a block of ours is set."""
     first = torch.arange(0, size, block, device=own.device)
     last = (first + block).clamp(max=size) - 1
     sums = torch.nn.functional.pad(own.int().movedim(axis, -1).cumsum(-1), (1, 0))

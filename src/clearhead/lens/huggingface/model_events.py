@@ -22,14 +22,14 @@ from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, registry
 
 @runtime_checkable
 class ForwardCallbacks(Protocol):
-    """Who is told."""
+    """The callbacks of one watch for the forward passes of a model."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
 
 
 class HookRegistry:
-    """Hooks that tell whoever is there.
+    """One pair of forward hooks per module, shared by all watches.
 
     They are the same for all watches, and keep their numbers, since compiled code guards on those: what is compiled
     under the first watch serves the others.
@@ -65,13 +65,13 @@ class HookRegistry:
             self.numbers[module] = (begin.id, end.id)
 
     def _forget(self, module: nn.Module) -> None:
-        """A copy of a module has the hooks of its original."""
+        """Removes hooks that a copied module inherited from its original."""
         for hooks, own in ((module._forward_pre_hooks, self.begin), (module._forward_hooks, self.end)):
             for number in [number for number, hook in hooks.items() if hook is own]:
                 del hooks[number]
 
     def _places(self, module: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
-        """Where PyTorch keeps the two hooks and what they want."""
+        """The dictionaries in which PyTorch stores the two hooks and their options."""
         begin, end = self.numbers[module]
         return [
             (module._forward_pre_hooks, begin, self.begin),
@@ -84,7 +84,7 @@ class HookRegistry:
 
 @contextmanager
 def attach_forward_hooks(module: nn.Module, audience: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
-    """Within it the audience is told of every forward pass of a model: of the `whole`, or of one within it."""
+    """Within it, callbacks receive every forward pass of the `whole` model, or of one inside it."""
     announcer = _whole if whole else _within
     announcer.enter(module, audience)
     try:
@@ -104,7 +104,7 @@ def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
 
 
 def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """In a graph there is nothing to tell: what is within it is no pass of its own."""
+    """Does nothing while a graph is traced: inner modules have no pass of their own there."""
     if not torch.compiler.is_compiling():
         _begin(module, args, kwargs, whole=False)
 
@@ -141,7 +141,7 @@ _wrapper: MethodWrapper | None = None  # of the method, while anybody listens
 
 @contextmanager
 def observe_finished_beams(hear: FinishedCallback) -> Iterator[None]:
-    """Within it `hear` is told, at every step of a beam search, the rows in which beams were completed."""
+    """Within it, `hear` is called at every step of beam search with the rows of finished beams."""
     from transformers.generation.utils import GenerationMixin
 
     _add_callback(GenerationMixin, hear)
@@ -169,7 +169,7 @@ def _remove_callback(hear: FinishedCallback) -> None:
 
 
 class MethodWrapper:
-    """The method of a class, wrapped from now on until `restore`: it tells those who listen what it returns."""
+    """Wraps a method of a class until `restore`, and passes what it returns to the callbacks."""
 
     def __init__(self, owner: type) -> None:
         self.owner, self.inherited = owner, METHOD not in vars(owner)
@@ -178,7 +178,7 @@ class MethodWrapper:
         setattr(owner, METHOD, self.put)
 
     def restore(self) -> None:
-        """As it was found. What somebody else has put there meanwhile stays, and may go on calling the wrapper."""
+        """Restores the method, unless somebody else has replaced it meanwhile."""
         if vars(self.owner).get(METHOD) is not self.put:
             return
         if self.inherited:
@@ -202,7 +202,7 @@ class MethodWrapper:
 def _find_finished_rows(
     result: Any, *, cur_len: int | None = None, decoder_prompt_len: int = 0, **_: Any
 ) -> frozenset[int]:
-    """Of the best so far it has the row of each at every step, −1 after its last; and which of them are complete."""
+    """The rows of finished beams, from the beam indices and completion flags of generate()."""
     if cur_len is None or not isinstance(result, tuple) or len(result) != 4:
         return frozenset()
     _, _, beams, complete = result

@@ -1,4 +1,4 @@
-"""What is measured of an attention, defined once in plain code. It builds the whole square; the fast ways do not."""
+"""The measures of one attention, defined in plain code that builds all weights; faster methods are judged by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TOP = 2**20  # keys that are named for each query: room is made for all of t
 
 @dataclass(frozen=True)
 class Measures:
-    """Who looked where, in numbers. `queries` are those that were measured: all, unless every n-th was asked for.
+    """Statistics of one attention. `queries` are the measured ones: all, unless every n-th was asked for.
 
     A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. Where weights are not a
     number, no key is the largest: those of such a query are −1, too.
@@ -41,7 +41,7 @@ class Measures:
 
 
 class MeasureJob(NamedTuple):
-    """What is to be measured: of which attention, of which of its queries, in which detail."""
+    """One attention with the queries to measure and the detail wanted."""
 
     call: Call
     rows: range  # the queries
@@ -53,7 +53,7 @@ class MeasureJob(NamedTuple):
 
 
 def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | None = None, **counts: int) -> None:
-    """Refuses what is no whole number, or less or more than makes sense."""
+    """Raises `error` for a count that is no integer or out of range."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise error(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -62,12 +62,12 @@ def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | Non
 
 
 def choose_blocks(queries: int, keys: int, pixels: int) -> tuple[int, int]:
-    """The smallest blocks that make a map of at most so many pixels a side."""
+    """The smallest block sizes for which the map has at most `pixels` rows and columns."""
     return (-(-queries // pixels), -(-keys // pixels)) if pixels else (0, 0)
 
 
 def locate_first_query(mask: Mask | None, queries: int, keys: int) -> int:
-    """Where the first query stands among the keys: where the mask says, or so that the last stand side by side."""
+    """The key position of the first query: the mask's offset, or else the one that aligns the last query and key."""
     band = next(_iterate_bands(mask), None)
     return keys - queries if band is None else band.start(queries, keys)
 
@@ -80,7 +80,7 @@ def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
 
 
 def measure_by_definition(job: MeasureJob) -> Measures:
-    """Every measure, from the weights themselves: slow, and right at any precision; half precision is left first."""
+    """All measures from the full weights: slow, and right at any precision (half precision is promoted)."""
     dtype = torch.promote_types(job.call.q.dtype, torch.float32)
     call = job.call._replace(**{name: getattr(job.call, name).to(dtype) for name in "qkv"})
     rows = torch.tensor(job.rows, dtype=torch.long, device=call.q.device)
@@ -124,6 +124,6 @@ def sum_blocks(x: Tensor, block: int, axis: int) -> Tensor:
 
 
 def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
-    """At least and at most so many of the last axis."""
+    """Cuts or pads the last axis to `size`."""
     missing = max(0, size - x.shape[-1])
     return torch.cat([x[..., :size], x.new_full((*x.shape[:-1], missing), fill)], -1) if missing else x[..., :size]

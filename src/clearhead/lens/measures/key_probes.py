@@ -1,4 +1,4 @@
-"""Probes: the weight that each query gives to one named key, without the weights of the others."""
+"""Probes: the weight that each query gives to one chosen key, in O(n·d)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def compute_probe_weights(
 
     `keys` are of all samples, or of each; `rows` says which queries these are, if not all, and `logsumexp` is theirs.
 
-    >>> from clearhead.attention.call import checked
+    >>> from clearhead.attention.call import check_call
     >>> x = torch.zeros(1, 1, 4, 2)
     >>> everywhere = torch.full((1, 1, 4), math.log(4))
-    >>> compute_probe_weights(checked(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
+    >>> compute_probe_weights(check_call(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
     tensor([[[0.0000, 0.2500, 0.2500, 0.2500]]])
     """
     batch, heads, queries, size = call.sizes
@@ -48,7 +48,7 @@ def compute_probe_weights(
 
 
 def _score_pairs(call: Call, rows: range, j: Tensor) -> tuple[Tensor, Tensor]:
-    """The score of each query with its key, and whether it sees it: (batch, heads, rows)."""
+    """The score of each query with its chosen key, and whether that is visible: (batch, heads, rows)."""
     (batch, heads, queries, keys), (kv_heads, d) = call.sizes, (call.k.shape[1], call.k.shape[3])
     dtype, device = torch.promote_types(call.q.dtype, torch.float32), call.q.device
     scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale

@@ -1,4 +1,4 @@
-"""measure: who looks where in one attention, by whichever way is fastest here."""
+"""measure(): checks the inputs, chooses the fastest method that can do the job, and runs it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def plan_job(
     offset: int | None = None,
     logsumexp: Tensor | None = None,
 ) -> MeasureJob:
-    """What measure was asked for, as a job, or an error that names what makes no sense."""
+    """The arguments of measure() as a job, checked."""
     check_counts(ShapeError, pixels=pixels)
     check_counts(ShapeError, most=MAX_TOP, top=top)
     check_counts(ShapeError, least=1, every=every)
@@ -97,13 +97,13 @@ def plan_job(
 
 
 def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
-    """The job done, by the way that was named or the fastest there is."""
+    """Runs a job by the named method, or by the fastest available."""
     if job.call.q.is_meta:
         raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
     one = len(job.rows) == 1 and job.call.k.shape[2] > 0
     other = "single" if one else "tiled"
     there = job.call.q.is_cuda or is_interpreted()
-    reason = launch.refusal(job) if backend == "triton" or (backend == "auto" and there) else None
+    reason = launch.explain_refusal(job) if backend == "triton" or (backend == "auto" and there) else None
     if backend == "auto":
         backend = "triton" if there and reason is None else other
     elif backend not in BACKENDS:

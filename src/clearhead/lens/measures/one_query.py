@@ -1,4 +1,4 @@
-"""The measures of a single query, as a decoding step has it, in one piece: planning tiles would take the time."""
+"""The measures of one query, as in a decoding step: one pass without tiles, whose planning would dominate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(job: MeasureJob) -> Measures:
 
 
 def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
-    """The keys that bands leave to this query, and the mask that has to be asked about them, if there is any."""
+    """The keys within all bands of the mask for this query, and the remaining mask, if any."""
     queries, keys = call.sizes[2:]
     low, high, others = 0, keys, []
     for part in () if call.mask is None else call.mask.parts():
@@ -64,7 +64,7 @@ def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
 
 
 def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
-    """Of this query with these keys, (batch, heads, keys), −inf where hidden."""
+    """The scores of one query with some keys, (batch, heads, keys); −inf where hidden."""
     (batch, heads, queries, keys), dtype = call.sizes, torch.promote_types(call.q.dtype, torch.float32)
     scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale
     k = call.k[:, :, columns].to(dtype).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Workers: pieces of work done side by side, each by a thread of its own.
+"""Worker threads that process a list of items, each with its own number of PyTorch threads.
 
 PyTorch splits every operation among its threads and waits for the last of them. With a hundred short ones in a row
 that is a hundred times waiting, which is slow where anything else runs on the machine. Here each thread does
@@ -20,7 +20,7 @@ _start_lock = threading.Lock()
 def run_in_threads(
     work: Callable[[Item], None], items: Sequence[Item], workers: int | None = None, threads: int | None = None
 ) -> None:
-    """`work(item)` for every item, by several threads, each of which has so many threads of PyTorch's.
+    """Calls `work(item)` for every item on several threads, each using `threads` PyTorch threads.
 
     Left to itself it makes use of as many as PyTorch uses here. An error in one of them ends all.
 
@@ -59,7 +59,7 @@ def run_in_threads(
 
 
 class _WorkQueue(Generic[Item]):
-    """What the threads share; taking from a list is one step that no other thread can come into."""
+    """The items left, shared by worker threads; list.pop is atomic."""
 
     def __init__(self, work: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:
         self.work, self.left, self.threads = work, list(reversed(items)), threads

@@ -33,7 +33,7 @@ BLOCKS = 2**21  # and by no more of them than this, however long the sequence
 
 
 class Tile(NamedTuple):
-    """Some samples, some key heads with all query heads that share them, some rows, and the keys those may see."""
+    """Some samples, some key heads with all query heads that share them, some rows, and the keys they may see."""
 
     samples: slice
     kv_heads: slice
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class TileStack:
-    """All tiles of some heads of some samples."""
+    """The tiles of some heads of some samples, a unit of work for one thread."""
 
     samples: slice
     kv_heads: slice
@@ -57,7 +57,7 @@ class TileStack:
 
 
 def plan_stacks(job: MeasureJob, held: int, crew: int = 1) -> list[TileStack]:
-    """The job in tiles of about `held` scores, stacked so that no two stacks share a head: one for each of a crew.
+    """Cuts a job into tiles of about `held` scores, grouped into stacks that share no head, one or more a worker.
 
     Each tile lies within one row of the map's pixels, or is some whole ones.
     """
@@ -87,7 +87,7 @@ def plan_stacks(job: MeasureJob, held: int, crew: int = 1) -> list[TileStack]:
 
 
 def _find_runs(job: MeasureJob, mask: Mask | None, rows: int) -> list[VisibleRun]:
-    """What each block of so many measured queries may see; a block begins at a multiple of as many queries."""
+    """The visible run of each block of `rows` measured queries."""
     queries, keys = job.call.sizes[2:]
     height = rows * job.rows.step
     count = -(-queries // height)
@@ -98,7 +98,7 @@ def _find_runs(job: MeasureJob, mask: Mask | None, rows: int) -> list[VisibleRun
 
 
 def _merge_runs(found: list[VisibleRun], part: slice, measured: range, rows: int) -> VisibleRun:
-    """What these rows may see; where they lie in several blocks, what is not the same for all is partial."""
+    """The visible run of these rows; if they span several blocks, the mask is evaluated everywhere."""
     height = rows * measured.step
     own = found[measured[part.start] // height : measured[part.stop - 1] // height + 1]
     if len(own) == 1:
@@ -109,7 +109,7 @@ def _merge_runs(found: list[VisibleRun], part: slice, measured: range, rows: int
 
 
 def _cut_rows(count: int, rows: int, block: int) -> Iterator[slice]:
-    """Rows cut where tiles end, and where a row of pixels would not be whole."""
+    """Cuts rows at tile edges and at edges of the map's pixels."""
     edges = {*range(0, count, rows), count}
     if block:
         edges |= {*range(0, count, block)} if block > rows else {count // block * block}
@@ -118,7 +118,7 @@ def _cut_rows(count: int, rows: int, block: int) -> Iterator[slice]:
 
 
 def _select_samples(mask: Mask | None, samples: slice) -> Mask | None:
-    """The first axis of whatever a mask holds is that of the samples, or 1."""
+    """The mask of some samples."""
     if mask is None or not mask.batch:
         return mask
     return mask.map(lambda tensor: tensor[samples] if len(tensor) > 1 else tensor)
@@ -150,7 +150,7 @@ def run(job: MeasureJob) -> Measures:
 
 
 class _TiledJob:
-    """The tensors of a job, and the results as they grow."""
+    """The tensors of one job, and its accumulating results."""
 
     def __init__(self, job: MeasureJob) -> None:
         call, rows = job.call, job.rows
@@ -183,7 +183,7 @@ class _TiledJob:
         self.map = self.q.new_zeros(batch, heads, *pixels)
 
     def measure(self, stack: TileStack) -> None:
-        """Everything about some heads of some samples, written where it belongs."""
+        """Measures all tiles of a stack into the result tensors."""
         if not hasattr(self.rooms, "room"):
             self.rooms.room = self.q.new_empty(2, self.largest)
         for tile in stack:
@@ -265,7 +265,7 @@ class _TiledJob:
         return earlier + between.sum(-1) + later, away + (between * apart).sum(-1)
 
     def _collect(self, parts: Tensor, share: Tensor, tile: Tile) -> None:
-        """What the keys receive from this tile, and the pixels it lies in."""
+        """Adds a tile to `received` and `map`."""
         (high, wide), columns, place = self.job.blocks, tile.columns, (tile.samples, self._heads(tile))
         if not self.job.received and not high:
             return

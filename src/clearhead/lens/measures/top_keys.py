@@ -1,4 +1,4 @@
-"""The largest of many scores, in order; of equal ones the first comes first.
+"""The largest scores of each row, in order; among equal scores the smaller key comes first.
 
 The n largest of all lie in the n groups with the largest maxima, so most scores are looked at only once, by a maximum
 over blocks; then those blocks are sifted once more, across, and what is left is ranked. Where equal scores compete
@@ -19,7 +19,7 @@ def find_block_maxima(scores: Tensor) -> Tensor:
 
 
 def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The so many largest scores, or all if there are fewer, and where they are; `blocks` are their maxima."""
+    """The `count` largest scores and their keys; `blocks` are the block maxima."""
     if count == 1:
         block = blocks.argmax(-1, keepdim=True)
         values, place = _gather_blocks(scores, block)[..., 0, :].max(-1, keepdim=True)
@@ -39,7 +39,7 @@ def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Te
 
 
 def find_largest_of_few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same of scores that are few, or any number of keys: they are not looked at in blocks."""
+    """The `count` largest scores of short rows, without blocks."""
     size = scores.shape[-1]
     values, places = scores.topk(min(count + 1, size))
     if bool((values[..., 1:] == values[..., :-1]).any()):
@@ -48,7 +48,7 @@ def find_largest_of_few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def find_first_visible(scores: Tensor, blocks: Tensor) -> Tensor:
-    """Where the first score is that is not −inf; 0 if there is none."""
+    """The first key with a score above −inf; 0 if there is none."""
     block = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)
     inside = _gather_blocks(scores, block)[..., 0, :]
     return block * BLOCK + (inside > -torch.inf).byte().argmax(-1, keepdim=True)
@@ -67,7 +67,7 @@ def _gather_blocks(scores: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _find_candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where so many of the largest are, in any order, and whether another is as large as the last of them."""
+    """Indices of the `count` largest values in any order, and whether there is a tie for the last place."""
     if values.shape[-1] <= count:
         places = torch.arange(values.shape[-1], device=values.device)
         return places.expand(values.shape), torch.zeros((), dtype=torch.bool, device=values.device)
@@ -77,7 +77,7 @@ def _find_candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank_with_ties(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same, with ties in the order of their places: blocks with equal maxima are taken from the left."""
+    """The `count` largest scores and their keys, with ties broken by key."""
     chosen = _sort_with_ties(
         blocks, torch.arange(blocks.shape[-1], device=blocks.device), min(count, blocks.shape[-1])
     )[1]
@@ -89,7 +89,7 @@ def _rank_with_ties(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor,
 
 
 def _sort_with_ties(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values and their places, which ascend."""
+    """The largest values with their places, ties broken by the smaller place."""
     if values.dtype != torch.float32:
         ordered, order = values.sort(dim=-1, descending=True, stable=True)
         return ordered[..., :count], places.expand(values.shape).gather(-1, order[..., :count])

@@ -1,4 +1,4 @@
-"""How many keys each query sees: what an entropy is to be compared with."""
+"""The number of visible keys of each query, which bounds its entropy."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows
     small steps, and on a GPU as many kernels. Other masks are counted tile by tile where they are.
 
     >>> from clearhead import Mask
-    >>> from clearhead.attention.call import checked
+    >>> from clearhead.attention.call import check_call
     >>> x = torch.zeros(1, 1, 5, 2)
-    >>> count_visible_keys(checked(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
+    >>> count_visible_keys(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
     tensor([[[1, 2, 3, 3, 2]]])
     """
     keys, device = call.k.shape[2], call.q.device
@@ -48,7 +48,7 @@ def _count_in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
 
 
 def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
-    """If each query sees what lies between two places and is hidden from nobody, or None."""
+    """Counts for masks that are a band and hidden keys; None for others."""
     queries, keys = call.q.shape[2], call.k.shape[2]
     if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
         spans = [part.span(rows[0], queries, keys) for part in mask.parts() if isinstance(part, Band)]

@@ -20,7 +20,7 @@ MEASURES = ("entropy", "peak", "distance", "first")
 
 
 class Spread(NamedTuple):
-    """The mean over queries, and how far they are from it: the root of the mean square."""
+    """Mean and standard deviation over queries."""
 
     mean: Float[Tensor, " heads"]
     std: Float[Tensor, " heads"]
@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
 
 
 def compute_statistics(sights: Sequence[Sight]) -> Statistics:
-    """Over several sights of one attention, each query counting alike."""
+    """Mean and spread over all queries of several sights of one attention."""
     heads = tuple(sorted({head for sight in sights for head in sight.heads}))
     counts = torch.zeros(len(heads), dtype=torch.long)
     sums, squares = (torch.zeros(len(MEASURES), len(heads), dtype=torch.float64) for _ in range(2))
@@ -59,7 +59,7 @@ def compute_statistics(sights: Sequence[Sight]) -> Statistics:
 
 
 def _find_first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tensor:
-    """For each measure and head, what its first query that sees anything has."""
+    """For each measure and head, the value of the first query that sees anything."""
     found = torch.zeros(len(MEASURES), len(heads), dtype=torch.float64)
     known = set()
     for sight in sights:

@@ -1,4 +1,4 @@
-"""Sight: what was seen of one attention, in document positions, on the CPU."""
+"""Sight and Forward: the measures of one attention, and of one forward pass, on the CPU in document positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.lens.record.exact_windows import KeptInputs
 
 
 class Pending(Protocol):
-    """What is still being watched."""
+    """An attention that is still being recorded."""
 
     def sight(self, forward: Forward) -> Sight: ...
 
@@ -50,25 +50,25 @@ class Forward:
         return found if isinstance(found, Sight) else found.sight(self)
 
     def kind_of(self, name: str, cross: bool) -> str | None:
-        """Of which text the keys of an attention are: "source", "target", "tokens", or None."""
+        """Which token ids the keys of an attention are: "source", "target", "tokens", or None."""
         own = "source" if "encoder" in name.split(".") else "target"
         return next((kind for kind in (("source",) if cross else (own, "tokens")) if kind in self.ids), None)
 
     def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
-        """What stands at a position of a text; several samples may share one text of the source."""
+        """The label of the token at a position; several samples may share one source text."""
         numbers = self._numbers(kind, sample, inputs)
         if kind is None or numbers is None or not position < len(numbers):
             return None
         return self.labels.get(kind, {}).get(int(numbers[position]))
 
     def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
-        """What stands at every position of a text, as far as that is known."""
+        """The labels of all tokens of a text, None where unknown."""
         numbers = self._numbers(kind, sample, inputs)
         known = {} if kind is None else self.labels.get(kind, {})
         return [] if numbers is None else [known.get(number) for number in numbers.tolist()]
 
     def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
-        """The tokens of a sample."""
+        """The token ids of a sample."""
         ids = None if kind is None else self.ids.get(kind)
         if ids is None:
             return None
@@ -89,7 +89,7 @@ class Forward:
 
 
 def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
-    """Which of so many texts a sample belongs to, by the inputs of all samples.
+    """The index of the text to which a sample belongs, from the inputs of all samples.
 
     >>> [find_text(sample, (0, 0, 0, 5, 5), texts=2) for sample in range(5)]  # five beams of each: see `Sight.inputs`
     [0, 0, 0, 1, 1]
@@ -141,11 +141,11 @@ class Sight(Measures):
 
     @property
     def keys(self) -> int:
-        """How many positions the keys have."""
+        """The number of keys."""
         return 0 if self.received is None else self.received.shape[2]
 
     def top(self, batch: int, head: int, query: int) -> list[WeightedKey]:
-        """The keys that the query at this position looked at most, largest weight first."""
+        """The keys with the largest weights for the query at this position."""
         place, row = self.place_of(head), self.row_of(query)
         self._check_sample(batch)
         keys, weights = self.top_keys[batch, place, row].tolist(), self.top_weights[batch, place, row].tolist()
@@ -156,7 +156,7 @@ class Sight(Measures):
         ]
 
     def text(self, batch: int, key: int) -> str | None:
-        """What stands at a key's position, if the tokens are known and were given names: see `Record.label`."""
+        """The token text at a key's position; None unless `Record.label` was called."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
         if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
             return None  # or the keys are no tokens: parts of a picture, say
@@ -173,18 +173,18 @@ class Sight(Measures):
         return self._kept().compute_window(batch, self.place_of(head), queries, keys)
 
     def attention(self) -> Call:
-        """Everything that went in, as one attention over the heads that were watched; v is not kept, k stands in."""
+        """The kept inputs as one Call over the watched heads; v is not kept, k takes its place."""
         return self._kept().call()
 
     def place_of(self, head: int) -> int:
-        """Where a head lies in the tensors, by its number."""
+        """The index of a head in the tensors."""
         head = to_python_number(head)
         if isinstance(head, bool) or not isinstance(head, int) or head not in self.heads:
             raise RecordError(f"{self.name!r} was watched for heads {list(self.heads)}, not {head!r}")
         return self.heads.index(head)
 
     def row_of(self, query: int) -> int:
-        """Where the query at a position lies in the tensors."""
+        """The index in the tensors of the query at this position."""
         query = to_python_number(query)
         if isinstance(query, bool) or not isinstance(query, int):
             raise RecordError(f"a query of {self.name!r} is chosen by its position, got {query!r}")
@@ -213,7 +213,7 @@ class Sight(Measures):
 
 
 def check_seen_name(name: str, names: Sequence[str]) -> None:
-    """Refuses a name that nothing was seen of, and says which comes near."""
+    """Raises RecordError for an unrecorded attention name, with the nearest match."""
     if name not in names:
         near = get_close_matches(str(name), names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"

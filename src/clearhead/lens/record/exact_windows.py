@@ -1,4 +1,4 @@
-"""Kept: the q and k of an attention, from which any window of its weights can be had exactly."""
+"""Exact windows: q and k kept on the CPU, from which any part of the weights can be recomputed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CELLS = 2**22  # scores held at once where a whole row is needed
 
 @dataclass(frozen=True)
 class KeptInputs:
-    """What went into an attention, on the CPU. Row 0 of q is the query at `first_query`, key 0 stands at position 0.
+    """The inputs of an attention, on the CPU. Row 0 of q is the query at `first_query`, key 0 stands at position 0.
 
     An attention that grew has one part for each step, unless all of them follow one rule.
     """
@@ -42,7 +42,7 @@ class KeptInputs:
         return self.parts[0].first_query if self.parts else 0
 
     def call(self) -> Call:
-        """All of it as one attention."""
+        """All steps as one Call."""
         mask, bias = join_steps(self.parts, self.q.shape[2], self.k.shape[2])
         return Call(self.q, self.k, self.k, mask, self.scale, bias, self.softcap, self.sinks, 0.0)
 
@@ -62,7 +62,7 @@ class KeptInputs:
         return found.to(torch.promote_types(self.q.dtype, torch.float32))
 
     def _split_by_step(self, rows: range) -> Iterator[tuple[Step, range]]:
-        """The parts that hold these queries, and which of them each holds."""
+        """The steps that contain these queries, each with its share of them."""
         for part in self.parts:
             own = [row for row in (rows[0], rows[-1]) if row in part.rows] if rows else []
             if own or (rows and min(rows[0], rows[-1]) < part.first_query <= max(rows[0], rows[-1])):
@@ -103,7 +103,7 @@ class KeptInputs:
 
 
 class InputKeeper:
-    """What is kept while an attention grows: copies on the CPU, the keys only once."""
+    """Collects the inputs of a growing attention on the CPU, each key once."""
 
     def __init__(self) -> None:
         self.q: list[tuple[int, Tensor]] = []  # with the time at which it came
@@ -130,7 +130,7 @@ class InputKeeper:
             self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
 
     def finish(self, history: BatchHistory, logsumexp: Tensor | None) -> KeptInputs:
-        """All of it, with the samples in the order of the record."""
+        """The KeptInputs, with samples in the order of the record."""
         q, k = join_pieces(self.q, history), join_pieces(self.k, history)
         lengths = torch.zeros(len(q), dtype=torch.long)
         for time, part in self.parts:
@@ -146,7 +146,7 @@ _copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakK
 
 
 def _copy_mask(mask: Mask) -> Mask:
-    """An own copy, one for all layers that share the mask."""
+    """A copy of a mask, shared by all layers that use it."""
     if any(tensor.is_inference() for tensor in mask.tensors()):
         return mask.map(_copy_to_host)  # these do not say whether they were changed since
     changes = [tensor._version for tensor in mask.tensors()]
@@ -157,7 +157,7 @@ def _copy_mask(mask: Mask) -> Mask:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """An own copy on the CPU: a cache writes again to what it hands out."""
+    """A CPU copy that shares no memory: caches overwrite what they return."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -166,7 +166,7 @@ def _scale_of_head(scale: Tensor, place: int) -> float:
 
 
 def _select_positions(wanted: int | slice | None, first: int, count: int, what: str) -> range:
-    """The positions from `first` on that a number or a slice asks for."""
+    """The positions that an integer or a slice selects from `first` on."""
     if wanted is None:
         return range(first, first + count)
     wanted = to_python_number(wanted)

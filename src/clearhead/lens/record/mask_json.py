@@ -1,4 +1,4 @@
-"""Masks and biases as JSON: kind, numbers and references to tensors; and back, with nothing trusted."""
+"""Masks and biases as JSON with references to tensors, and back with every field validated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DENSE = 2**30  # cells of a mask of an unknown kind that may be written out
 
 
 def mask_to_json(mask: Mask | None, store: Store, queries: int, keys: int) -> Any:
-    """A mask of a kind that a file does not know is written as a square of booleans."""
+    """A mask as JSON; one of an unknown class is written as dense booleans."""
     if mask is None:
         return None
     if isinstance(mask, mask_kinds.Band):
@@ -77,7 +77,7 @@ def mask_from_json(given: Any, fetch: Fetch, depth: int = 0) -> Mask | None:
 
 
 def bias_to_json(bias: Bias | None, store: Store, queries: int, keys: int) -> Any:
-    """Buckets of a function that a file does not know are written out, one row for each distance that occurs."""
+    """A bias as JSON; bucket functions of an unknown kind are tabulated, one row per distance."""
     if bias is None:
         return None
     if isinstance(bias, biases.Alibi):
@@ -123,7 +123,7 @@ def _read_buckets(given: dict[str, Any], rows: int) -> Callable[[Tensor], Tensor
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:
-    """A value of a JSON object, of the type that it must have."""
+    """A value of a JSON object, checked for its type."""
     if not isinstance(given, dict) or not isinstance(given.get(name), kind):
         got = given.get(name) if isinstance(given, dict) else given
         raise RecordError(f"{name} must be a {kind.__name__}, got {got!r:.60}")
@@ -131,7 +131,7 @@ def read_field(given: Any, name: str, kind: type[Any]) -> Any:
 
 
 def read_integer(given: Any, name: str, *, none: bool = False) -> int | None:
-    """A whole number of a size that makes sense, or None where that is allowed."""
+    """An integer within limits, or None if `none` allows it."""
     if none and isinstance(given, dict) and name in given and given[name] is None:
         return None
     number = read_field(given, name, int)

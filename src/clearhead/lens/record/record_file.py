@@ -1,4 +1,4 @@
-"""A record as one safetensors file: tensors, and a JSON header that says what they are. No pickle, nothing trusted.
+"""A record as one safetensors file: tensors and a JSON header. No pickle; every field is validated on reading.
 
 The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
 header has a tensor, it has its number. A mask or bias that layers share is there once.
@@ -45,7 +45,7 @@ WHOLE = ("peak_key", "top_keys")
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Writes the file whole or not at all. An older record is replaced, any other file is refused."""
+    """Writes the file atomically. An older record is replaced, any other file is refused."""
     if not path.name:
         raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
     _refuse_other_file(path)
@@ -80,7 +80,7 @@ def write_record(record: Record, path: Path) -> None:
 
 
 def _refuse_other_file(path: Path) -> None:
-    """Raises RecordError if a file that is no record would be replaced: say, a model's weights. An empty one may be."""
+    """Raises RecordError if `path` exists and is neither a record nor empty."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             if f'{{"__metadata__":{{"{HEADER}"'.encode() not in file.read(100):
@@ -88,7 +88,7 @@ def _refuse_other_file(path: Path) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """What was written, or a RecordError that says what is wrong with the file."""
+    """Reads a record, or raises RecordError with the reason."""
     try:
         with safe_open(path, "pt") as file:
             header = _read_header(file.metadata())
@@ -239,7 +239,7 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
 
 
 def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
-    """The tensor, if its shape and type go with those of the others."""
+    """The tensor, if its dtype and shape agree with those read before."""
     wanted = (torch.int32, torch.int64) if whole_numbers else (torch.float32, torch.float64)
     names = axes.split()
     fits = tensor.dtype in wanted and tensor.ndim == len(names)

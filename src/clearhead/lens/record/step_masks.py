@@ -1,4 +1,4 @@
-"""The steps of a growing attention as one: the mask and the bias that say the same for all of them at once."""
+"""One mask and one bias for all steps of a growing attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MaskAndBias = tuple[Mask | None, Bias | None]
 
 
 class Step(NamedTuple):
-    """One step: queries from `first_query` on, keys from `first_key` on, and the mask and bias between them."""
+    """The queries and keys of one step, by document position, with their mask and bias."""
 
     first_query: int
     first_key: int
@@ -35,11 +35,11 @@ class Step(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """Where its first query stands among its keys."""
+        """The position of the first query relative to the first key."""
         return self.first_query - self.first_key
 
     def of_samples(self, rows: Tensor) -> Step:
-        """With what these samples had; a row of −1 had left."""
+        """The same step for these samples; −1 marks a sample that had finished."""
         present = None if bool((rows >= 0).all()) else rows >= 0
         rows, bias = rows.clamp(min=0), self.bias
         mask = None if self.mask is None else self.mask.map(lambda t: select_rows(t, rows) if len(t) > 1 else t)
@@ -53,7 +53,7 @@ def join_steps(parts: Sequence[Step], queries: int, keys: int) -> MaskAndBias: .
 @overload
 def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: Literal[False]) -> MaskAndBias | None: ...
 def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: bool = True) -> MaskAndBias | None:
-    """One mask and one bias for all queries and keys; where no rule holds for all, squares of numbers, or None."""
+    """One mask and one bias for all queries and keys; dense ones, or None, where no structured mask fits all steps."""
     if len(parts) == 1 and parts[0].first_key == 0 and parts[0].keys == keys:
         return parts[0].mask, parts[0].bias
     mask, bias = _find_common_mask(parts, queries, keys), _find_common_bias(parts)
@@ -66,7 +66,7 @@ def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: bool = 
 
 
 def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | Literal[False] | None:
-    """The mask that all parts follow, or False."""
+    """The structured mask that holds for all steps, or False."""
     rules = [_to_document_positions(part) for part in parts]
     if any(rule is None or rules[0] is None or len(rule) != len(rules[0]) for rule in rules):
         return False
@@ -83,7 +83,7 @@ def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | 
 
 
 def _to_document_positions(part: Step) -> list[Mask] | None:
-    """Its masks in document positions; None if one cannot be told in them."""
+    """The masks of a step in document positions; None if one has no such form."""
     found: list[Mask] = []
     end = part.first_key + part.keys
     for one in () if part.mask is None else part.mask.parts():
@@ -107,7 +107,7 @@ def _to_document_positions(part: Step) -> list[Mask] | None:
 
 
 def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
-    """The one rule that these are, or None; what a sample had after it left does not count."""
+    """The mask that these have in common, or None; finished samples are ignored."""
     first, numbers, known = rules[0], None, None
     for rule, there in zip(rules, present, strict=True):
         if _rule_key(rule) != _rule_key(first):
@@ -139,7 +139,7 @@ def _extend_rule(rule: Mask, first: int, queries: int, keys: int) -> Mask:
 
 
 def _hides_absent_keys(part: Step, rules: Sequence[Mask], keys: int) -> bool:
-    """Whether the rules hide from these queries the keys that were not there for them."""
+    """Whether the common masks hide all keys that did not exist at this step."""
     bands = [rule for rule in rules if isinstance(rule, Band)]
     last, end = part.first_query + part.queries - 1, part.first_key + part.keys
     above = end == keys or any(band.right is not None and last + band.right < end for band in bands)
@@ -150,7 +150,7 @@ def _hides_absent_keys(part: Step, rules: Sequence[Mask], keys: int) -> bool:
 
 
 def _find_common_bias(parts: Sequence[Step]) -> Bias | Literal[False] | None:
-    """The bias that all parts share, or False."""
+    """The bias that all steps share, or False."""
     first = parts[0].bias
     for part in parts:
         one = part.bias
@@ -193,7 +193,7 @@ def _build_dense_bias(parts: Sequence[Step], keys: int) -> Bias:
 
 
 def _pad_keys(square: Tensor, part: Step, keys: int) -> Tensor:
-    """With the keys that were not there, as 0 or hidden."""
+    """Pads the keys that did not exist at this step, with 0 or False."""
     return torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys))
 
 

@@ -1,4 +1,4 @@
-"""What tokens say, in the words of any tokenizer."""
+"""Token texts for display, from any tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ESCAPED = re.compile("[\udc80-\udcff]")  # what Python makes of a byte that is n
 
 
 def make_namer(namer: Any) -> Callable[[int], str]:
-    """How a tokenizer of ours, of Hugging Face's, or a function names a token.
+    """A function from token id to text, made from a tokenizer of ours or Hugging Face's, or from a callable.
 
     Where every character of a token stands for a byte, as in GPT-2's, Llama 3's and Qwen's, it is the text of these.
     """
@@ -35,7 +35,7 @@ def make_namer(namer: Any) -> Callable[[int], str]:
 
 
 def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
-    """The text of a token whose characters stand for bytes, as our own tokenizer shows it; any other as it is.
+    """Decodes a byte-level token to text; other tokens are returned unchanged.
 
     >>> [decode_byte_characters(token, byte_alphabet()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
     ['▁low', '我', '<0xE7><0x88>', '北<0xE4><0xBA>', '北京']
@@ -48,7 +48,7 @@ def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: bytes that can be printed stand for themselves, the others are U+0100 and so on, in order."""
+    """GPT-2's byte-level alphabet as {character: byte}: printable bytes are themselves, the rest U+0100 and up."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -61,7 +61,7 @@ def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None 
 
 
 def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
-    """The byte that each character stands for, by the tokenizer's own word; None where they stand for themselves."""
+    """The {character: byte} table of a byte-level tokenizer; None for others."""
     own = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
     if isinstance(own, Mapping):
         return own
@@ -71,7 +71,7 @@ def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
 
 
 def _find_types(part: Any) -> set[str]:
-    """The types of a part of a tokenizer, and of the parts that it is made of."""
+    """The type names of a tokenizer component and of all components inside it."""
     try:
         described = json.loads(part.__getstate__())
     except Exception:  # the library's own, of a part that somebody wrote in Python: it has no description
@@ -86,7 +86,7 @@ def _find_types(part: Any) -> set[str]:
 
 
 def _find_added_tokens(tokenizer: Any) -> set[int]:
-    """The tokens that were added to the vocabulary as they are, such as <|im_start|>."""
+    """Ids of tokens added verbatim to the vocabulary, such as <|im_start|>."""
     if hasattr(tokenizer, "get_added_tokens_decoder"):
         return set(tokenizer.get_added_tokens_decoder())
     return set(getattr(tokenizer, "added_tokens_decoder", ()))

@@ -1,4 +1,4 @@
-"""The pass along columns: some keys stay, queries go by, their logsumexp known. It gives what each key receives.
+"""The pass along columns: each program keeps a tile of keys and loops over queries, whose logsumexp is known.
 
 Besides, it finds the keys that may be among the best of a query, namely all that reach a threshold; and it fills the
 map, where the pass along rows had no logsumexp yet.

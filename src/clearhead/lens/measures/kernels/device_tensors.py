@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on any tensors."""
+    """Whether Triton runs its kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class TensorArgument(NamedTuple):
-    """A tensor as a kernel takes it: by descriptor or by pointer, with what leads to a sample and a head."""
+    """A tensor as a kernel argument: TMA descriptor or pointer, with offsets of samples and heads."""
 
     source: Any
     place: tuple[int, ...]
@@ -27,7 +27,7 @@ class TensorArgument(NamedTuple):
 
 
 def place_tensor(x: Tensor, rows: int, width: int) -> TensorArgument:
-    """A tensor (batch, heads, tokens, d), of which so many rows are read at a time.
+    """A tensor (batch, heads, tokens, d) as an argument for kernels that read `rows` rows at a time.
 
     What fits into one tile goes by pointer: to describe it takes longer than to read it.
     """
@@ -36,7 +36,7 @@ def place_tensor(x: Tensor, rows: int, width: int) -> TensorArgument:
 
 
 def describe_tensor(x: Tensor, rows: int, width: int, *, for_gluon: bool = False) -> TensorArgument | None:
-    """A tensor by descriptor, for Hopper's copy engine: one row of memory for each token, of one head or of all.
+    """A tensor as a TMA descriptor, or None where its strides do not allow one.
 
     None where its strides do not allow it, or its columns would run into the next head. Gluon wants to know how tiles
     will lie in shared memory.

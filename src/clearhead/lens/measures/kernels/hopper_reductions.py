@@ -1,4 +1,4 @@
-"""What a reader of `hopper` sums up of one tile of scores: `rows.taken` with the map, and with what keys receive."""
+"""Reductions over one tile of scores for `hopper_row_pass`: measures per query, the map, and `received`."""
 
 from typing import no_type_check
 

@@ -1,4 +1,4 @@
-"""The pass along rows once more, for Hopper's tensor cores: what keys receive is summed up on the way.
+"""The pass along rows for Hopper, in Gluon: it also sums what keys receive.
 
 That saves the pass along columns, which would do half of the forward's arithmetic again for it. It is written in
 Gluon, Triton's language with the layouts in sight, because it has to know which thread holds what (`hopper_sums` says

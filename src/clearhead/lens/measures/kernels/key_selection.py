@@ -1,4 +1,4 @@
-"""What is left to find of single keys: the first one's weight, and the best by their exact scores.
+"""Selection of single keys: the first visible key's weight, and the top keys by their exact scores.
 
 The passes have left a few candidates of each query; their scores are worked out once more, key by key.
 """

@@ -1,4 +1,4 @@
-"""The measures in Triton, on CUDA: a pass along rows, one along columns, and a look at single keys.
+"""The measures in Triton, host side: a pass along rows, a pass along columns, and a selection of top keys.
 
 Along rows everything about a query is summed up, in one pass over q·kᵀ if its logsumexp is at hand; along columns,
 what keys receive. Nothing grows with queries · keys but the number of tiles. `TRITON_INTERPRET=1` runs it on CPU
@@ -44,8 +44,8 @@ LONGEST = 2**19  # queries, and keys: a candidate's tile and its bits share 32 b
 LOG2E = 1 / math.log(2)
 
 
-def refusal(job: MeasureJob) -> str | None:
-    """Why the kernels cannot do a job, or None."""
+def explain_refusal(job: MeasureJob) -> str | None:
+    """The reason why the kernels cannot do a job, or None."""
     call = job.call
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -67,7 +67,7 @@ def refusal(job: MeasureJob) -> str | None:
         return f"it takes up to {LONGEST:,} queries and keys, not {max(call.sizes[2:]):,}"
     if call.bias is not None and not isinstance(call.bias, (biases.Alibi, biases.Relative, biases.Dense)):
         return f"it does not know {call.bias!r}"
-    return mask_plan.refusal(call.mask, call.sizes)
+    return mask_plan.explain_refusal(call.mask, call.sizes)
 
 
 def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
@@ -87,7 +87,7 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
 
 
 class KernelRun:
-    """One job under way: what the kernels read and write."""
+    """One job on the device: the tensors that the kernels read and write, and their launches."""
 
     def __init__(self, job: MeasureJob, shapes: TileShapes | None = None) -> None:
         call, rows = job.call, job.rows
@@ -125,7 +125,7 @@ class KernelRun:
         self.products = {"PRECISION": "tf32x3" if call.q.dtype == torch.float32 else "ieee", "CAST": is_interpreted()}
 
     def _begin(self, shape: tuple[int, int, int], keys: int) -> None:
-        """Room for what is found of each query, of each key and of each pixel."""
+        """Allocates the results per query, per key and per pixel."""
         job, device, dtype = self.job, self.device, torch.float32
         self.given = None if job.logsumexp is None else job.logsumexp.float().contiguous()
         room = torch.empty(8 if job.top else 10, *shape, dtype=dtype, device=device).unbind()
@@ -248,7 +248,7 @@ class KernelRun:
         )
 
     def _places(self, shape: TileShape) -> tuple[TensorArgument, TensorArgument]:
-        """q and k, as tiles of this shape are read from them."""
+        """q and k as kernel arguments for tiles of this shape."""
         if self.placed is None or self.placed[0] != shape[:2]:
             places = place_tensor(self.q, shape.queries, self.width), place_tensor(self.k, shape.keys, self.width)
             self.placed = (shape[:2], places)
@@ -265,7 +265,7 @@ class KernelRun:
         return own | readers | {name: self.constants[name] for name in names}
 
     def _scales(self) -> tuple[Tensor, float]:
-        """What turns a product into a score in units of ln 2, for each head; with a cap, into a part of the cap."""
+        """Per-head factors from q·k to scores in units of ln 2 (with a cap: to fractions of it), and the cap."""
         cap, scale = self.call.softcap, self.call.scale
         unit = LOG2E if cap is None else 1 / cap
         if not isinstance(scale, Tensor):
@@ -284,7 +284,7 @@ class KernelRun:
         return (self.cells if high else self.scales, rows * columns, high, wide, columns)
 
     def _map_constants(self, shape: TileShape, now: bool) -> dict[str, Any]:
-        """What `pool` is told, if the map is filled in this pass."""
+        """The constants of `add_to_map`, if this pass fills the map."""
         high, wide = self.job.blocks
         if not high or not now:
             return {"MAP": False, "EVEN": True, "TOUCHED": 1, "CHUNK": 1, "PARTS": 1}
@@ -308,7 +308,7 @@ def describe_for_hopper(
 
 
 def _choose_chunks(high: int) -> tuple[int, int]:
-    """How many rows are summed up for the map at once, and into how many pixels they can reach."""
+    """Rows summed together for the map, and the number of pixel rows that they can touch."""
     return (16, 2 if high % 16 else 1) if high >= 16 else (1, 1)
 
 

@@ -24,7 +24,7 @@ DENSE = 2**28  # cells of a mask that may be built whole
 
 
 class Bound(NamedTuple):
-    """Which of the six bounds of a term it is, and its number: the same for all samples, or plus or minus lengths."""
+    """One of the six bounds of a term: `number`, plus `sign` · `lengths` where it differs by sample."""
 
     place: int
     number: int
@@ -41,7 +41,7 @@ class Term(NamedTuple):
 
 
 class MaskArguments(NamedTuple):
-    """The arguments of `scoring.visible`, and its constants."""
+    """The arguments and constants of `tile_operations.is_visible`."""
 
     arguments: tuple[Tensor | int, ...]
     terms: int
@@ -50,8 +50,8 @@ class MaskArguments(NamedTuple):
     dense: int
 
 
-def refusal(mask: Mask | None, sizes: tuple[int, int, int, int]) -> str | None:
-    """Why the kernels cannot read a mask, or None."""
+def explain_refusal(mask: Mask | None, sizes: tuple[int, int, int, int]) -> str | None:
+    """The reason why the kernels cannot read a mask, or None."""
     if mask is None or find_terms(mask, *sizes[2:]) is not None:
         return None
     cells = (mask.batch or 1) * (mask.heads or 1) * sizes[2] * sizes[3]
@@ -200,7 +200,7 @@ Tile = tuple[int, int]  # queries, keys
 def plan_rows(
     mask: Mask | None, sizes: tuple[int, int], rows: range, offset: int, tile: Tile, device: torch.device
 ) -> TilePlan:
-    """For each tile of rows: first and end of its run of keys, a hole in it, the number of other tiles; and these.
+    """For each tile of rows: its run of fully visible key tiles, a hole in that, and the list of other tiles.
 
     In the hole are the tiles with keys on both sides of their queries: their distances take a closer look.
     """
@@ -212,7 +212,7 @@ def plan_rows(
 
 
 def plan_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> TilePlan:
-    """For each tile of keys the same, of whole tiles of rows, and without a hole."""
+    """For each tile of keys: its run of fully visible row tiles, and the list of others."""
     tiles = (-(-sizes[1] // tile[1]), -(-len(rows) // tile[0]))
     if mask is not None and tiles[0] * tiles[1] <= FEW:
         return _plan_all_tiles(*tiles, device)
@@ -228,7 +228,7 @@ def _cache_plan(
 
 
 def _plan_all_tiles(tiles: int, others: int, device: torch.device) -> TilePlan:
-    """The plan to visit every tile, and to ask the mask about all of it."""
+    """The plan that visits every tile and evaluates the mask in each."""
 
     def make() -> TilePlan:
         some = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""The pass along rows: some queries stay, keys go by. It gives all that is known of a query, and the map.
+"""The pass along rows: each program keeps a tile of queries and loops over keys; measures per query, and the map.
 
 Sums over a tile are kept in eight columns, of every eighth key: in the layout of the tensor cores' results these
 are sums within a thread, and threads exchange nothing before the end.

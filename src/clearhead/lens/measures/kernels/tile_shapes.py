@@ -1,4 +1,4 @@
-"""The shapes of the tiles, one table for each pass: what there is to tune, with `benchmarks/lens_speed.py --tune`."""
+"""Tile shapes per pass and head width, tuned with `benchmarks/lens_speed.py --tune`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TileShape(NamedTuple):
-    """A tile of so many queries and keys, by so many warps, with so many tiles on their way.
+    """A tile shape with its number of warps and pipeline stages.
 
     A limit of registers lets more tiles run at once, whose multiplying and exponentiating overlap.
     """
@@ -20,13 +20,13 @@ class TileShape(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton is told."""
+        """Launch options for Triton."""
         limit = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages} | limit
 
 
 class TileShapes(NamedTuple):
-    """The tiles of each pass; `pick` has no keys."""
+    """The tile shapes of all passes; `pick` has no keys."""
 
     rows: TileShape
     columns: TileShape
