@@ -291,14 +291,16 @@ def test_prompts_of_different_lengths_are_seen_where_they_stand():
 def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_positions():
     """As Hugging Face's do: fed by hand to the collector."""
     from clearhead.attention import Seen
-    from clearhead.lens.capture.collector import Collector, Settings
-    from clearhead.lens.capture.growing_call import MeasureDetail
+    from clearhead.lens.capture.collector import Collector
+    from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
     from clearhead.lens.record.attention_record import Record
 
     torch.manual_seed(3)
     q, k = torch.randn(2, 6, 29, 5), torch.randn(2, 3, 29, 5)
     record = Record(["decoder.0.self"])
-    collector = Collector(Settings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record, record.known)
+    collector = Collector(
+        WatchSettings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record, record.known
+    )
 
     class Sliding:
         pass

@@ -92,7 +92,7 @@ def test_whatever_is_given_can_be_spelled_for_a_graph():
     rest = [torch.tensor([n]) for n in range(6)]
     plain = AttentionArguments("sdpa", q, k, v, None, None, True, None, None, None, None, None, None, None)
     full = AttentionArguments("flash", q, k, v, rest[0], 0.5, False, 2.0, 11, *rest[1:])
-    scaled = full._replace(way="eager", scale=torch.ones(3), window=None, softcap=None, positions=None)
+    scaled = full._replace(kind="eager", scale=torch.ones(3), window=None, softcap=None, positions=None)
     for got in (plain, full, scaled):
         for name, value, wanted in zip(
             AttentionArguments._fields, decode_arguments(encode_arguments(got)), got, strict=True

@@ -9,7 +9,8 @@ from clearhead.attention.call import check_call
 from clearhead.errors import BackendError
 from clearhead.lens import measure
 from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, MeasureDetail
+from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention
+from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures import one_query
 from clearhead.lens.measures.definition import MeasureJob, choose_blocks
 from clearhead.lens.measures.measure_dispatch import METHODS, run_job

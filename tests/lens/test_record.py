@@ -10,8 +10,8 @@ from clearhead.attention import Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import check_call
 from clearhead.errors import RecordError
-from clearhead.lens.capture.collector import Collector, Settings
-from clearhead.lens.capture.growing_call import MeasureDetail
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
 from clearhead.lens.measures.measure_dispatch import plan_job
 from clearhead.lens.record.attention_views import Forward
 from tests.lens.seen_calls import built, tokens
@@ -22,7 +22,7 @@ def recorded(seen, heads=None, **detail):
     """One attention, told to a collector by hand."""
     record = Record(["encoder.0.self"])
     with Collector(
-        Settings(("encoder.0.self",), heads, MeasureDetail(keep="qk", **detail)), record, record.known
+        WatchSettings(("encoder.0.self",), heads, MeasureDetail(keep="qk", **detail)), record, record.known
     ) as collector:
         collector.record_attention("encoder.0.self", seen)
     return record["encoder.0.self"]

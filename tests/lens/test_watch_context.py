@@ -14,7 +14,7 @@ from clearhead import KeyValueCache, Mask, MultiHeadAttention, Record, attention
 from clearhead.attention.call import check_call
 from clearhead.errors import LensError, RecordError, ShapeError
 from clearhead.lens.attention_names import find_attentions
-from clearhead.lens.capture import memory_estimate
+from clearhead.lens.capture import watch_settings
 from clearhead.lens.measures.definition import Measures
 from tests.lens.seen_calls import SHAPES, built, collect_seen, job_of, tokens
 from tests.lens.tolerances import assert_exact
@@ -429,7 +429,7 @@ def test_the_memory_that_is_kept_is_told_beforehand(caplog):
 
 def test_a_warning_comes_before_memory_is_short(monkeypatch):
     model = built("Decoder", "modern")
-    monkeypatch.setattr(memory_estimate, "get_free_bytes", lambda: 50_000)
+    monkeypatch.setattr(watch_settings, "get_free_bytes", lambda: 50_000)
     told = "q and k of 2 .* will take about .* kB of memory, and 50.0 kB are free"
     with watch(model, keep="qk"):
         with pytest.warns(UserWarning, match=told):
@@ -437,14 +437,14 @@ def test_a_warning_comes_before_memory_is_short(monkeypatch):
         model(tokens(2, 11))  # once is enough: a second warning would be an error here
     with watch(model):
         model(tokens(2, 11))
-    monkeypatch.setattr(memory_estimate, "get_free_bytes", lambda: None)
+    monkeypatch.setattr(watch_settings, "get_free_bytes", lambda: None)
     with watch(model, keep="qk"):
         model(tokens(2, 11))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_that_is_free_is_less_than_there_is():
-    free, there = memory_estimate.get_free_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, there = watch_settings.get_free_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert free is not None
     assert 0 < free < there
 

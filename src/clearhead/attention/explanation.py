@@ -67,9 +67,9 @@ def explain(
         how = " in plain PyTorch" if name == "tiled" else ""
         what = f"{kernel}{how} on {place}, in O(n) memory"
         why += [] if why else _explain_slower(call, name)
-    told = Explanation("\n- ".join([f"{name}: {what}.", *why]))
-    told.backend, told.kernel = name, kernel
-    return told
+    explanation = Explanation("\n- ".join([f"{name}: {what}.", *why]))
+    explanation.backend, explanation.kernel = name, kernel
+    return explanation
 
 
 def sdpa_kernel(call: Call) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from clearhead.errors import LensError
 from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.attention_names import find_attentions
-from clearhead.lens.capture.growing_call import Probe
 from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.capture.watch_settings import Probe
 from clearhead.lens.record.attention_views import Forward, Sight
 
 MIN_VISIBLE = 5  # keys that a query must see to count: of fewer, each gets much by chance alone

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,15 @@ from clearhead.errors import LensError
 from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall, MeasureDetail
-from clearhead.lens.capture.memory_estimate import Sizes, count_dense_bytes, estimate_bytes, format_bytes, warn_if_large
+from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall
+from clearhead.lens.capture.watch_settings import (
+    Sizes,
+    WatchSettings,
+    count_dense_bytes,
+    estimate_bytes,
+    format_bytes,
+    warn_if_large,
+)
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
 
@@ -28,15 +35,6 @@ _lock = threading.RLock()
 
 
 OPTIONS = ("scale", "bias", "softcap", "sinks")
-
-
-class Settings(NamedTuple):
-    """What watch() was asked for, checked: names of the layers, numbers of the heads (None: all), and the detail."""
-
-    layers: tuple[str, ...]
-    heads: tuple[int, ...] | None = None
-    detail: MeasureDetail = MeasureDetail()
-    own_thread: bool = False
 
 
 class _ThreadState(threading.local):
@@ -56,7 +54,7 @@ class Collector:
     with `settings.own_thread` all other threads are ignored.
     """
 
-    def __init__(self, settings: Settings, record: Record, names: Sequence[str], model: Any = None) -> None:
+    def __init__(self, settings: WatchSettings, record: Record, names: Sequence[str], model: Any = None) -> None:
         self.settings, self.record, self.names, self.model = settings, record, list(names), unwrap_model(model)
         self.thread, self.warned = threading.get_ident(), False
         self._thread, self._lock = _ThreadState(), threading.RLock()
@@ -151,22 +149,23 @@ class Collector:
             whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
             call = select_heads(whole, self.settings.heads)
             growing = self._thread.growing if seen.cache is None else seen.cache
-            if first_query is None:
-                first_query = (
-                    self._next(name, growing) if cross else first_key + locate_first_query(call.mask, *call.sizes[2:])
-                )
-            part = self._part(name, call, first_query, growing, cross, still)
+            if first_query is None and cross:
+                first_query = self._find_next_position(name, growing)
+            elif first_query is None:
+                first_query = first_key + locate_first_query(call.mask, *call.sizes[2:])
+            part = self._find_attention(name, call, first_query, growing, cross, still)
             with self._lock:
-                self.record.expected_bytes += self._squares(call)  # as they come: layers and steps differ in them
+                # Here and not with the call: dense masks and biases differ by layer and step.
+                self.record.expected_bytes += self._count_new_dense_bytes(call)
             part.add(
                 call,
                 FirstPositions(first_query, first_key),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
-                norms=self._norms(name, whole, out),
+                norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not still,
             )
 
-    def _norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
+    def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
         if not self.settings.detail.norms:
             return None
         if out is None:
@@ -174,7 +173,7 @@ class Collector:
         chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
-    def _part(
+    def _find_attention(
         self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
     ) -> GrowingAttention:
         """The GrowingAttention that this attention continues, or a new one in a current or new call."""
@@ -182,7 +181,7 @@ class Collector:
             known = self._calls.get(id(growing))
             if known is not None and known[0]() is growing and not still:
                 known[1].apply_reorders()
-            forward, name = self._call(name, call, first_query, growing)
+            forward, name = self._find_call(name, call, first_query, growing)
             if growing is not None and forward.cache is None:
                 forward.bind(growing)
                 self._calls[id(growing)] = (weakref.ref(growing), forward)
@@ -200,7 +199,7 @@ class Collector:
         assert isinstance(part, GrowingAttention)
         return part
 
-    def _next(self, name: str, growing: object | None) -> int:
+    def _find_next_position(self, name: str, growing: object | None) -> int:
         """The next query position of a cross-attention whose caller gave none."""
         known = self._calls.get(id(growing))
         part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
@@ -216,7 +215,7 @@ class Collector:
                 forward.add_ids(kind, numbers, 0 if kind == "source" else first_query)
                 del waiting[kind]
 
-    def _call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
+    def _find_call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
         """The call to which an attention belongs, and its name there."""
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
@@ -250,7 +249,7 @@ class Collector:
         self.record.calls.append(forward)
         return forward
 
-    def _squares(self, call: Call) -> int:
+    def _count_new_dense_bytes(self, call: Call) -> int:
         """The bytes of this mask and bias if they are dense; 0 for a mask that is already kept."""
         if self.settings.detail.keep != "qk":
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -15,27 +15,16 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.lens.capture.batch_history import BatchHistory, GrowingSum, Reorder, join_pieces, pad_to, select_rows
 from clearhead.lens.capture.transfer import to_host
+from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
 from clearhead.lens.measures.visible_counts import count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.exact_windows import InputKeeper
 
-Probe = Callable[[Tensor], Tensor]
 SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
 PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
-
-
-class MeasureDetail(NamedTuple):
-    """Which measures to take of every attention."""
-
-    pixels: int = 256
-    top: int = 8
-    every: int = 1
-    keep: str = "none"
-    probes: Mapping[str, Probe] | None = None
-    norms: bool = False
 
 
 class FirstPositions(NamedTuple):

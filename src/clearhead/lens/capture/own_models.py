@@ -62,7 +62,7 @@ def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], N
 
 
 def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
-    def hear(seen: Seen) -> None:
+    def listen(seen: Seen) -> None:
         first_query, cache = None, seen.cache
         if seen.cross and cache is not None:
             seen = split_beams(seen, cache.beams)
@@ -71,7 +71,7 @@ def _make_listener(name: str, attention: MultiHeadAttention, collector: Collecto
         out = attention.to_out.weight if collector.settings.detail.norms else None
         collector.record_attention(name, seen, first_query=first_query, cross=seen.cross, out=out)
 
-    return hear
+    return listen
 
 
 def split_beams(seen: Seen, beams: int) -> Seen:
@@ -105,9 +105,9 @@ class TokenReader(GraphReceiver):
         super().__init__()
         self.collectors: tuple[Collector, ...] = ()
         self.hooks: list[Any] = []
-        self._here = threading.local()
+        self._thread = threading.local()
 
-    def watch(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Adds forward pre-hooks to the embeddings and to the layer stacks."""
         places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
         stacks = {
@@ -120,9 +120,9 @@ class TokenReader(GraphReceiver):
 
     def receive(self, given: EncodedCall) -> None:
         if not given.numbers:
-            self._here.tokens = given.tensors[0] if given.tensors else None
+            self._thread.tokens = given.tensors[0] if given.tensors else None
             return
-        tokens, self._here.tokens = getattr(self._here, "tokens", None), None
+        tokens, self._thread.tokens = getattr(self._thread, "tokens", None), None
         for collector in self.collectors:
             collector.note_tokens(KINDS[given.numbers[0]], tokens)
 
@@ -161,7 +161,7 @@ def _attach_reader(model: nn.Module, collector: Collector) -> Iterator[None]:
     with registry_lock:
         reader = _readers.setdefault(model, TokenReader())
         if not reader.collectors:
-            reader.watch(model)
+            reader.attach(model)
         reader.collectors = (*reader.collectors, collector)
     try:
         yield

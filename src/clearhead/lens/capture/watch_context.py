@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
 from clearhead.lens.attention_names import check_heads, check_name, find_attentions, to_python_number
-from clearhead.lens.capture.collector import Collector, Settings
-from clearhead.lens.capture.growing_call import MeasureDetail, Probe
-from clearhead.lens.capture.memory_estimate import Sizes, estimate_bytes
+from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.own_models import observe_own_model
+from clearhead.lens.capture.watch_settings import MeasureDetail, Probe, Sizes, WatchSettings, estimate_bytes
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.record.attention_record import Record
 
@@ -63,16 +62,16 @@ def watch(
     >>> record["decoder.1.self"].map.shape
     torch.Size([1, 4, 3, 3])
     """
-    route = _find_target(model)
+    target = _find_target(model)
     settings = _check_settings(
-        route, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms)
+        target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms)
     )
     settings = settings._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
     collector = Collector(settings, record, settings.layers, model)
-    with collector, route.listen(collector):
+    with collector, target.attach(collector):
         yield record
     if not record.calls:
         raise LensError(
@@ -99,12 +98,12 @@ def expected_bytes(
     For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
     squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
     """
-    route = _find_target(model)
-    settings = _check_settings(route, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep))
+    target = _find_target(model)
+    settings = _check_settings(target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep))
     check_counts(LensError, tokens=tokens, batch=batch)
     total = 0
     for name in settings.layers:
-        shape = route.shapes[name]
+        shape = target.shapes[name]
         chosen = shape.heads if settings.heads is None else len(settings.heads)
         sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
         total += estimate_bytes(settings.detail, sizes)
@@ -124,7 +123,7 @@ class WatchTarget(NamedTuple):
     """The attentions of a model by name, and how a collector attaches to them."""
 
     shapes: dict[str, AttentionShape]
-    listen: Callable[[Collector], AbstractContextManager[None]]
+    attach: Callable[[Collector], AbstractContextManager[None]]
 
 
 def _find_target(model: nn.Module) -> WatchTarget:
@@ -173,9 +172,9 @@ def _read_config_integer(config: object, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _check_settings(route: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> Settings:
-    chosen = _select_layers(layers, list(route.shapes))
-    numbers = None if heads is None else _check_heads(heads, {name: route.shapes[name].heads for name in chosen})
+def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> WatchSettings:
+    chosen = _select_layers(layers, list(target.shapes))
+    numbers = None if heads is None else _check_heads(heads, {name: target.shapes[name].heads for name in chosen})
     check_counts(LensError, pixels=detail.pixels)
     check_counts(LensError, most=MAX_TOP, top=detail.top)
     if detail.keep not in ("none", "qk"):
@@ -183,7 +182,7 @@ def _check_settings(route: WatchTarget, layers: Layers, heads: Heads, detail: Me
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
         raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
-    return Settings(tuple(chosen), numbers, detail)
+    return WatchSettings(tuple(chosen), numbers, detail)
 
 
 def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:

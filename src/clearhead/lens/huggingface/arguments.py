@@ -28,7 +28,7 @@ HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every pr
 class AttentionArguments(NamedTuple):
     """The arguments of one attention function call, the kind of function, and whether it is causal."""
 
-    way: str  # "sdpa", "eager", "flash" or "flex"
+    kind: str  # "sdpa", "eager", "flash" or "flex"
     q: Tensor
     k: Tensor
     v: Tensor
@@ -65,15 +65,15 @@ def read_arguments(
     """Collects the arguments of an attention function call; torch.compile can trace it."""
     if args:
         options = {**_name_arguments(function, args), **options}
-    way = "eager" if eager else classify_function(function)
+    kind = "eager" if eager else classify_function(function)
     _refuse_unreadable(q, k, options)
-    takes: Callable[[str], bool] = functools.partial(_accepts, function) if way == "eager" else lambda name: True
+    takes: Callable[[str], bool] = functools.partial(_accepts, function) if kind == "eager" else lambda name: True
     causal = options.get("is_causal")
     sinks = options.get("s_aux")
-    if way == "eager":
+    if kind == "eager":
         sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
     return AttentionArguments(
-        way,
+        kind,
         q,
         k,
         v,
@@ -83,7 +83,7 @@ def read_arguments(
         options.get("softcap") if takes("softcap") else None,
         options.get("sliding_window"),
         options.get("position_bias") if takes("position_bias") else None,
-        sinks if way != "sdpa" else None,
+        sinks if kind != "sdpa" else None,
         options.get("position_ids"),
         options.get("cu_seq_lens_q"),
         options.get("cu_seq_lens_k"),
@@ -95,15 +95,15 @@ def classify_function(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", "")
-    return next((way for way in ("flash", "flex") if way in name), "sdpa")
+    return next((kind for kind in ("flash", "flex") if kind in name), "sdpa")
 
 
 def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
     """The arguments as `Seen`, over the first `keys` keys, since a static cache also returns empty slots."""
     queries = got.q.shape[2]
-    if got.way == "sdpa" and got.mask is None and got.causal and queries > 1:
+    if got.kind == "sdpa" and got.mask is None and got.causal and queries > 1:
         keys = min(keys, queries)
-    if got.way == "flash" and got.mask is not None:
+    if got.kind == "flash" and got.mask is not None:
         keys = min(keys, got.mask.shape[-1])
     mask, bias = _read_mask_once(got, keys, masks)
     if got.bias is not None:
@@ -137,8 +137,8 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
 
 def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
     """The mask, read at the first layer and cached for the others."""
-    if got.mask is None or got.way == "flash":
-        return (_read_flash_mask(got, keys) if got.way == "flash" else _default_mask(got)), None
+    if got.mask is None or got.kind == "flash":
+        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got)), None
     key = (*_identify_mask(got.mask), keys)
     if key not in masks:
         masks[key] = (got.mask, _read_mask(got, keys))
@@ -155,7 +155,7 @@ def _identify_mask(mask: Any) -> tuple[Any, ...]:
 
 def _default_mask(got: AttentionArguments) -> Mask | None:
     """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left."""
-    return Mask.causal(offset=0) if got.way == "sdpa" and got.causal and got.q.shape[2] > 1 else None
+    return Mask.causal(offset=0) if got.kind == "sdpa" and got.causal and got.q.shape[2] > 1 else None
 
 
 def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
@@ -165,7 +165,7 @@ def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
     alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
     rule = functools.partial(recover_mask, causal=got.causal and not alike, window=None if alike else got.window)
     if mask.dtype == torch.bool:
-        if got.way == "sdpa":
+        if got.kind == "sdpa":
             return rule(mask), None
         return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
     hidden = mask <= HIDING_VALUE
@@ -252,7 +252,7 @@ OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
 def encode_arguments(got: AttentionArguments) -> EncodedCall:
     """The arguments as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
     tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
-    numbers = [KINDS.index(got.way), int(got.causal), NONE if got.window is None else got.window]
+    numbers = [KINDS.index(got.kind), int(got.causal), NONE if got.window is None else got.window]
     floats = []
     for value in (got.scale, got.softcap):
         numbers.append(2 if isinstance(value, Tensor) else 0 if value is None else 1)
@@ -271,11 +271,19 @@ def decode_arguments(given: EncodedCall) -> AttentionArguments:
     """The inverse of the encoder."""
     tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
     q, k, v = next(tensors), next(tensors), next(tensors)
-    way, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)
+    kind, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)
     kinds = (next(numbers), next(numbers))
     scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
     optional: dict[str, Any] = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
     assert not isinstance(softcap, Tensor)
     return AttentionArguments(
-        way, q, k, v, scale=scale, causal=causal, softcap=softcap, window=None if window == NONE else window, **optional
+        kind,
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=causal,
+        softcap=softcap,
+        window=None if window == NONE else window,
+        **optional,
     )

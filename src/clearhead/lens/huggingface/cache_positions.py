@@ -67,8 +67,8 @@ class ReorderListener:
     What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
     """
 
-    def __init__(self, moved: Callable[[Any, Tensor], None]) -> None:
-        self.moved = moved
+    def __init__(self, on_reorder: Callable[[Any, Tensor], None]) -> None:
+        self.on_reorder = on_reorder
         self._places: set[tuple[type, str]] = set()
 
     def listen(self, cache: Any) -> None:
@@ -84,10 +84,10 @@ class ReorderListener:
     def stop(self) -> None:
         for place in self._places:
             with registry_lock:
-                heard = _patched[place]
-                heard.listeners = tuple(one for one in heard.listeners if one is not self)
-                if not heard.listeners:
-                    heard.leave()
+                patched = _patched[place]
+                patched.listeners = tuple(one for one in patched.listeners if one is not self)
+                if not patched.listeners:
+                    patched.leave()
                     del _patched[place]
         self._places.clear()
 
@@ -98,14 +98,14 @@ class PatchedMethod:
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name, self.listeners = owner, name, tuple[ReorderListener, ...]()
         self.own: Callable[..., None] = vars(owner)[name]
-        self.put = self._telling()
+        self.put = self._make_wrapper()
         setattr(owner, name, self.put)
 
     def leave(self) -> None:
         if vars(self.owner).get(self.name) is self.put:
             setattr(self.owner, self.name, self.own)
 
-    def _telling(self) -> Callable[[Any, Any], None]:
+    def _make_wrapper(self) -> Callable[[Any, Any], None]:
         @functools.wraps(self.own)
         def move(cache: Any, rows: Any) -> None:
             inner = getattr(_thread, "moving", None) is cache  # called by a class that builds on this one
@@ -116,15 +116,15 @@ class PatchedMethod:
             finally:
                 _thread.moving = before
             if not inner:
-                self._tell(cache, torch.as_tensor(rows), batch)
+                self._notify(cache, torch.as_tensor(rows), batch)
 
         return move
 
-    def _tell(self, cache: Any, rows: Tensor, batch: int) -> None:
+    def _notify(self, cache: Any, rows: Tensor, batch: int) -> None:
         if self.name == "batch_repeat_interleave":
             rows = torch.arange(batch).repeat_interleave(rows)
         for listener in self.listeners:
-            listener.moved(cache, rows)
+            listener.on_reorder(cache, rows)
 
 
 def count_samples(cache: Any) -> int:
@@ -158,13 +158,15 @@ class ForwardPass:
         self,
         module: nn.Module,
         cache: Any = None,
-        rooms: dict[int, LayerCacheState] | None = None,
+        layer_states: dict[int, LayerCacheState] | None = None,
         around: ForwardPass | None = None,
     ) -> None:
         self.module = module
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
-        self.rooms: dict[int, LayerCacheState] = rooms or {} if inherited is None else inherited.rooms
+        self.layer_states: dict[int, LayerCacheState] = (
+            layer_states or {} if inherited is None else inherited.layer_states
+        )
         self.masks: Masks = {} if around is None else around.masks
         self.counts: Counter[str] = Counter() if around is None else around.counts
         self.growth: CacheGrowth | None = None if around is None else around.growth
@@ -173,28 +175,28 @@ class ForwardPass:
 
     @property
     def length(self) -> int:
-        return count_seen_tokens(self.rooms)
+        return count_seen_tokens(self.layer_states)
 
-    def place(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
+    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
         """The document positions of the first query and the first key, and how many keys are real.
 
         A cache that slides hands over only its last keys, a static one also its empty slots.
         """
-        room = self.rooms.get(-1 if layer is None else layer, LayerCacheState())
-        if not room.length and keys > queries:  # a layer may look at the keys of another
-            filled = (one for one in self.rooms.values() if one.length or not self.length)
+        state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
+        if not state.length and keys > queries:  # a layer may look at the keys of another
+            filled = (one for one in self.layer_states.values() if one.length or not self.length)
             others = (one for one in filled if one.explains(queries, keys))
-            room = next(others, room._replace(length=self.length))
+            state = next(others, state._replace(length=self.length))
         if known.cross:
-            return room.length, 0, keys
-        if self.cache is None or layer is None or (room.length and keys == queries):
+            return state.length, 0, keys
+        if self.cache is None or layer is None or (state.length and keys == queries):
             return max(0, keys - queries) if known.grows else 0, 0, keys
-        total = room.length + queries
-        if room.explains(queries, keys):
-            return room.length, max(0, total - keys), min(keys, total)
-        if room.length and known.grows:
+        total = state.length + queries
+        if state.explains(queries, keys):
+            return state.length, max(0, total - keys), min(keys, total)
+        if state.length and known.grows:
             raise LensError(
-                f"{known.name!r} looks at {keys} keys where its cache holds {room.length} and {queries} come in: at "
+                f"{known.name!r} looks at {keys} keys where its cache holds {state.length} and {queries} come in: at "
                 "another sequence, too, or at summaries. It can be watched in one pass, but not while it generates"
             )
         return 0, 0, keys
@@ -202,4 +204,4 @@ class ForwardPass:
 
 def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
     """The number of tokens that a cache has seen: the maximum over its layers."""
-    return max((room.length for room in held.values()), default=0)
+    return max((state.length for state in held.values()), default=0)

@@ -55,27 +55,27 @@ class ForwardTracker:
             )
             for name, module in named.items()
         }
-        self.wholes = _find_models(model)
-        self.layers = _find_layer_numbers(self.wholes, self.known)
+        self.models = _find_models(model)
+        self.layers = _find_layer_numbers(self.models, self.known)
         self.unseen = find_unseen_modules(model)
-        self.passes = self.looks = 0
-        self.listener = cache_positions.ReorderListener(self._moved)
-        self._here = threading.local()
+        self.passes = self.attentions_seen = 0
+        self.listener = cache_positions.ReorderListener(self._on_reorder)
+        self._thread = threading.local()
 
     @contextmanager
-    def following(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Attaches all hooks and wrappers, and removes them at the end."""
         with ExitStack() as stack:
-            for module in self._models():
+            for module in self._list_models():
                 stack.enter_context(attach_forward_hooks(module, self, whole=module is self.model))
             stack.callback(self.listener.stop)
-            stack.enter_context(observe_finished_beams(self._completed))
-            stack.enter_context(observe_modules(list(self.known), self.see))
+            stack.enter_context(observe_finished_beams(self._on_finished_beams))
+            stack.enter_context(observe_modules(list(self.known), self.on_attention))
             yield
-        if self.passes and not self.looks:
-            self._complain()
+        if self.passes and not self.attentions_seen:
+            self._raise_if_none_took_part()
 
-    def _complain(self) -> None:
+    def _raise_if_none_took_part(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
         others = (
             f"its others do not call it: {describe_modules(self.unseen)}. {REMEDY}"
@@ -87,15 +87,15 @@ class ForwardTracker:
             f"({known}, …) none took part, and {others}"
         )
 
-    def see(self, module: nn.Module, got: AttentionArguments) -> None:
+    def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
         if is_recomputing():
             return
-        self.looks += 1
+        self.attentions_seen += 1
         layer = getattr(module, "layer_idx", None)
         queries, keys = got.q.shape[2], got.k.shape[2]
-        first_query, first_key, keys = frame.place(layer, queries, keys, known)
+        first_query, first_key, keys = frame.locate(layer, queries, keys, known)
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         counts[known.name] += 1
         times = counts[known.name]
@@ -111,13 +111,13 @@ class ForwardTracker:
 
     @property
     def _frames(self) -> list[ForwardPass]:
-        if not hasattr(self._here, "frames"):
-            self._here.frames, self._here.growths = [], {}
-        frames: list[ForwardPass] = self._here.frames
+        if not hasattr(self._thread, "frames"):
+            self._thread.frames, self._thread.growths = [], {}
+        frames: list[ForwardPass] = self._thread.frames
         return frames
 
-    def _models(self) -> list[nn.Module]:
-        return [self.model, *(module for module in self.wholes if module is not self.model)]
+    def _list_models(self) -> list[nn.Module]:
+        return [self.model, *(module for module in self.models if module is not self.model)]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_recomputing():
@@ -129,23 +129,23 @@ class ForwardTracker:
                 break
         cache = cache_positions.find_cache(named.values())
         frame = ForwardPass(
-            module, cache, self._rooms(cache, named.get("hidden_states")), frames[-1] if frames else None
+            module, cache, self._read_states(cache, named.get("hidden_states")), frames[-1] if frames else None
         )
         vectors = named.get("inputs_embeds") is not None and not frame.reads
-        around = self.wholes and module not in self.wholes and not hasattr(module, "_orig_mod")  # not a model itself
-        ids = {} if frame.reads or around else self._ids(module, named)
+        around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
+        ids = {} if frame.reads or around else self._find_token_ids(module, named)
         frame.reads = frame.reads or bool(ids)
         if not frames:
             self.passes += 1
-            frame.growth = self._growth(module, cache, frame, named)
+            frame.growth = self._find_growth(module, cache, frame, named)
             self.collector.begin(growing=frame.growth, ids=ids)
         else:
-            self._within(frame, {"vectors": None} if vectors and not ids else ids)
+            self._note_inner_tokens(frame, {"vectors": None} if vectors and not ids else ids)
         if frame.growth is not None and cache is not None:
             self.listener.listen(cache)
         frames.append(frame)
 
-    def _within(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
+    def _note_inner_tokens(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
         """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
         read, mixed = frame.read, False
         for kind, numbers in ids.items():
@@ -167,64 +167,68 @@ class ForwardTracker:
             return
         cache = cache_positions.find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
-            frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._rooms(cache))
-            self._here.growths[id(cache)] = frame.growth
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
+            self._thread.growths[id(cache)] = frame.growth
             self.listener.listen(cache)
         self.collector.end()
 
-    def _rooms(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
+    def _read_states(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
         """Cache states of the watched layers; other layers may already hold the tokens `coming`.
 
         All have, where a layer by itself has no place there: it looks at the keys of one before it.
         """
         held = read_layer_states(cache)
-        own = {n: room for n, room in held.items() if not self.layers or n in self.layers}
+        own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
         if own or not held:
             return own
         new = 0 if coming is None else coming.shape[-2]
-        return {n: room._replace(length=max(0, room.length - new)) for n, room in held.items()}
+        return {n: state._replace(length=max(0, state.length - new)) for n, state in held.items()}
 
-    def _growth(
+    def _find_growth(
         self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
     ) -> CacheGrowth | None:
         """The CacheGrowth that this pass continues, a new one, or None if no cache is used."""
         length = frame.length
-        known: CacheGrowth | None = self._here.growths.get(id(cache))
+        known: CacheGrowth | None = self._thread.growths.get(id(cache))
         if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
             return known
         if cache is not None:
             return CacheGrowth(cache, length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
-        return CacheGrowth(self, 0) if keeps and True in self._kinds(module) else None
+        return CacheGrowth(self, 0) if keeps and True in self._find_growth_kinds(module) else None
 
-    def _kinds(self, module: nn.Module) -> set[bool]:
+    def _find_growth_kinds(self, module: nn.Module) -> set[bool]:
         """Which values `grows` has among the attentions of a module."""
         return {self.known[part].grows for part in module.modules() if part in self.known}
 
-    def _ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _find_token_ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The token ids of a pass: "source" and "target" for encoder-decoders, else "tokens"."""
-        whole = self.wholes.get(module) or next(iter(self.wholes.values()), module)
+        whole = self.models.get(module) or next(iter(self.models.values()), module)
         both = getattr(getattr(whole, "config", None), "is_encoder_decoder", False)
         source, target = named.get("input_ids"), named.get("decoder_input_ids")
         if both and target is None and named.get("labels") is not None:
             shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
             target = None if shift is None else shift(labels=named["labels"])
         kind: Any = type(module)
-        if both and "decoder_input_ids" not in _get_signature(kind).parameters and self._kinds(module) == {True}:
+        if (
+            both
+            and "decoder_input_ids" not in _get_signature(kind).parameters
+            and self._find_growth_kinds(module) == {True}
+        ):
             source, target = None, source  # the decoder by itself
         found = {"source" if both else "tokens": source, "target": target}
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
-    def _completed(self, rows: frozenset[int]) -> None:
+    def _on_finished_beams(self, rows: frozenset[int]) -> None:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
-        self._here.completed = rows
+        self._thread.finished_beams = rows
 
-    def _moved(self, cache: Any, rows: Tensor) -> None:
+    def _on_reorder(self, cache: Any, rows: Tensor) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
-        finished: frozenset[int] = getattr(self._here, "completed", frozenset())
-        self._here.completed = frozenset()
-        growth: CacheGrowth | None = self._here.growths.get(id(cache)) if self._frames is not None else None
+        finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
+        self._thread.finished_beams = frozenset()
+        growth: CacheGrowth | None = self._thread.growths.get(id(cache)) if self._frames is not None else None
         if growth is not None and growth.cache() is cache:
             self.collector.reorder(rows, growth, finished)
 
@@ -232,19 +236,19 @@ class ForwardTracker:
 @contextmanager
 def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Within it the collector receives every attention call of the model."""
-    follower = ForwardTracker(model, collector)
-    if follower.layers is not None and type(model).forward is nn.Module.forward:
+    tracker = ForwardTracker(model, collector)
+    if tracker.layers is not None and type(model).forward is nn.Module.forward:
         raise LensError(
             f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
             "watch the model that it belongs to, and choose some of its attentions with layers="
         )
-    if follower.unseen:
+    if tracker.unseen:
         warnings.warn(
             f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
-            f"not seen: {describe_modules(follower.unseen)}",
+            f"not seen: {describe_modules(tracker.unseen)}",
             stacklevel=5,
         )
-    with follower.following():
+    with tracker.track():
         yield
 
 

@@ -166,35 +166,37 @@ class FunctionObserver(GraphReceiver):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.watchers = weakref.ref(module), tuple[Callback, ...]()
+        self.module, self.callbacks = weakref.ref(module), tuple[Callback, ...]()
 
     def receive(self, given: EncodedCall) -> None:
-        self.show(decode_arguments(given))
+        self.notify(decode_arguments(given))
 
-    def show(self, got: AttentionArguments) -> None:
+    def notify(self, got: AttentionArguments) -> None:
         module = self.module()
         if module is not None:
-            for see in self.watchers:
-                see(module, got)
+            for callback in self.callbacks:
+                callback(module, got)
 
     # A BlockMask is nothing that an operator could take.
-    show_outside = exclude_from_graphs("clearhead.watch looks at FlexAttention's mask by itself")(show)
+    notify_outside_graph = exclude_from_graphs("clearhead.watch reads FlexAttention's mask outside of the graph")(
+        notify
+    )
 
 
 _observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def observe_modules(modules: Sequence[nn.Module], see: Callback) -> Iterator[None]:
-    """Within it, `see` is called with the arguments of every attention function call of these modules."""
+def observe_modules(modules: Sequence[nn.Module], callback: Callback) -> Iterator[None]:
+    """Within it, `callback` is called with the arguments of every attention function call of these modules."""
     with intercept_interfaces(modules):
         for module in modules:
-            _attach(module, see)
+            _attach(module, callback)
         try:
             yield
         finally:
             for module in modules:
-                _detach(module, see)
+                _detach(module, callback)
 
 
 def observe_function(
@@ -203,34 +205,34 @@ def observe_function(
     """The wrapper of every watch: calls the attention function, then its observer."""
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
-    here: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
-    if here is None:
+    observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
+    if observer is None:
         return result
     got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
     if sdpa_observer is not None:
         got = got._replace(sdpa_observer=sdpa_observer)
     if not torch.compiler.is_compiling():
-        here.show(got)
+        observer.notify(got)
     elif mask is None or isinstance(mask, Tensor):
-        send_to_receiver(here, encode_arguments(got))
+        send_to_receiver(observer, encode_arguments(got))
     else:
-        here.show_outside(got)
+        observer.notify_outside_graph(got)
     return result
 
 
-def _attach(module: nn.Module, see: Callback) -> None:
+def _attach(module: nn.Module, callback: Callback) -> None:
     with registry_lock:
-        here = _observers.get(module) or _observers.setdefault(module, FunctionObserver(module))
-        if not here.watchers:
-            vars(module)[OBSERVER] = here
+        observer = _observers.get(module) or _observers.setdefault(module, FunctionObserver(module))
+        if not observer.callbacks:
+            vars(module)[OBSERVER] = observer
             add_wrap(module, observe_function)
-        here.watchers = (*here.watchers, see)
+        observer.callbacks = (*observer.callbacks, callback)
 
 
-def _detach(module: nn.Module, see: Callback) -> None:
+def _detach(module: nn.Module, callback: Callback) -> None:
     with registry_lock:
-        here = _observers[module]
-        here.watchers = tuple(one for one in here.watchers if one is not see)
-        if not here.watchers:
+        observer = _observers[module]
+        observer.callbacks = tuple(one for one in observer.callbacks if one is not callback)
+        if not observer.callbacks:
             del vars(module)[OBSERVER]
             remove_wrap(module, observe_function)

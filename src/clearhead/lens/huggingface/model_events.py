@@ -38,19 +38,21 @@ class HookRegistry:
     def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
         self.begin, self.end = begin, end
         self.numbers: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self.audiences: weakref.WeakKeyDictionary[nn.Module, tuple[ForwardCallbacks, ...]] = weakref.WeakKeyDictionary()
+        self.registered: weakref.WeakKeyDictionary[nn.Module, tuple[ForwardCallbacks, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def enter(self, module: nn.Module, audience: ForwardCallbacks) -> None:
+    def enter(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
         with registry_lock:
-            if module not in self.audiences:
+            if module not in self.registered:
                 self._hook(module)
-            self.audiences[module] = (*self.audiences.get(module, ()), audience)
+            self.registered[module] = (*self.registered.get(module, ()), callbacks)
 
-    def leave(self, module: nn.Module, audience: ForwardCallbacks) -> None:
+    def leave(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
         with registry_lock:
-            self.audiences[module] = tuple(one for one in self.audiences[module] if one is not audience)
-            if not self.audiences[module]:
-                del self.audiences[module]
+            self.registered[module] = tuple(one for one in self.registered[module] if one is not callbacks)
+            if not self.registered[module]:
+                del self.registered[module]
                 for place, number, _ in self._places(module):
                     del place[number]
 
@@ -83,24 +85,24 @@ class HookRegistry:
 
 
 @contextmanager
-def attach_forward_hooks(module: nn.Module, audience: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
+def attach_forward_hooks(module: nn.Module, callbacks: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
     """Within it, callbacks receive every forward pass of the `whole` model, or of one inside it."""
     announcer = _whole if whole else _within
-    announcer.enter(module, audience)
+    announcer.enter(module, callbacks)
     try:
         yield
     finally:
-        announcer.leave(module, audience)
+        announcer.leave(module, callbacks)
 
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> None:
-    for audience in (_whole if whole else _within).audiences.get(module, ()):
-        audience.begin(module, args, kwargs)
+    for one in (_whole if whole else _within).registered.get(module, ()):
+        one.begin(module, args, kwargs)
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, *, whole: bool) -> None:
-    for audience in (_whole if whole else _within).audiences.get(module, ()):
-        audience.end(module, args, kwargs, output)
+    for one in (_whole if whole else _within).registered.get(module, ()):
+        one.end(module, args, kwargs, output)
 
 
 def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,29 +142,29 @@ _wrapper: MethodWrapper | None = None  # of the method, while anybody listens
 
 
 @contextmanager
-def observe_finished_beams(hear: FinishedCallback) -> Iterator[None]:
-    """Within it, `hear` is called at every step of beam search with the rows of finished beams."""
+def observe_finished_beams(callback: FinishedCallback) -> Iterator[None]:
+    """Within it, `callback` is called at every step of beam search with the rows of finished beams."""
     from transformers.generation.utils import GenerationMixin
 
-    _add_callback(GenerationMixin, hear)
+    _add_callback(GenerationMixin, callback)
     try:
         yield
     finally:
-        _remove_callback(hear)
+        _remove_callback(callback)
 
 
-def _add_callback(mixin: type, hear: FinishedCallback) -> None:
+def _add_callback(mixin: type, callback: FinishedCallback) -> None:
     global _callbacks, _wrapper
     with registry_lock:
         if not _callbacks and isinstance(inspect.getattr_static(mixin, METHOD, None), FunctionType):
             _wrapper = MethodWrapper(mixin)
-        _callbacks = (*_callbacks, hear)
+        _callbacks = (*_callbacks, callback)
 
 
-def _remove_callback(hear: FinishedCallback) -> None:
+def _remove_callback(callback: FinishedCallback) -> None:
     global _callbacks, _wrapper
     with registry_lock:
-        _callbacks = tuple(one for one in _callbacks if one is not hear)
+        _callbacks = tuple(one for one in _callbacks if one is not callback)
         if not _callbacks and _wrapper is not None:
             _wrapper.restore()
             _wrapper = None
@@ -174,7 +176,7 @@ class MethodWrapper:
     def __init__(self, owner: type) -> None:
         self.owner, self.inherited = owner, METHOD not in vars(owner)
         self.own: Callable[..., Any] = inspect.getattr_static(owner, METHOD)
-        self.put = self._telling()
+        self.put = self._make_wrapper()
         setattr(owner, METHOD, self.put)
 
     def restore(self) -> None:
@@ -186,14 +188,14 @@ class MethodWrapper:
         else:
             setattr(self.owner, METHOD, self.own)
 
-    def _telling(self) -> Callable[..., Any]:
+    def _make_wrapper(self) -> Callable[..., Any]:
         @functools.wraps(self.own)
         def update(*args: Any, **kwargs: Any) -> Any:
             result = self.own(*args, **kwargs)
             if _wrapper is self:
                 found = _find_finished_rows(result, **kwargs)
-                for hear in _callbacks:
-                    hear(found)
+                for callback in _callbacks:
+                    callback(found)
             return result
 
         return update

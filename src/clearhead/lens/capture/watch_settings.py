@@ -1,16 +1,41 @@
-"""The memory that a record will take, estimated before anything runs."""
+"""The checked options of watch(), and the memory that a record with them will take."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
-from clearhead.lens.capture.growing_call import MeasureDetail
 
 LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
+
+
+Probe = Callable[[Tensor], Tensor]  # query positions to one key position each, −1 for none
+
+
+class MeasureDetail(NamedTuple):
+    """Which measures to take of every attention."""
+
+    pixels: int = 256
+    top: int = 8
+    every: int = 1
+    keep: str = "none"
+    probes: Mapping[str, Probe] | None = None
+    norms: bool = False
+
+
+class WatchSettings(NamedTuple):
+    """What watch() was asked for, checked: names of the layers, numbers of the heads (None: all), and the detail."""
+
+    layers: tuple[str, ...]
+    heads: tuple[int, ...] | None = None
+    detail: MeasureDetail = MeasureDetail()
+    own_thread: bool = False
 
 
 class Sizes(NamedTuple):
