@@ -109,14 +109,14 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [line.split("; ") for line in done.stdout.splitlines()]
-    assert {name for _, name, *_ in found} == {"look_along_rows", "look_along_columns", "pick", "pick_from_all"}
+    assert {name for _, name, *_ in found} == {"scan_rows", "scan_columns", "select_top_keys", "select_from_all_keys"}
     assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
     uses = ["wgmma", "cp.async.bulk.tensor"]
     assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("look")] == [uses] * 2
-    swift = [(int(shared), used) for job, name, shared, *used in found if "swift" in job and name == "look_along_rows"]
+    swift = [(int(shared), used) for job, name, shared, *used in found if "swift" in job and name == "scan_rows"]
     assert [used for _, used in swift] == [uses] * 2
     assert max(shared for shared, _ in swift) <= 227 * 1024  # what a multiprocessor has
-    assert [name for job, name, *_ in found if job == "swift"] == ["look_along_rows", "pick"]
+    assert [name for job, name, *_ in found if job == "swift"] == ["scan_rows", "select_top_keys"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES if CUDA else DTYPES[:1], ids=str)
