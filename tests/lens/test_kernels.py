@@ -112,7 +112,7 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
     assert {name for _, name, *_ in found} == {"scan_rows", "scan_columns", "select_top_keys", "select_from_all_keys"}
     assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
     uses = ["wgmma", "cp.async.bulk.tensor"]
-    assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("look")] == [uses] * 2
+    assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("scan")] == [uses] * 2
     swift = [(int(shared), used) for job, name, shared, *used in found if "swift" in job and name == "scan_rows"]
     assert [used for _, used in swift] == [uses] * 2
     assert max(shared for shared, _ in swift) <= 227 * 1024  # what a multiprocessor has
