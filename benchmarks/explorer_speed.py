@@ -29,10 +29,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from clearhead import Mask, Record, attention_weights, measure
 from clearhead.explore import open_record, write_page
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import blocks_of
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.measures.definition import choose_blocks
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.step_masks import Step
 
 from measuring import RESULTS, hardware
 
@@ -74,14 +74,14 @@ def drawn(tokens: int, layers: int, heads: int, mask: Mask | None = None, pixels
     for layer in range(layers):
         q, k = torch.randn(2, 1, heads, tokens, WIDTH, generator=chance)
         found = measure(q, k, mask, pixels=pixels)
-        part = Part(0, 0, tokens, tokens, mask, None)
-        kept = Kept(q, k, WIDTH**-0.5, None, None, (part,), torch.tensor([tokens]), found.logsumexp)
+        part = Step(0, 0, tokens, tokens, mask, None)
+        kept = KeptInputs(q, k, WIDTH**-0.5, None, None, (part,), torch.tensor([tokens]), found.logsumexp)
         sights[f"encoder.{layer}.self"] = Sight(
             **vars(found),
             name=f"encoder.{layer}.self",
             heads=tuple(range(heads)),
             queries=torch.arange(tokens),
-            blocks=blocks_of(tokens, tokens, pixels),
+            blocks=choose_blocks(tokens, tokens, pixels),
             inputs=(0,),
             kept=kept,
         )

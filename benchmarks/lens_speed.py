@@ -4,7 +4,7 @@
 
 The table sets our passes beside FlashAttention, FlexAttention with its logsumexp, and eager attention, which builds the
 weights. `--tune` first tries tiles of many shapes for each pass, prints their times, and goes on with the best;
-what it found belongs into `src/clearhead/lens/kernels/shapes.py`.
+what it found belongs into `src/clearhead/lens/measures/kernels/tile_shapes.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead import Mask
-from clearhead.attention.inputs import checked
-from clearhead.attention.overhearing import Overhearing
-from clearhead.lens import kernel
-from clearhead.lens.kernels import shapes
-from clearhead.lens.kernels.shapes import Shape, Shapes
-from clearhead.lens.measures import Job, Measures
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import check_call
+from clearhead.attention.sdpa_logsumexp import LogsumexpMode
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.kernels import launch, tile_shapes
+from clearhead.lens.measures.kernels.tile_shapes import TileShape, TileShapes
+from clearhead.lens.measures.measure_dispatch import plan_job
 
 from measuring import HEADER, Report, compare, hardware
 
@@ -66,19 +65,28 @@ SIZES = [
 PROMISES = {"per query, map": 1.8, "and received": 2.2, "and top 8": 3.0}
 
 ROW_SHAPES = [
-    *(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2), Shape(128, 128, 8, 3), Shape(128, 128, 4, 2)),
-    *(Shape(64, 128, 4, 2), Shape(64, 128, 4, 3), Shape(64, 128, 4, 2, 168), Shape(64, 64, 4, 3, 128)),
-    *(Shape(128, 64, 4, 3), Shape(128, 64, 8, 3, 128), Shape(128, 64, 8, 2, 80), Shape(256, 64, 8, 2, 128)),
-    *(Shape(256, 64, 8, 3), Shape(64, 256, 4, 2), Shape(128, 256, 8, 2)),
+    *(TileShape(128, 128, 8, 2, 128), TileShape(128, 128, 8, 2), TileShape(128, 128, 8, 3), TileShape(128, 128, 4, 2)),
+    *(TileShape(64, 128, 4, 2), TileShape(64, 128, 4, 3), TileShape(64, 128, 4, 2, 168), TileShape(64, 64, 4, 3, 128)),
+    *(
+        TileShape(128, 64, 4, 3),
+        TileShape(128, 64, 8, 3, 128),
+        TileShape(128, 64, 8, 2, 80),
+        TileShape(256, 64, 8, 2, 128),
+    ),
+    *(TileShape(256, 64, 8, 3), TileShape(64, 256, 4, 2), TileShape(128, 256, 8, 2)),
 ]
 COLUMN_SHAPES = [
-    *(Shape(128, 128, 8, 2, 128), Shape(128, 128, 8, 2), Shape(128, 128, 4, 2), Shape(128, 128, 8, 3)),
-    *(Shape(64, 128, 4, 2), Shape(64, 128, 4, 3), Shape(64, 128, 4, 3, 168), Shape(64, 128, 4, 2, 128)),
-    *(Shape(128, 64, 8, 2, 128), Shape(128, 64, 4, 2, 168), Shape(64, 64, 4, 3, 128)),
-    *(Shape(64, 256, 8, 3, 128), Shape(64, 256, 4, 2), Shape(128, 256, 8, 2), Shape(256, 128, 8, 2)),
+    *(TileShape(128, 128, 8, 2, 128), TileShape(128, 128, 8, 2), TileShape(128, 128, 4, 2), TileShape(128, 128, 8, 3)),
+    *(TileShape(64, 128, 4, 2), TileShape(64, 128, 4, 3), TileShape(64, 128, 4, 3, 168), TileShape(64, 128, 4, 2, 128)),
+    *(TileShape(128, 64, 8, 2, 128), TileShape(128, 64, 4, 2, 168), TileShape(64, 64, 4, 3, 128)),
+    *(TileShape(64, 256, 8, 3, 128), TileShape(64, 256, 4, 2), TileShape(128, 256, 8, 2), TileShape(256, 128, 8, 2)),
 ]
-SWIFT_SHAPES = [Shape(192, 128, 4, 3, 160), Shape(192, 128, 4, 4, 152), *(Shape(128, 128, 4, n, 232) for n in (4, 5))]
-PICK_SHAPES = [Shape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
+SWIFT_SHAPES = [
+    TileShape(192, 128, 4, 3, 160),
+    TileShape(192, 128, 4, 4, 152),
+    *(TileShape(128, 128, 4, n, 232) for n in (4, 5)),
+]
+PICK_SHAPES = [TileShape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
 def tensors(size: Size) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,9 +96,9 @@ def tensors(size: Size) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def job_of(q: Tensor, k: Tensor, size: Size, logsumexp: Tensor | None, **asked: int | bool) -> Job:
+def job_of(q: Tensor, k: Tensor, size: Size, logsumexp: Tensor | None, **asked: int | bool) -> MeasureJob:
     mask = MASKS[size.causal]
-    return planned(checked(q, k, None, mask), logsumexp=logsumexp, **asked)
+    return plan_job(check_call(q, k, None, mask), logsumexp=logsumexp, **asked)
 
 
 MASKS = {True: Mask.causal(), False: None}  # one object each: what is worked out about a mask is kept with it
@@ -109,18 +117,18 @@ def competitors(q: Tensor, k: Tensor, v: Tensor, size: Size) -> dict[str, Run]:
 
     def seen(**asked: int | bool) -> Run:
         def run() -> Measures:
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), Overhearing() as overheard:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), LogsumexpMode() as overheard:
                 bare()
             found = overheard.logsumexp(q, keys=k.shape[2], scale=size.d**-0.5)
             assert found is not None
-            return kernel.run(job_of(q, k, size, found, **asked))
+            return launch.run(job_of(q, k, size, found, **asked))
 
         return run
 
     def watched() -> Measures:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             bare()
-        return kernel.run(job_of(q, k, size, None))
+        return launch.run(job_of(q, k, size, None))
 
     return {
         "cuDNN": by(SDPBackend.CUDNN_ATTENTION),
@@ -202,9 +210,9 @@ def tabulate(table: Table, size: Size, rounds: int) -> None:
     )
 
 
-def passes(job: Job, given: Shapes) -> dict[str, Run]:
+def passes(job: MeasureJob, given: TileShapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
-    work = kernel.Work(job, given)
+    work = launch.KernelRun(job, given)
     work.along_rows()
     runs: dict[str, Run] = dict.fromkeys(("rows", "swift", "receiving"), work.along_rows)
 
@@ -217,18 +225,18 @@ def passes(job: Job, given: Shapes) -> dict[str, Run]:
     return runs | {"columns": along_columns, "collecting": along_columns, "pick": work.pick}
 
 
-def trial(size: Size, top: int, tried: Shape | None, name: str) -> tuple[Job, Shapes]:
+def trial(size: Size, top: int, tried: TileShape | None, name: str) -> tuple[MeasureJob, TileShapes]:
     """A job in which one pass has tiles of another shape; without one, as the table of shapes has it."""
     q, k, _ = tensors(size)
     logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
     job = job_of(q, k, size, logsumexp, top=top, received=name != "swift")
     wide = -(-size.tokens // 256)
-    usual = shapes.shapes_for(size.d, 2, size.tokens, size.tokens, wide, top)
+    usual = tile_shapes.choose_shapes(size.d, 2, size.tokens, size.tokens, wide, top)
     usual = usual if name in ("swift", "receiving") else usual._replace(swift=None, receiving=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
 
-def warmed(case: tuple[Size, int, Shape, str]) -> str | None:
+def warmed(case: tuple[Size, int, TileShape, str]) -> str | None:
     """Compiles one trial, in a process of its own, into the cache that all share; why it failed, or None."""
     size, top, tried, name = case
     try:
@@ -254,7 +262,7 @@ def milliseconds(run: Run, times: int = 7) -> float:
     return statistics.median(taken)
 
 
-def tune(processes: int = 12) -> Shapes:
+def tune(processes: int = 12) -> TileShapes:
     """The fastest shapes for heads 128 wide, by the sum of their times over the sizes that were promised."""
     sizes = SIZES[1:3]
     narrow = [shape for shape in COLUMN_SHAPES if shape.keys <= 128]
@@ -277,9 +285,9 @@ def tune(processes: int = 12) -> Shapes:
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         failures = dict(zip(cases, pool.map(warmed, cases), strict=True))
-    best: dict[str, Shape] = {}
+    best: dict[str, TileShape] = {}
     for name, tried in candidates.items():
-        totals: dict[Shape, float] = {}
+        totals: dict[TileShape, float] = {}
         for shape in tried:
             mine = [case for case in cases if case[2:] == (shape, name)]
             wrong = next((failures[case] for case in mine if failures[case] is not None), None)
@@ -294,7 +302,7 @@ def tune(processes: int = 12) -> Shapes:
             totals[shape] = sum(times.values())
         best[name] = min(totals, key=lambda shape: totals[shape])
         print(f"{name:10} best: {best[name]}", flush=True)
-    return shapes.HALF[256]._replace(**best)
+    return tile_shapes.HALF[256]._replace(**best)
 
 
 def main() -> None:
@@ -309,8 +317,8 @@ def main() -> None:
     print(hardware())
     with torch.no_grad():
         if asked.tune:
-            shapes.HALF[256] = tune()
-            print(shapes.HALF[256])
+            tile_shapes.HALF[256] = tune()
+            print(tile_shapes.HALF[256])
         table = Table()
         if importlib.util.find_spec("flash_colreduce") is None:
             table.note("flash-colreduce is not installed here")

@@ -90,7 +90,7 @@ def test_imports_point_one_way(path):
 @pytest.mark.parametrize(
     ("code", "module"),
     [
-        ("from clearhead.lens import watching", "clearhead.attention.masks"),
+        ("from clearhead.lens.capture import collector", "clearhead.attention.masks"),
         ("from clearhead import lens", "clearhead.attention.masks"),
         ("def late():\n    import clearhead.model.layers", "clearhead.attention.masks"),
         ("from ..model import layers", "clearhead.attention.masks"),
@@ -107,7 +107,7 @@ def test_a_right_import_is_not():
 
 def test_fast_backends_never_import_the_reference():
     for path in (SOURCE / "attention" / "backends").glob("*.py"):
-        if path.name != "__init__.py":  # where it is chosen from
+        if path.name != "choice.py":  # where it is chosen from
             assert "clearhead.attention.reference" not in imports(path.read_text(), module_of(path))
 
 

@@ -15,7 +15,7 @@ import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
-from clearhead.lens.ablation import head_counts
+from clearhead.lens.analysis.ablation import count_heads
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
@@ -162,7 +162,7 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     """How fine maps should be: where exact weights cannot be had at a glance, as fine as there is room for."""
     if tokens <= LONG:
         return 256
-    heads = sum(head_counts(model).values())
+    heads = sum(count_heads(model).values())
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 

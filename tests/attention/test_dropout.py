@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clearhead import Mask, attend
 from clearhead.attention.backends import tiled
-from clearhead.attention.dropout import Dropout, keepers
+from clearhead.attention.dropout import Dropout, draw_keep_mask
 from tests.attention.cases import random
 
 
@@ -83,7 +83,7 @@ def test_the_layer_keeps_its_share_and_the_average(dropped, device):
 def test_neighbours_are_dropped_independently():
     """Four share a random number: still, each pair of places agrees as often as chance has it."""
     torch.manual_seed(0)
-    kept = keepers(torch.empty(400_000), 0.5)[0].view(-1, 8).float() - 0.5
+    kept = draw_keep_mask(torch.empty(400_000), 0.5)[0].view(-1, 8).float() - 0.5
     correlation = (kept.T @ kept) / len(kept) * 4
     assert (correlation - torch.eye(8)).abs().max() < 5 / len(kept) ** 0.5
 
@@ -98,4 +98,4 @@ def test_what_the_layer_drops_has_no_gradient_and_what_it_keeps_has_the_factor()
 
 
 def test_almost_everything_may_be_dropped_but_never_all():
-    assert keepers(torch.empty(3), 0.9999999)[1] == 2**16
+    assert draw_keep_mask(torch.empty(3), 0.9999999)[1] == 2**16

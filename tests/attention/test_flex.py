@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention
 
 from clearhead import Bias, Mask
 from clearhead.attention.backends import flex
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import check_call
 from tests.attention.cases import Case, cases, random
 from tests.judging import assert_within_yardstick
 
@@ -31,8 +31,8 @@ def uncompiled():
     """FlexAttention as plain functions; past `attend`, which knows what cannot be compiled for a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        patch.setattr(flex, "kernel", flex_attention.flex_attention)
-        yield lambda case: flex.run(checked(**case.arguments()))
+        patch.setattr(flex, "call_compiled", flex_attention.flex_attention)
+        yield lambda case: flex.run(check_call(**case.arguments()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clearhead import Mask
 from clearhead.attention.mask_kinds import Documents
-from clearhead.attention.runs import runs
+from clearhead.attention.visible_runs import find_visible_runs
 from tests.attention.cases import masks, simple_masks
 
 SIZES = (2, 3)  # batch, heads
@@ -110,17 +110,17 @@ def test_a_tile_is_a_piece_of_the_whole(data, queries, keys):
 def test_runs_hold_all_that_is_visible_and_what_is_hidden_in_them_is_unsure(data, queries, keys, rows, columns):
     mask = data.draw(masks(*SIZES, queries, keys))
     whole = mask.dense(queries, keys).flatten(0, 1)
-    found = runs(mask, queries, keys, rows, columns)
+    found = find_visible_runs(mask, queries, keys, rows, columns)
     assert len(found) == -(-queries // rows)
     for number, run in enumerate(found):
         block = whole[:, number * rows : (number + 1) * rows]
         doubtful = torch.zeros(keys, dtype=torch.bool)
-        for piece in run.unsure:
+        for piece in run.partial:
             doubtful[piece] = True
         inside = torch.zeros(keys, dtype=torch.bool)
         inside[run.columns] = True
         assert not block[..., ~inside].any(), "outside of the run nothing is visible"
-        assert block[..., inside & ~doubtful].all(), "inside, what is not unsure is visible"
+        assert block[..., inside & ~doubtful].all(), "inside, what is not partial is visible"
         assert not (doubtful & ~inside).any()
 
 

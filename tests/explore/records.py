@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, measure, watch
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import blocks_of
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.measures.definition import choose_blocks
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.step_masks import Step
 
 MEASURES = (
     "logsumexp",
@@ -73,14 +73,14 @@ def sight(
 ) -> Sight:
     q, k = torch.randn(2, 1, heads, tokens, d)
     found = measure(q, k, mask, pixels=pixels, top=top)
-    parts = (Part(0, 0, tokens, tokens, mask, None),)
-    kept = Kept(q, k, d**-0.5, None, None, parts, torch.tensor([tokens]), found.logsumexp)
+    parts = (Step(0, 0, tokens, tokens, mask, None),)
+    kept = KeptInputs(q, k, d**-0.5, None, None, parts, torch.tensor([tokens]), found.logsumexp)
     return Sight(
         **{name: getattr(found, name) for name in MEASURES},
         name=f"encoder.{layer}.self",
         heads=tuple(range(heads)),
         queries=torch.arange(tokens),
-        blocks=blocks_of(tokens, tokens, pixels),
+        blocks=choose_blocks(tokens, tokens, pixels),
         inputs=(0,),
         kept=kept if keep else None,
     )

@@ -26,7 +26,7 @@ from clearhead.explore import figures
 from clearhead.explore.figures import fonts, labels, look, naming, sets
 from clearhead.explore.figures.costs import Cost
 from clearhead.lens import Forward
-from clearhead.lens.roles import HeadRoles
+from clearhead.lens.analysis.roles import HeadRoles
 from tests.test_cli import run
 
 ROOT = Path(__file__).parents[2]

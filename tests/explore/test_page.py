@@ -20,7 +20,7 @@ from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
 from clearhead.explore.single import PAGE, notebook
 from clearhead.explore.single import page as as_page
-from clearhead.lens.sights import Forward
+from clearhead.lens.record.attention_views import Forward
 from tests.explore import records
 from tests.explore.browser import Watched
 

@@ -13,8 +13,8 @@ from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene
 from clearhead.explore.axes import picture_url
 from clearhead.explore.heads import in_step, summaries
-from clearhead.lens.roles import HeadRoles
-from clearhead.lens.sights import Forward, Sight
+from clearhead.lens.analysis.roles import HeadRoles
+from clearhead.lens.record.attention_views import Forward, Sight
 from tests.explore.records import drawn, translator, weights_of, writer
 from tests.explore.test_windows import sight_of
 

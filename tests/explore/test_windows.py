@@ -11,10 +11,10 @@ from clearhead.explore import panorama as panoramas
 from clearhead.explore import windows
 from clearhead.explore.panorama import Panorama
 from clearhead.explore.windows import Weights
-from clearhead.lens.joining import Part
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import pooled
-from clearhead.lens.sights import Sight
+from clearhead.lens.measures.definition import sum_blocks
+from clearhead.lens.record.attention_views import Sight
+from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.step_masks import Step
 from tests.explore.records import MEASURES, drawn, weights_of, writer
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-5}
@@ -25,9 +25,9 @@ def sight_of(q: Tensor, k: Tensor, mask: Mask | None, **options) -> Sight:
     found = measure(q, k, mask, pixels=16, **options)
     batch, heads, queries, d = q.shape
     bias = options.get("bias")
-    part = Part(0, 0, queries, k.shape[2], mask, bias)
+    part = Step(0, 0, queries, k.shape[2], mask, bias)
     scale = options.get("scale", d**-0.5)
-    kept = Kept(
+    kept = KeptInputs(
         q,
         k,
         scale.view(-1, 1, 1) if isinstance(scale, Tensor) else scale,
@@ -79,7 +79,7 @@ def test_a_window_is_what_attention_weights_says_under_any_mask(name):
         weights = Weights(seen, sample, head)
         torch.testing.assert_close(weights.sums(range(23), range(23)), whole, **CLOSE)
         some = weights.sums(range(3, 22), range(2, 19), (4, 3))
-        torch.testing.assert_close(some, pooled(pooled(whole[3:22, 2:19], 4, 0), 3, 1), **CLOSE)
+        torch.testing.assert_close(some, sum_blocks(sum_blocks(whole[3:22, 2:19], 4, 0), 3, 1), **CLOSE)
         torch.testing.assert_close(weights.sums(range(7, 8), range(23)), whole[7:8], **CLOSE)
 
 
@@ -117,7 +117,7 @@ def test_any_window_holds_the_sums_of_its_blocks(q0, high, k0, wide, rows, colum
     cut = whole[q0 : min(41, q0 + high), k0 : min(41, k0 + wide)]
     assert found.exact
     assert all(n <= limit for n, limit in zip(found.sums.shape, (rows, columns), strict=True))
-    torch.testing.assert_close(found.sums, pooled(pooled(cut, found.blocks[0], 0), found.blocks[1], 1), **CLOSE)
+    torch.testing.assert_close(found.sums, sum_blocks(sum_blocks(cut, found.blocks[0], 0), found.blocks[1], 1), **CLOSE)
 
 
 def test_a_text_that_grew_step_by_step_is_one_window():
@@ -166,7 +166,7 @@ def test_from_afar_a_window_spreads_the_pixels_of_the_map(monkeypatch):
     far = view.window(0, range(61), range(61), 16, 16)
     assert not far.exact
     assert far.blocks == (4, 4)
-    torch.testing.assert_close(far.sums, pooled(pooled(whole, 4, 0), 4, 1), **CLOSE)
+    torch.testing.assert_close(far.sums, sum_blocks(sum_blocks(whole, 4, 0), 4, 1), **CLOSE)
     finer = view.window(0, range(4, 40), range(8, 48), 40, 40)  # cells smaller than pixels, and nothing is lost
     assert finer.sums.shape == (36, 40)
     torch.testing.assert_close(finer.sums.sum(), whole[4:40, 8:48].sum(), atol=1e-4, rtol=1e-4)
@@ -179,9 +179,11 @@ def test_a_map_is_made_of_whole_pixels(monkeypatch):
     assert view.overview(16) == (4, 4)
     assert view.overview(7) == (10, 10)
     grid = view.map(1, 16)
-    torch.testing.assert_close(grid.sums, pooled(pooled(weights_of(seen)[1], 4, 0), 4, 1), **CLOSE)
+    torch.testing.assert_close(grid.sums, sum_blocks(sum_blocks(weights_of(seen)[1], 4, 0), 4, 1), **CLOSE)
     bare = Panorama(drawn(61, pixels=0)["encoder.0.self"], 0)
-    torch.testing.assert_close(bare.map(1, 16).sums, pooled(pooled(weights_of(bare.sight)[1], 4, 0), 4, 1), **CLOSE)
+    torch.testing.assert_close(
+        bare.map(1, 16).sums, sum_blocks(sum_blocks(weights_of(bare.sight)[1], 4, 0), 4, 1), **CLOSE
+    )
 
 
 def test_every_fourth_query_stands_for_four():

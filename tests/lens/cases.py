@@ -13,9 +13,9 @@ from torch import Tensor
 
 from clearhead import Bias, Mask
 from clearhead.attention.biases import t5_buckets
-from clearhead.attention.inputs import checked
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import check_call
+from clearhead.lens.measures.definition import MeasureJob
+from clearhead.lens.measures.measure_dispatch import plan_job
 
 QUERIES, KEYS, WIDTH = 131, 197, 16  # the width is that of the fast kernels; others are cases of their own
 ALONE = 163  # tokens of a sequence that looks at itself
@@ -31,7 +31,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
 
-    def job(self, dtype: torch.dtype = torch.float32, device: str = "cpu", **asked: Any) -> Job:
+    def job(self, dtype: torch.dtype = torch.float32, device: str = "cpu", **asked: Any) -> MeasureJob:
         """The job, q and k rounded to this dtype; options are float32, or better where q and k are."""
         precise = torch.promote_types(dtype, torch.float32)
 
@@ -45,7 +45,7 @@ class Case:
         q, k = (t.to(device, dtype) for t in (self.q, self.k))
         options = {"mask": None} | {name: moved(value) for name, value in self.options.items()}
         mask = options.pop("mask")
-        return planned(checked(q, k, None, mask, **options), **{"pixels": 13, "top": 5} | self.asked | asked)
+        return plan_job(check_call(q, k, None, mask, **options), **{"pixels": 13, "top": 5} | self.asked | asked)
 
 
 def random(seed: int, *shape: int) -> Tensor:

@@ -11,11 +11,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from clearhead import Bias, Mask
-from clearhead.attention.inputs import checked
-from clearhead.lens import kernel
-from clearhead.lens.kernels import placing
-from clearhead.lens.measures import Job
-from clearhead.lens.measuring import planned
+from clearhead.attention.call import check_call
+from clearhead.lens.measures.definition import MeasureJob
+from clearhead.lens.measures.kernels import device_tensors, launch
+from clearhead.lens.measures.measure_dispatch import plan_job
 
 
 class Hopper:
@@ -31,11 +30,13 @@ class Hopper:
         return 0
 
 
-def jobs() -> dict[str, Job]:
-    def job(dtype: torch.dtype, tokens: int, d: int, mask: Mask | None, given: bool, options: dict, **asked) -> Job:
+def jobs() -> dict[str, MeasureJob]:
+    def job(
+        dtype: torch.dtype, tokens: int, d: int, mask: Mask | None, given: bool, options: dict, **asked
+    ) -> MeasureJob:
         q, k = (torch.empty(1, heads, tokens, d, dtype=dtype) for heads in (2, 1))
         logsumexp = torch.empty(1, 2, tokens) if given else None
-        return planned(checked(q, k, None, mask, **options), logsumexp=logsumexp, **asked)
+        return plan_job(check_call(q, k, None, mask, **options), logsumexp=logsumexp, **asked)
 
     many = (Mask.causal() | Mask.prefix(3)) & Mask.documents(torch.arange(1031) // 97) & Mask.padding([7], side="left")
     options = {"bias": Bias.alibi(2), "softcap": 9.0, "sinks": torch.zeros(2)}
@@ -56,12 +57,12 @@ def main() -> None:
         compiled.append(compile_or_launch(self, *arguments, grid=grid, warmup=True, **options))
 
     JITFunction.run = compile_only
-    placing.copies_tiles = lambda device: True
+    device_tensors.has_tensor_memory_access = lambda device: True
     torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
     for name, job in jobs().items():
         compiled.clear()
-        kernel.has_warpgroups = lambda device, swift="swift" in name: swift
-        kernel.run(job)
+        launch.has_warpgroups = lambda device, swift="swift" in name: swift
+        launch.run(job)
         for one in compiled:
             code = one.asm["ptx"]
             uses = [word for word in ("wgmma", "cp.async.bulk.tensor") if word in code]

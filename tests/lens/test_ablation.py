@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead import Decoder, EncoderDecoder, KeyValueCache, Mask, ModelConfig, MultiHeadAttention
 from clearhead.decode import Writer, beam
 from clearhead.errors import LensError
-from clearhead.lens.ablation import ablate, effect, head_counts, head_effects
+from clearhead.lens.analysis.ablation import ablate, count_heads, effect, head_effects
 from tests.decode.models import END, KINDS, START, sources, translator
 
 CHOSEN = {"encoder.1.self": [5], "decoder.0.self": [0, 3], "decoder.1.cross": [2, 4]}
@@ -210,8 +210,8 @@ def test_all_attentions_are_tried_unless_some_are_named():
     model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=7, width=6, heads=2, layers=1)).eval()
     tokens = torch.tensor([[1, 2]])
     effects = head_effects(model, lambda: model(tokens, tokens).square().sum())
-    assert head_counts(model) == {"encoder.0.self": 2, "decoder.0.self": 2, "decoder.0.cross": 2}
-    assert {name: len(effect) for name, effect in effects.items()} == head_counts(model)
+    assert count_heads(model) == {"encoder.0.self": 2, "decoder.0.self": 2, "decoder.0.cross": 2}
+    assert {name: len(effect) for name, effect in effects.items()} == count_heads(model)
 
 
 def test_a_run_that_does_not_repeat_itself_is_refused():

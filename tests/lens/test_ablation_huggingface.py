@@ -8,9 +8,9 @@ import torch
 
 from clearhead.errors import LensError
 from clearhead.lens import watch
-from clearhead.lens.ablation import ablate, effect, head_counts, head_effects
-from clearhead.lens.huggingface.outputs import output_weights
-from tests.lens.zoo import inputs, made, tokens
+from clearhead.lens.analysis.ablation import ablate, count_heads, effect, head_effects
+from clearhead.lens.huggingface.discovery import find_output_weights
+from tests.lens.huggingface_zoo import inputs, made, tokens
 
 SOME = ["bert", "gpt2", "llama", "gemma2", "gpt-oss", "t5", "marian", "whisper", "vit", "clip"]
 
@@ -18,8 +18,8 @@ SOME = ["bert", "gpt2", "llama", "gemma2", "gpt-oss", "t5", "marian", "whisper",
 def without(model: Any, heads: dict[str, list[int]]) -> Any:
     """A copy in which the slices of W_O that belong to these heads are zero, and nothing else is changed."""
     copied = copy.deepcopy(model)
-    counts = head_counts(copied)
-    modules = dict(zip(heads, output_weights(copied, tuple(heads)).values(), strict=True))
+    counts = count_heads(copied)
+    modules = dict(zip(heads, find_output_weights(copied, tuple(heads)).values(), strict=True))
     with torch.no_grad():
         for name, weight in modules.items():
             d = weight.shape[1] // counts[name]
@@ -36,7 +36,7 @@ def run(model: Any, family: str) -> torch.Tensor:
 
 def chosen(model: Any) -> dict[str, list[int]]:
     """Some heads of all attentions but one."""
-    return {name: [*range(n % 2, count - 1)] for n, (name, count) in enumerate(head_counts(model).items()) if n != 1}
+    return {name: [*range(n % 2, count - 1)] for n, (name, count) in enumerate(count_heads(model).items()) if n != 1}
 
 
 @pytest.mark.parametrize("family", SOME)
@@ -115,7 +115,7 @@ def test_effects_are_those_of_zeroed_weights():
         whole = likelihood(model).item()
         for name in names:
             want = [
-                likelihood(without(model, {name: [head]})).item() - whole for head in range(head_counts(model)[name])
+                likelihood(without(model, {name: [head]})).item() - whole for head in range(count_heads(model)[name])
             ]
             assert effects[name].tolist() == want
         several = {"encoder.0.self": [0, 1], "decoder.2.cross": [1]}

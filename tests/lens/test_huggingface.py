@@ -7,8 +7,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from clearhead.lens.watching import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, made
+from clearhead.lens.capture.watch_context import watch
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made
 from tests.model.test_huggingface import minilm
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers.generation.utils as utils
 
-from clearhead.lens.huggingface.beams import METHOD, completed
+from clearhead.lens.huggingface.model_events import METHOD, observe_finished_beams
 
 
 class Base:
@@ -47,7 +47,7 @@ def step(mixin: type) -> None:
 
 def test_it_is_restored_as_it_was_found_own_inherited_absent_or_of_another_kind(mixin):
     told = []
-    with completed(told.append), completed(told.append):
+    with observe_finished_beams(told.append), observe_finished_beams(told.append):
         if mixin is not Absent:
             step(mixin)
     assert told == ([frozenset({1})] * 2 if issubclass(mixin, Base) else [])
@@ -56,7 +56,7 @@ def test_it_is_restored_as_it_was_found_own_inherited_absent_or_of_another_kind(
 @pytest.mark.parametrize("mixin", [Own, Inherited], indirect=True)
 def test_what_somebody_else_puts_around_it_meanwhile_stays_and_nothing_is_told_twice(mixin):
     told, calls, before = [], [], vars(mixin).get(METHOD)
-    with completed(told.append):
+    with observe_finished_beams(told.append):
         inner = getattr(mixin, METHOD)
 
         def outer(self, **given):
@@ -69,7 +69,7 @@ def test_what_somebody_else_puts_around_it_meanwhile_stays_and_nothing_is_told_t
     assert vars(mixin)[METHOD] is outer
     step(mixin)
     assert (len(told), len(calls)) == (1, 2), "nobody listens any more"
-    with completed(told.append):
+    with observe_finished_beams(told.append):
         step(mixin)
     assert (len(told), len(calls)) == (2, 3)
     assert vars(mixin)[METHOD] is outer

@@ -9,10 +9,9 @@ import transformers
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from clearhead.lens.huggingface.compiling import read, spelled
-from clearhead.lens.huggingface.reading import Given
-from clearhead.lens.watching import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, tokens
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, tokens
 
 pytestmark = pytest.mark.unchecked
 
@@ -91,11 +90,13 @@ def test_masks_biases_and_softcap_come_out_of_a_graph(family):
 def test_whatever_is_given_can_be_spelled_for_a_graph():
     q, k, v = torch.randn(3, 2, 3, 5, 7).unbind()
     rest = [torch.tensor([n]) for n in range(6)]
-    plain = Given("sdpa", q, k, v, None, None, True, None, None, None, None, None, None, None)
-    full = Given("flash", q, k, v, rest[0], 0.5, False, 2.0, 11, *rest[1:])
-    scaled = full._replace(way="eager", scale=torch.ones(3), window=None, softcap=None, positions=None)
+    plain = AttentionArguments("sdpa", q, k, v, None, None, True, None, None, None, None, None, None, None)
+    full = AttentionArguments("flash", q, k, v, rest[0], 0.5, False, 2.0, 11, *rest[1:])
+    scaled = full._replace(kind="eager", scale=torch.ones(3), window=None, softcap=None, positions=None)
     for got in (plain, full, scaled):
-        for name, value, wanted in zip(Given._fields, read(spelled(got)), got, strict=True):
+        for name, value, wanted in zip(
+            AttentionArguments._fields, decode_arguments(encode_arguments(got)), got, strict=True
+        ):
             same = torch.equal(value, wanted) if isinstance(wanted, Tensor) else value == wanted
             assert same, f"{name} is {value!r}, not {wanted!r}"
 

@@ -9,9 +9,9 @@ import transformers
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
-from clearhead.lens.huggingface import beams
-from clearhead.lens.watching import watch
-from tests.lens.zoo import (
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface import model_events
+from tests.lens.huggingface_zoo import (
     DECODERS,
     FAMILIES,
     GROUPED,
@@ -149,11 +149,11 @@ def test_a_beam_that_was_completed_is_seen_as_far_as_it_went():
 
 def test_a_search_that_does_not_tell_which_beams_are_done_is_recorded_all_the_same(monkeypatch):
     text, told = tokens(), generated(made("gpt2"), {"input_ids": tokens()}, num_beams=2)[1]
-    monkeypatch.setattr(beams, "METHOD", "_of_another_release")
+    monkeypatch.setattr(model_events, "METHOD", "_of_another_release")
     record, out = generated(made("gpt2"), {"input_ids": text}, num_beams=2)
     assert torch.equal(out, told)
     assert len(record.calls[0].ids["tokens"]) == 3 * 2
-    assert beams._rows(("of", "another", "release")) == frozenset()
+    assert model_events._find_finished_rows(("of", "another", "release")) == frozenset()
 
 
 def llava() -> Any:

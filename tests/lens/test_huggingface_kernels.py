@@ -18,8 +18,8 @@ from transformers.integrations import flash_attention as flash_functions
 from transformers.integrations import flex_attention as flex_functions
 
 from clearhead.errors import LensError
-from clearhead.lens.watching import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
+from clearhead.lens.capture.watch_context import watch
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
 
 
 @pytest.fixture(autouse=True)

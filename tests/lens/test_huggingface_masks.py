@@ -8,10 +8,10 @@ from torch import Tensor
 
 from clearhead import Mask
 from clearhead.attention.mask_kinds import Dense
-from clearhead.lens.huggingface import ruling
-from clearhead.lens.huggingface.ruling import ruled
-from clearhead.lens.watching import expected_bytes, watch
-from tests.lens.zoo import WINDOW, made, padding, tokens
+from clearhead.lens.capture.watch_context import expected_bytes, watch
+from clearhead.lens.huggingface import mask_recovery
+from clearhead.lens.huggingface.mask_recovery import recover_mask
+from tests.lens.huggingface_zoo import WINDOW, made, padding, tokens
 
 
 def shown(mask: Mask | None, queries: int, keys: int) -> Tensor:
@@ -37,7 +37,7 @@ def test_bands_with_padding_at_either_end_are_found_and_show_the_same(band, size
     right, left = (torch.tensor([keys - min(pad[n], keys) for pad in pads]) for n in (0, 1))
     mask = Mask.padding(right) & Mask.padding(left, side="left")
     seen = shown(mask if band is None else band & mask, queries, keys)
-    found = ruled(seen, causal=causal, window=window)
+    found = recover_mask(seen, causal=causal, window=window)
     assert torch.equal(shown(found, queries, keys).expand_as(seen), seen)
     assert not is_square(found)
 
@@ -46,30 +46,30 @@ def test_bands_with_padding_at_either_end_are_found_and_show_the_same(band, size
 def test_whatever_a_square_shows_is_shown_afterwards(queries, keys, bits, causal, window):
     cells = torch.tensor([bool(bits >> n & 1) for n in range(queries * keys)])
     seen = cells.view(1, 1, queries, keys)
-    assert torch.equal(shown(ruled(seen, causal=causal, window=window), queries, keys), seen)
+    assert torch.equal(shown(recover_mask(seen, causal=causal, window=window), queries, keys), seen)
 
 
 @pytest.mark.parametrize("hole", [(0, 5, 3), (1, 6, 0), (1, 4, 5)])
 def test_one_cell_that_breaks_the_rule_leaves_the_square(hole):
     seen = shown(Mask.causal() & Mask.padding([7, 5]), 7, 7).clone()
-    assert repr(ruled(seen, causal=True)) == "Mask.causal() & Mask.padding([7, 5])"
+    assert repr(recover_mask(seen, causal=True)) == "Mask.causal() & Mask.padding([7, 5])"
     sample, query, key = hole
     seen[sample, 0, query, key] ^= True
-    found = ruled(seen, causal=True)
+    found = recover_mask(seen, causal=True)
     assert is_square(found)
     assert torch.equal(found.dense(7, 7), seen)
 
 
 def test_a_square_for_each_head_stays_one_unless_all_are_the_same():
     seen = shown(Mask.causal(), 5, 5).expand(3, 2, 5, 5)
-    assert repr(ruled(seen, causal=True)) == "Mask.causal()"
-    assert is_square(ruled(seen.clone(), causal=True))
+    assert repr(recover_mask(seen, causal=True)) == "Mask.causal()"
+    assert is_square(recover_mask(seen.clone(), causal=True))
 
 
 def test_large_squares_are_looked_at_in_parts(monkeypatch):
-    monkeypatch.setattr(ruling, "CELLS", 2 * 13 * 3)
+    monkeypatch.setattr(mask_recovery, "CELLS", 2 * 13 * 3)
     mask = Mask.window(4) & Mask.padding([13, 11], side="left")
-    assert repr(ruled(shown(mask, 11, 13), causal=True)) == repr(mask)
+    assert repr(recover_mask(shown(mask, 11, 13), causal=True)) == repr(mask)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -109,10 +109,12 @@ def test_steps_of_a_padded_batch_follow_one_rule(cache):
 
 
 def test_a_mask_is_looked_at_once_for_all_layers(monkeypatch):
-    from clearhead.lens.huggingface import reading
+    from clearhead.lens.huggingface import arguments
 
     looks = []
-    monkeypatch.setattr(reading, "ruled", lambda *args, **kwargs: looks.append(args) or ruled(*args, **kwargs))
+    monkeypatch.setattr(
+        arguments, "recover_mask", lambda *args, **kwargs: looks.append(args) or recover_mask(*args, **kwargs)
+    )
     with torch.no_grad(), watch(made("llama")):
         made("llama")(tokens(), attention_mask=padding("left"))
     assert len(looks) == 1

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from clearhead.lens.huggingface import attentions
+from clearhead.lens.huggingface import find_attentions
 from tests.model.checkpoints import LLAMA
 
 CONFIG = transformers.LlamaConfig(**LLAMA)
@@ -51,15 +51,15 @@ NAMED = {
 
 @pytest.mark.parametrize("paths", NAMED)
 def test_a_path_says_the_stack_the_layer_and_the_kind(paths):
-    assert list(attentions(tree(*paths.split()))) == NAMED[paths].split()
+    assert list(find_attentions(tree(*paths.split()))) == NAMED[paths].split()
 
 
 def test_what_has_no_stack_in_its_path_is_an_encoder_unless_it_is_causal():
-    assert list(attentions(tree("layers.5.attention", causal=False))) == ["encoder.5.self"]
-    assert list(attentions(tree("layers.5.attention"))) == ["decoder.5.self"]
+    assert list(find_attentions(tree("layers.5.attention", causal=False))) == ["encoder.5.self"]
+    assert list(find_attentions(tree("layers.5.attention"))) == ["decoder.5.self"]
 
 
 def test_an_attention_by_itself_has_a_name_too():
     with torch.device("meta"):
-        assert list(attentions(LlamaAttention(CONFIG, 0))) == ["attention"]
-    assert attentions(nn.Linear(2, 3)) == {}
+        assert list(find_attentions(LlamaAttention(CONFIG, 0))) == ["attention"]
+    assert find_attentions(nn.Linear(2, 3)) == {}

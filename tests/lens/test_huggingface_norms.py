@@ -8,9 +8,9 @@ import transformers
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.huggingface import attentions, wrapped_attention
-from clearhead.lens.watching import watch
-from tests.lens.zoo import FAMILIES, inputs, made, tokens
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface import find_attentions, wrapped_attention
+from tests.lens.huggingface_zoo import FAMILIES, inputs, made, tokens
 from tests.model.checkpoints import shaken
 
 
@@ -24,7 +24,7 @@ def no_gradients():
 def test_norms_are_those_of_what_each_head_adds_for_each_key(family):
     model, given = made(family), inputs(family)
     values, merged = {}, {}
-    names = {module: name for name, module in attentions(model).items()}
+    names = {module: name for name, module in find_attentions(model).items()}
 
     def note(attend: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
         out, weights = attend(module, q, k, v, *args, **kwargs)

@@ -7,9 +7,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from clearhead.lens.sights import Sight
-from clearhead.lens.watching import watch
-from tests.lens.zoo import GROUPED, WINDOW, assert_sees, eager_weights, padding, stack, tokens
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.record.attention_views import Sight
+from tests.lens.huggingface_zoo import GROUPED, WINDOW, assert_sees, eager_weights, padding, stack, tokens
 from tests.model.checkpoints import shaken
 
 NEW = 6

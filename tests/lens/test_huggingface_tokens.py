@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from clearhead import MultiHeadAttention, Record
 from clearhead.errors import RecordError
-from clearhead.lens.watching import watch
-from tests.lens.zoo import inputs, made, tokens
+from clearhead.lens.capture.watch_context import watch
+from tests.lens.huggingface_zoo import inputs, made, tokens
 
 UNKNOWN = "no tokens are known that could be named"
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import LensError
-from clearhead.lens.huggingface import attentions, wrapped_attention
-from clearhead.lens.watching import watch
-from tests.lens.zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface import find_attentions, wrapped_attention
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
 from tests.model.checkpoints import BERT, shaken
 
 
@@ -52,7 +52,7 @@ def test_everything_is_as_before_after_an_exception(family):
     def fail(*_: Any) -> None:
         raise Interruption
 
-    hook = list(attentions(model).values())[1].register_forward_hook(fail)
+    hook = list(find_attentions(model).values())[1].register_forward_hook(fail)
     with pytest.raises(Interruption), watch(model):
         model(**given)
     hook.remove()

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.lens.zoo import LLAMA, shaken, transformers
+from tests.lens.huggingface_zoo import LLAMA, shaken, transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 

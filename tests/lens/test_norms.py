@@ -6,8 +6,9 @@ from torch import Tensor
 
 from clearhead import EncoderDecoder, ModelConfig, MultiHeadAttention, Seen
 from clearhead.errors import RecordError, ShapeError
-from clearhead.lens import norms, watch
-from clearhead.lens.norms import norm_received, norm_weights, value_norms
+from clearhead.lens import watch
+from clearhead.lens.analysis import norms
+from clearhead.lens.analysis.norms import norm_received, norm_weights, value_norms
 
 
 def explicit(v: Tensor, weight: Tensor, heads: int) -> Tensor:

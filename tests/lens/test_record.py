@@ -8,23 +8,23 @@ import torch
 from clearhead import Bias, Encoder, Mask, ModelConfig, MultiHeadAttention, Record, attention_weights, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import Dense
-from clearhead.attention.inputs import checked
+from clearhead.attention.call import check_call
 from clearhead.errors import RecordError
-from clearhead.lens.collecting import Collector, Settings
-from clearhead.lens.growing import Detail
-from clearhead.lens.measuring import planned
-from clearhead.lens.sights import Forward
-from tests.lens.judging import in_float64
-from tests.lens.spying import built, tokens
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
+from clearhead.lens.measures.measure_dispatch import plan_job
+from clearhead.lens.record.attention_views import Forward
+from tests.lens.seen_calls import built, tokens
+from tests.lens.tolerances import in_float64
 
 
 def recorded(seen, heads=None, **detail):
     """One attention, told to a collector by hand."""
     record = Record(["encoder.0.self"])
     with Collector(
-        Settings(("encoder.0.self",), heads, Detail(keep="qk", **detail)), record, record.known
+        WatchSettings(("encoder.0.self",), heads, MeasureDetail(keep="qk", **detail)), record, record.known
     ) as collector:
-        collector.take("encoder.0.self", seen)
+        collector.record_attention("encoder.0.self", seen)
     return record["encoder.0.self"]
 
 
@@ -59,7 +59,7 @@ def test_a_window_is_exact_whatever_the_attention_is_made_of(mask, bias, every):
         "sinks": torch.linspace(-1, 1, 6),
     }
     seen = Seen(q, k, k, MASKS[mask], **options)
-    exact = in_float64(planned(checked(q, k, None, MASKS[mask], **options))).call
+    exact = in_float64(plan_job(check_call(q, k, None, MASKS[mask], **options))).call
     truth = attention_weights(
         exact.q, exact.k, exact.mask, scale=exact.scale.flatten(), bias=exact.bias, softcap=3.0, sinks=exact.sinks
     )

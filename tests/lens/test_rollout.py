@@ -10,10 +10,10 @@ from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.attention import reference
 from clearhead.errors import LensError, RecordError
 from clearhead.lens import watch
-from clearhead.lens.flow import carried, rollout
-from clearhead.lens.names import attentions
+from clearhead.lens.analysis.attention_rollout import propagate, rollout
+from clearhead.lens.attention_names import find_attentions
 from tests.lens.cases import CASES
-from tests.lens.zoo import eager_weights, inputs, made, tokens
+from tests.lens.huggingface_zoo import eager_weights, inputs, made, tokens
 
 SMALL = {"vocabulary": 41, "width": 24, "heads": 3, "layers": 3, "feedforward": 37}
 
@@ -21,22 +21,22 @@ SMALL = {"vocabulary": 41, "width": 24, "heads": 3, "layers": 3, "feedforward": 
 @pytest.mark.parametrize("tile", [20_000, 2**20])
 @pytest.mark.parametrize("name", CASES)
 def test_what_keys_receive_of_some_rows_is_the_mean_of_the_heads(name, tile, monkeypatch):
-    monkeypatch.setattr("clearhead.lens.flow.TILE", tile)
+    monkeypatch.setattr("clearhead.lens.analysis.attention_rollout.TILE", tile)
     call = CASES[name].job(torch.float64).call
     rows = torch.rand(call.q.shape[0], call.q.shape[2], dtype=torch.float64)
     rows[:, 3:40] = 0.0
     want = torch.einsum("bhij,bi->bj", reference.weights(call), rows) / call.q.shape[1]
-    torch.testing.assert_close(carried(call, rows), want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(propagate(call, rows), want, rtol=1e-9, atol=1e-12)
 
 
 def matrices(model: nn.Module, *texts: Tensor, **masks: Mask) -> dict[str, Tensor]:
     """The mean over heads of each attention's weights, (batch, queries, keys)."""
     seen = {}
-    for name, attention in attentions(model).items():
+    for name, attention in find_attentions(model).items():
         attention.observer = lambda given, name=name: seen.update({name: given.weights().mean(1)})
     with torch.no_grad():
         model(*texts, **masks)
-    for attention in attentions(model).values():
+    for attention in find_attentions(model).values():
         attention.observer = None
     return seen
 

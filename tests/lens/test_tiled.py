@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Bias, Mask
-from clearhead.attention.inputs import checked
-from clearhead.lens import measure, ranking, tiled, tiles
-from clearhead.lens.measures import Job, Measures, pooled
-from clearhead.lens.measuring import measured, planned
+from clearhead.attention.call import check_call
+from clearhead.lens import measure
+from clearhead.lens.measures import tiled, top_keys
+from clearhead.lens.measures.definition import MeasureJob, Measures, sum_blocks
+from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.attention.cases import Case as Attention
 from tests.attention.cases import cases as attentions
 from tests.lens.cases import CASES, TIES, random
-from tests.lens.judging import assert_exact, assert_same_keys
+from tests.lens.tolerances import assert_exact, assert_same_keys
 
 # Tiles as they are; of a few rows and blocks, so that there are many seams; and of several heads or samples.
 SIZES = {
@@ -25,7 +26,7 @@ SIZES = {
     "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
     "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
 }
-MODULES = {"TILE": tiled, "ROWS": tiles, "LEAST": tiles, "FEW": tiles, "tiles.BLOCK": tiles, "ranking.BLOCK": ranking}
+MODULES = {"TILE": tiled, "ROWS": tiled, "LEAST": tiled, "FEW": tiled, "tiles.BLOCK": tiled, "ranking.BLOCK": top_keys}
 
 
 @contextmanager
@@ -45,28 +46,28 @@ def sizes(request: pytest.FixtureRequest):
 @pytest.mark.parametrize("name", CASES)
 def test_every_measure_is_exact(name, sizes, device):
     job = CASES[name].job(device=device)
-    assert_exact(measured(job, "tiled"), job)
+    assert_exact(run_job(job, "tiled"), job)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["causal, padding left", "everything", "a bias of −inf", "equal keys", "top 1"])
 def test_other_precisions_are_exact_too(name, dtype, device):
     job = CASES[name].job(dtype, device)
-    assert_exact(measured(job, "tiled"), job)
+    assert_exact(run_job(job, "tiled"), job)
 
 
 @pytest.mark.parametrize("name", TIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_ties_go_to_the_smallest_key(name, dtype, sizes, device):
     job = CASES[name].job(dtype, device)
-    assert_same_keys(measured(job, "tiled"), job)
+    assert_same_keys(run_job(job, "tiled"), job)
 
 
-def job_of(case: Attention, device: str, **asked) -> Job:
+def job_of(case: Attention, device: str, **asked) -> MeasureJob:
     arguments = case.to(torch.float32, device).arguments()
     q, k, mask = (arguments.pop(name) for name in ("q", "k", "mask"))
     arguments.pop("v")
-    return planned(checked(q, k, None, mask, **arguments), **asked)
+    return plan_job(check_call(q, k, None, mask, **arguments), **asked)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -81,7 +82,7 @@ def test_any_attention_is_measured_exactly(size, device, data):
     }
     job = job_of(data.draw(attentions()), device, **asked)
     with tiles_of(size):
-        assert_exact(measured(job, "tiled"), job)
+        assert_exact(run_job(job, "tiled"), job)
 
 
 def assert_alike(found: Measures, other: Measures, *names: str) -> None:
@@ -107,7 +108,7 @@ def test_keys_in_another_order_receive_the_same(queries, keys, seed, sink):
 @given(data=st.data(), every=st.sampled_from([2, 3, 7, 40]))
 def test_every_nth_query_is_measured_as_it_is_among_all(data, every):
     case = data.draw(attentions())
-    whole = measured(job_of(case, "cpu", pixels=0, received=False), "tiled")
+    whole = run_job(job_of(case, "cpu", pixels=0, received=False), "tiled")
     job = job_of(case, "cpu", pixels=0, received=False, every=every)
     rows = torch.tensor(job.rows, dtype=torch.long)
     assert torch.equal((rows + job.offset + 1) % every, torch.zeros_like(rows))
@@ -116,17 +117,17 @@ def test_every_nth_query_is_measured_as_it_is_among_all(data, every):
         for field in dataclasses.fields(Measures)
         if field.name not in ("received", "map")
     }
-    assert_alike(measured(job, "tiled"), dataclasses.replace(whole, **chosen), *chosen)
+    assert_alike(run_job(job, "tiled"), dataclasses.replace(whole, **chosen), *chosen)
 
 
 @given(data=st.data(), high=st.integers(1, 9), wide=st.integers(1, 9), more=st.integers(2, 5))
 def test_pixels_merge_into_larger_ones(data, high, wide, more):
     case = data.draw(attentions())
     fine, coarse = (
-        measured(job_of(case, "cpu")._replace(blocks=blocks), "tiled").map
+        run_job(job_of(case, "cpu")._replace(blocks=blocks), "tiled").map
         for blocks in ((high, wide), (high * more, wide * more))
     )
-    torch.testing.assert_close(pooled(pooled(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(sum_blocks(sum_blocks(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
 
 
 def test_sums_over_a_hundred_thousand_keys_do_not_pile_up_roundings():
@@ -159,7 +160,7 @@ def threads(monkeypatch):
 @pytest.mark.parametrize("name", ["shared keys", "causal, padding left", "everything", "dense", "one query", "no keys"])
 def test_threads_are_exact_and_measure_the_very_same_every_time(name, threads):
     job = CASES[name].job()
-    seen, again = measured(job, "tiled"), measured(job, "tiled")
+    seen, again = run_job(job, "tiled"), run_job(job, "tiled")
     assert_exact(seen, job)
     for field in dataclasses.fields(Measures):
         assert torch.equal(getattr(seen, field.name), getattr(again, field.name)), field.name
@@ -175,8 +176,8 @@ def test_threads_work_in_inference_mode_and_on_tensors_that_want_gradients(threa
 
 def test_a_logsumexp_that_is_at_hand_changes_nothing():
     job = CASES["everything"].job()
-    given = job._replace(logsumexp=measured(job, "defined").logsumexp)
-    assert_exact(measured(given, "tiled"), given)
+    given = job._replace(logsumexp=run_job(job, "defined").logsumexp)
+    assert_exact(run_job(given, "tiled"), given)
 
 
 def test_tensors_laid_out_otherwise_and_wanting_gradients_are_measured_alike():
@@ -208,9 +209,9 @@ def test_inputs_are_left_as_they_were():
 
 def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     x = torch.empty(1, 4, tokens, 8, device="meta")
-    job = planned(checked(x, x, None, None), every=every)
+    job = plan_job(check_call(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
-    found = [tile for stack in tiles.stacks(job, tiled.TILE) for tile in stack]
+    found = [tile for stack in tiled.plan_stacks(job, tiled.TILE) for tile in stack]
     sides = [(tile.kv_heads, tile.rows, tile.columns) for tile in found]
     return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 
@@ -241,9 +242,12 @@ def test_the_ranking_is_that_of_a_stable_sort(size, count, values):
     scores[0, 0] = -torch.inf
     scores[0, 1, :, 3:] = -torch.inf
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "BLOCK", 4 if size == 4 else 64)
-        blocks = ranking.maxima(scores)
-        (found, places), first = ranking.best(scores, blocks, count), ranking.first(scores, blocks)
+        patch.setattr(top_keys, "BLOCK", 4 if size == 4 else 64)
+        blocks = top_keys.find_block_maxima(scores)
+        (found, places), first = (
+            top_keys.find_largest(scores, blocks, count),
+            top_keys.find_first_visible(scores, blocks),
+        )
     wanted, order = scores.sort(dim=-1, descending=True, stable=True)
     few = min(count, size)
     assert torch.equal(found, wanted[..., :few])

@@ -6,8 +6,8 @@ import torch
 import clearhead
 import clearhead.shipped as shipped
 from clearhead.lens import watch
-from clearhead.lens.ablation import effect
-from clearhead.lens.heads import coverage, head_roles
+from clearhead.lens.analysis.ablation import effect
+from clearhead.lens.analysis.role_measurement import coverage, head_roles
 from clearhead.tasks.alignment import AlignedPair, score_heads, word_attentions
 
 PAIRS = [

@@ -1,9 +1,9 @@
-"""The heart: who looks at whom."""
+"""Attention: the definition, masks, biases, positions, caches, and the backends that compute it."""
 
-from clearhead.attention.backends import attend, attention_weights
+from clearhead.attention.backends.choice import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
-from clearhead.attention.explaining import explain
+from clearhead.attention.explanation import explain
 from clearhead.attention.masks import Mask
 from clearhead.attention.multihead import MultiHeadAttention, Seen
 from clearhead.attention.positions import Alibi, Learned, Relative, Rotary, Sinusoidal

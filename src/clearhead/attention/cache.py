@@ -14,7 +14,7 @@ from clearhead.errors import ShapeError
 Pair = tuple[Tensor, Tensor]
 
 
-class _Room:
+class _LayerBuffer:
     """Keys and values of one attention, with space to grow; doubled whenever it runs out.
 
     They lie as (batch, tokens, heads, width), so that what a sample holds is one piece, quick to move.
@@ -39,11 +39,11 @@ class _Room:
             self.k = k if self.k is None else torch.cat([self.k[:, :start], k], dim=1)
             self.v = v if self.v is None else torch.cat([self.v[:, :start], v], dim=1)
         else:
-            self.k, self.v = self._written(self.k, k, end), self._written(self.v, v, end)
+            self.k, self.v = self._write(self.k, k, end), self._write(self.v, v, end)
         self.length = end
         return self.k[:, :end].transpose(1, 2), self.v[:, :end].transpose(1, 2)
 
-    def _written(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+    def _write(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         if old is not None and old.shape[0] != new.shape[0]:
             raise ShapeError(f"the cache holds {old.shape[0]} samples, the step has {new.shape[0]}; reorder it first")
         if old is not None and old.is_inference() and not torch.is_inference_mode_enabled():
@@ -61,11 +61,11 @@ class _Room:
         if self.k is None or self.v is None:
             return
         rows, old = rows.to(self.k.device), (self.k, self.v)
-        self.k = self._moved(self.k, self.spare[0], rows)
-        self.v = self._moved(self.v, self.spare[1], rows)
+        self.k = self._gather_rows(self.k, self.spare[0], rows)
+        self.v = self._gather_rows(self.v, self.spare[1], rows)
         self.spare = (None, None) if self.k.requires_grad or self.v.requires_grad else old
 
-    def _moved(self, old: Tensor, spare: Tensor | None, rows: Tensor) -> Tensor:
+    def _gather_rows(self, old: Tensor, spare: Tensor | None, rows: Tensor) -> Tensor:
         """These samples of `old`: written over `spare`, where that is large enough, since new memory costs more."""
         if old.requires_grad:
             return old.index_select(0, rows)
@@ -78,7 +78,7 @@ class _Room:
 
 
 class KeyValueCache:
-    """What a decoder has already seen, layer by layer; pass the same one at every step.
+    """Keys and values of every layer from earlier decoding steps; pass the same object at every step.
 
     Without `capacity` it grows as needed; with it, room for that many tokens is taken once.
 
@@ -89,7 +89,7 @@ class KeyValueCache:
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.beams = capacity, 1
-        self._rooms: dict[Any, _Room] = {}
+        self._rooms: dict[Any, _LayerBuffer] = {}
         self._fixed: dict[Any, Pair] = {}
         # Told whenever samples move: (rows, done), with `done` where inputs that are not among the rows are finished.
         self.followers: list[Callable[[Tensor, bool], None]] = []
@@ -105,7 +105,7 @@ class KeyValueCache:
 
     def grow(self, owner: Any, k: Tensor, v: Tensor) -> Pair:
         """Add new keys and values of one attention, and get all of them."""
-        room = self._rooms.setdefault(owner, _Room(self.capacity))
+        room = self._rooms.setdefault(owner, _LayerBuffer(self.capacity))
         return room.grow(k, v)
 
     def once(self, owner: Any, make: Callable[[], Pair]) -> Pair:
@@ -123,7 +123,7 @@ class KeyValueCache:
         for room in self._rooms.values():
             room.reorder(rows)
         self._reorder_contexts(rows)
-        self._tell(rows, done=False)
+        self._notify(rows, done=False)
 
     def branch(self, rows: Tensor, beams: int, contexts: Tensor | None = None) -> None:
         """Keep these samples as beams: each `beams` of them in a row look at one sample of the context.
@@ -135,9 +135,9 @@ class KeyValueCache:
         if contexts is not None:
             self._reorder_contexts(contexts)
         self.beams = beams
-        self._tell(rows, done=contexts is not None)
+        self._notify(rows, done=contexts is not None)
 
-    def _tell(self, rows: Tensor, done: bool) -> None:
+    def _notify(self, rows: Tensor, done: bool) -> None:
         for follower in list(self.followers):
             follower(rows, done)
 

@@ -1,4 +1,4 @@
-"""Dropout's coin tosses. On a CPU PyTorch draws a random number for each; here one number serves four."""
+"""Dropout that is faster on a CPU: one random 64-bit number decides for four elements, PyTorch draws one each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 SIDES = 2**16  # of the coin: chances are rounded to a 65,536th
 
 
-def keepers(like: Tensor, dropped: float, generator: torch.Generator | None = None) -> tuple[Tensor, float]:
-    """What is kept, as booleans, and what it has to be multiplied with so that the average stays.
+def draw_keep_mask(like: Tensor, dropped: float, generator: torch.Generator | None = None) -> tuple[Tensor, float]:
+    """A boolean mask of the elements to keep, and the factor by which they are scaled up.
 
-    >>> kept, factor = keepers(torch.ones(2, 3), 0.0)
+    >>> kept, factor = draw_keep_mask(torch.ones(2, 3), 0.0)
     >>> bool(kept.all()), factor
     (True, 1.0)
     """
@@ -38,7 +38,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.dropped)
-        kept, factor = keepers(x, self.dropped)
+        kept, factor = draw_keep_mask(x, self.dropped)
         return x * kept * factor
 
     def extra_repr(self) -> str:

@@ -37,7 +37,7 @@ class Band(Mask):
         return self._within(ahead, ahead)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        (r0, r1), (c0, c1) = _edges(queries, rows, device), _edges(keys, columns, device)
+        (r0, r1), (c0, c1) = _block_edges(queries, rows, device), _block_edges(keys, columns, device)
         start = self.start(queries, keys)
         nearest = c0[None, :] - (r1[:, None] - 1 + start)
         furthest = (c1[None, :] - 1) - (r0[:, None] + start)
@@ -65,14 +65,14 @@ class Prefix(Mask):
         self.batch = len(lengths) if len(lengths) > 1 else None
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        return j < _of_sample(self.lengths, b)
+        return j < _select_sample(self.lengths, b)
 
     def visible_keys(self, keys: int) -> Tensor:
         """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
         return torch.arange(keys, device=self.lengths.device) < self.lengths.view(-1, 1, 1, 1)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _edges(keys, columns, device)
+        c0, c1 = _block_edges(keys, columns, device)
         lengths = self.lengths[:, None, None, None]
         return c0 < lengths, c1 <= lengths
 
@@ -86,7 +86,7 @@ class Prefix(Mask):
         return Prefix(change(self.lengths))
 
     def __repr__(self) -> str:
-        return f"Mask.prefix({_short(self.lengths)})"
+        return f"Mask.prefix({_format_tensor(self.lengths)})"
 
 
 class Padding(Mask):
@@ -99,7 +99,7 @@ class Padding(Mask):
         return position < lengths if self.side == "right" else position >= keys - lengths
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        lengths = _of_sample(self.lengths, b)
+        lengths = _select_sample(self.lengths, b)
         seen = self._real(lengths, j, keys)
         return seen & self._real(lengths, i + (keys - queries), keys) if self.hide_queries else seen
 
@@ -113,10 +113,10 @@ class Padding(Mask):
         return self._real(self.lengths.view(-1, 1, 1, 1), position, keys)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _edges(keys, columns, device)
+        c0, c1 = _block_edges(keys, columns, device)
         some, every = self._real_blocks(c0, c1, keys)
         if self.hide_queries:
-            r0, r1 = (edge + keys - queries for edge in _edges(queries, rows, device))
+            r0, r1 = (edge + keys - queries for edge in _block_edges(queries, rows, device))
             some_rows, every_row = self._real_blocks(r0, r1, keys)
             some, every = some & some_rows.transpose(2, 3), every & every_row.transpose(2, 3)
         return some, every
@@ -141,7 +141,7 @@ class Padding(Mask):
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else f", side={self.side!r}"
-        return f"Mask.padding({_short(self.lengths)}{side}{', queries=True' * self.hide_queries})"
+        return f"Mask.padding({_format_tensor(self.lengths)}{side}{', queries=True' * self.hide_queries})"
 
 
 class Documents(Mask):
@@ -162,11 +162,11 @@ class Documents(Mask):
         return self.ids[:, self.ids.shape[1] - queries :]
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        return _of_sample(self.of_queries(queries), b, i) == _of_sample(self.ids, b, j)
+        return _select_sample(self.of_queries(queries), b, i) == _select_sample(self.ids, b, j)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        low_k, high_k = (t[:, None, None, :] for t in _extremes(self.ids, columns))
-        low_q, high_q = (t[:, None, :, None] for t in _extremes(self.of_queries(queries), rows))
+        low_k, high_k = (t[:, None, None, :] for t in _find_extremes(self.ids, columns))
+        low_q, high_q = (t[:, None, :, None] for t in _find_extremes(self.of_queries(queries), rows))
         return (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)
 
     def tensors(self) -> list[Tensor]:
@@ -176,7 +176,7 @@ class Documents(Mask):
         return Documents(change(self.ids), None if self.query_ids is None else change(self.query_ids))
 
     def __repr__(self) -> str:
-        return f"Mask.documents({_short(self.ids)})"
+        return f"Mask.documents({_format_tensor(self.ids)})"
 
 
 class Dense(Mask):
@@ -206,8 +206,8 @@ class Dense(Mask):
         return self.seen[:, :, rows if tall else slice(None), columns if wide else slice(None)]
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        some = _reduced(_reduced(self.seen, rows, 2), columns, 3)
-        every = ~_reduced(_reduced(~self.seen, rows, 2), columns, 3)
+        some = _reduce_blocks(_reduce_blocks(self.seen, rows, 2), columns, 3)
+        every = ~_reduce_blocks(_reduce_blocks(~self.seen, rows, 2), columns, 3)
         return some, every
 
     def tensors(self) -> list[Tensor]:
@@ -298,24 +298,24 @@ class Either(_Several):
         return first[0] | second[0], first[1] | second[1]
 
 
-def _of_sample(tensor: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
+def _select_sample(tensor: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
     """What belongs to sample `b`; a tensor of one sample belongs to all."""
     return tensor[(b if len(tensor) > 1 else b * 0, *rest)]
 
 
-def _short(tensor: Tensor) -> str:
+def _format_tensor(tensor: Tensor) -> str:
     if tensor.device.type != "cpu" or tensor.numel() > 8:
         return f"<{'×'.join(map(str, tensor.shape))}>"
     return str(tensor.tolist())
 
 
-def _edges(size: int, block: int, device: Any) -> tuple[Tensor, Tensor]:
+def _block_edges(size: int, block: int, device: Any) -> tuple[Tensor, Tensor]:
     """First index of each block, and the one after its last."""
     first = torch.arange(0, size, block, device=device)
     return first, (first + block).clamp(max=size)
 
 
-def _blocked(tensor: Tensor, block: int, axis: int, fill: Any) -> Tensor:
+def _split_blocks(tensor: Tensor, block: int, axis: int, fill: Any) -> Tensor:
     """The axis cut into blocks, the last one filled up: (…, blocks, block, …)."""
     missing = -tensor.shape[axis] % block
     if missing:
@@ -325,10 +325,10 @@ def _blocked(tensor: Tensor, block: int, axis: int, fill: Any) -> Tensor:
     return blocked
 
 
-def _reduced(seen: Tensor, block: int, axis: int) -> Tensor:
-    return seen if seen.shape[axis] == 1 else _blocked(seen, block, axis, False).any(axis + 1)
+def _reduce_blocks(seen: Tensor, block: int, axis: int) -> Tensor:
+    return seen if seen.shape[axis] == 1 else _split_blocks(seen, block, axis, False).any(axis + 1)
 
 
-def _extremes(ids: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def _find_extremes(ids: Tensor, block: int) -> tuple[Tensor, Tensor]:
     limits = torch.iinfo(ids.dtype)
-    return _blocked(ids, block, 1, limits.max).amin(2), _blocked(ids, block, 1, limits.min).amax(2)
+    return _split_blocks(ids, block, 1, limits.max).amin(2), _split_blocks(ids, block, 1, limits.min).amax(2)

@@ -93,7 +93,7 @@ class Mask(ABC):
         """
         if side not in ("left", "right"):
             raise MaskError(f"padding is on the 'left' or on the 'right', not {side!r}")
-        return kinds.Padding(_lengths(lengths), side, queries)
+        return kinds.Padding(_check_lengths(lengths), side, queries)
 
     @staticmethod
     def prefix(n: Lengths) -> Mask:
@@ -105,7 +105,7 @@ class Mask(ABC):
         ■■■·
         ■■■■
         """
-        return kinds.Prefix(_lengths(n))
+        return kinds.Prefix(_check_lengths(n))
 
     @staticmethod
     def documents(ids: Tensor, query_ids: Tensor | None = None) -> Mask:
@@ -118,7 +118,7 @@ class Mask(ABC):
         ■■·
         ··■
         """
-        return kinds.Documents(_ids(ids), None if query_ids is None else _ids(query_ids))
+        return kinds.Documents(_check_ids(ids), None if query_ids is None else _check_ids(query_ids))
 
     @staticmethod
     def visible(tensor: Tensor) -> Mask:
@@ -128,7 +128,7 @@ class Mask(ABC):
         ■·
         ■■
         """
-        return kinds.Dense(_boolean(tensor, "visible"))
+        return kinds.Dense(_check_boolean(tensor, "visible"))
 
     @staticmethod
     def hidden(tensor: Tensor) -> Mask:
@@ -138,7 +138,7 @@ class Mask(ABC):
         ■·
         ■■
         """
-        return kinds.Dense(~_boolean(tensor, "hidden"))
+        return kinds.Dense(~_check_boolean(tensor, "hidden"))
 
     @abstractmethod
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
@@ -222,7 +222,7 @@ class Mask(ABC):
                     )
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What a backend works out about this mask: made at the first layer, found again at the others."""
+        """A value that a backend derives from this mask, computed by `make` once and cached for all layers."""
         tensors = self.tensors()
         if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
             return make()
@@ -289,7 +289,7 @@ def as_mask(value: object) -> Mask:
     )
 
 
-def _lengths(lengths: Lengths) -> Tensor:
+def _check_lengths(lengths: Lengths) -> Tensor:
     tensor = torch.as_tensor(lengths)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
         raise MaskError(
@@ -301,7 +301,7 @@ def _lengths(lengths: Lengths) -> Tensor:
     return tensor.reshape(-1)
 
 
-def _ids(ids: Tensor) -> Tensor:
+def _check_ids(ids: Tensor) -> Tensor:
     tensor = torch.as_tensor(ids)
     if tensor.is_floating_point() or tensor.ndim not in (1, 2):
         raise MaskError(
@@ -312,7 +312,7 @@ def _ids(ids: Tensor) -> Tensor:
     return tensor if tensor.ndim == 2 else tensor[None]
 
 
-def _boolean(tensor: Tensor, name: str) -> Tensor:
+def _check_boolean(tensor: Tensor, name: str) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MaskError(

@@ -12,17 +12,17 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.attention.backends import attend, attention_weights
+from clearhead.attention.backends.choice import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.masks import Mask, as_mask
-from clearhead.attention.overhearing import hearing
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
+from clearhead.attention.sdpa_logsumexp import observe_own_sdpa
 from clearhead.errors import ConfigError, ShapeError
 
 
 class Seen(NamedTuple):
-    """What an observer gets to see of one attention: enough to compute anything about it."""
+    """What an observer receives for one attention call: its inputs, enough to compute any statistic of it."""
 
     q: Tensor
     k: Tensor
@@ -155,9 +155,9 @@ class MultiHeadAttention(nn.Module):
         if self.observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
-            with hearing(q) as overheard:
+            with observe_own_sdpa(q) as observer:
                 merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
-            logsumexp = None if overheard is None else overheard.logsumexp(q, keys=k.shape[2], scale=scale)
+            logsumexp = None if observer is None else observer.logsumexp(q, keys=k.shape[2], scale=scale)
             seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)
             self.observer(seen)
         if self.muted is not None:
@@ -188,10 +188,10 @@ class MultiHeadAttention(nn.Module):
         if isinstance(self.positions, Rotary):
             raise ConfigError("rotary positions compare places in one sequence; a context has places of its own")
         rows, stored = self.heads * self.head_dim, self.context_width is None
-        q = _rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
+        q = _select_rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
 
         def keys_and_values() -> tuple[Tensor, Tensor]:
-            kv = _rows(self.to_qkv, context, slice(rows, None)) if stored else self.to_kv(context)
+            kv = _select_rows(self.to_qkv, context, slice(rows, None)) if stored else self.to_kv(context)
             return self._split(kv, 0)[1:]
 
         k, v = keys_and_values() if cache is None else cache.once(self, keys_and_values)
@@ -259,7 +259,7 @@ class MultiHeadAttention(nn.Module):
         return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
 
 
-def _rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     """Some rows of a projection, as a projection."""
     bias: Tensor | None = linear.bias
     return F.linear(x, linear.weight[rows], None if bias is None else bias[rows])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
 
 
 def scores(call: Call) -> tuple[Tensor, Tensor]:

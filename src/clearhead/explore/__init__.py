@@ -15,7 +15,7 @@ from clearhead.storage import atomic_file
 if TYPE_CHECKING:
     from clearhead.explore.live import Live
     from clearhead.explore.server import Server
-    from clearhead.lens.record import Record
+    from clearhead.lens.record.attention_record import Record
 
 __all__ = ["Axis", "Scene", "open_record", "show_record", "write_page"]
 

@@ -17,7 +17,7 @@ from clearhead.explore.axes import Axis
 from clearhead.explore.live import Live
 from clearhead.explore.panorama import THUMB, Grid, Panorama
 from clearhead.explore.scene import Scene
-from clearhead.lens.record import Record
+from clearhead.lens.record.attention_record import Record
 
 REMEMBERED = 4  # records that pages may still show, after new texts
 NUMBERS = "application/octet-stream"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.lens.roles import NONE, ROLES, HeadRoles
-from clearhead.lens.sights import Sight
+from clearhead.lens.analysis.roles import NONE, ROLES, HeadRoles
+from clearhead.lens.record.attention_views import Sight
 
 LEAST = 5  # keys that a query must see to count: of fewer, each gets much by chance alone
 NEAR = 2
@@ -58,7 +58,7 @@ def _known(roles: HeadRoles | None, sight: Sight) -> list[tuple[str, float]]:
 
 
 def _measured(sight: Sight, sample: int, seeing: Tensor, delimiters: Sequence[bool] | None) -> list[tuple[str, float]]:
-    """The roles of `clearhead.lens.roles` that the record can tell of, by their formulas.
+    """The roles of `clearhead.lens.analysis.roles` that the record can tell of, by their formulas.
 
     A weight of more than 1/8 is always among the eight largest: what a role needs is there.
     """

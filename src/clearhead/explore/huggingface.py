@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live import Live
-from clearhead.lens.tokens import named_by
+from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
 from clearhead.tasks.trace import Trace
@@ -70,7 +70,7 @@ class HuggingFaceText:
     options: ClassVar[type[Options]] = HuggingFaceOptions
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.name_of = tokenizer, named_by(tokenizer)
+        self.tokenizer, self.name_of = tokenizer, make_namer(tokenizer)
 
     def traces(self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
         """One trace. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
@@ -140,10 +140,10 @@ class HuggingFaceText:
 
 def _has_norms(model: nn.Module) -> bool:
     """Whether the map that merges the heads is known, so that the norms of values can be had."""
-    from clearhead.lens.huggingface.outputs import head_counts, output_weights
+    from clearhead.lens.huggingface.discovery import count_heads, find_output_weights
 
     try:
-        output_weights(model, tuple(head_counts(model)))
+        find_output_weights(model, tuple(count_heads(model)))
     except LensError:
         return False
     return True

@@ -12,9 +12,9 @@ from torch import nn
 
 from clearhead.errors import DataError, LensError
 from clearhead.explore.scene import probable
-from clearhead.lens.ablation import ablate, head_effects
-from clearhead.lens.record import Record
-from clearhead.lens.sights import Forward
+from clearhead.lens.analysis.ablation import ablate, head_effects
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward
 from clearhead.predictor import Predictor, describe_answer, look_through
 from clearhead.tasks.settings import option_names, validate
 from clearhead.tasks.trace import Trace, Traceable

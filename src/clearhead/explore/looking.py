@@ -15,8 +15,8 @@ from clearhead.explore.scene import views
 from clearhead.explore.server import Server
 from clearhead.explore.single import check_page_place, together
 from clearhead.explore.waiting import Waiting
-from clearhead.lens.record import Record
-from clearhead.lens.sights import Forward
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward
 from clearhead.predictor import load
 
 

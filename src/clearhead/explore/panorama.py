@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.explore.windows import Weights
-from clearhead.lens.measures import blocks_of, pooled
-from clearhead.lens.sights import Sight
+from clearhead.lens.measures.definition import choose_blocks, sum_blocks
+from clearhead.lens.record.attention_views import Sight
 
 OVERVIEW = 512  # pixels of the map that a page gets at once
 NEAR = 8192  # tokens: windows of at most so many are exact
@@ -65,7 +65,7 @@ class Panorama:
 
     def overview(self, pixels: int = OVERVIEW) -> tuple[int, int]:
         """The blocks of the map that `map` gives."""
-        height, width = (max(1, block) for block in blocks_of(*self.counts, pixels))
+        height, width = (max(1, block) for block in choose_blocks(*self.counts, pixels))
         if self.sight.blocks[0]:  # whole pixels of the map that there is
             height, width = (-(-n // block) * block for n, block in zip((height, width), self.blocks, strict=True))
         return height, width
@@ -75,7 +75,7 @@ class Panorama:
         if not self.sight.blocks[0]:
             return self.window(head, *self._whole(), pixels, pixels)
         base, (height, width) = self._base(head), self.overview(pixels)
-        sums = pooled(pooled(base, height // self.blocks[0], 0), width // self.blocks[1], 1)
+        sums = sum_blocks(sum_blocks(base, height // self.blocks[0], 0), width // self.blocks[1], 1)
         return Grid(sums, (height, width), self.step == 1)
 
     def is_much(self, queries: range, keys: range) -> bool:

@@ -14,9 +14,9 @@ from clearhead.explore.axes import Axis
 from clearhead.explore.heads import NONE, in_step, summaries
 from clearhead.explore.panorama import OVERVIEW, Panorama
 from clearhead.explore.words import words
-from clearhead.lens.record import Record
-from clearhead.lens.roles import HeadRoles
-from clearhead.lens.sights import Forward, Sight, text_of
+from clearhead.lens.analysis.roles import HeadRoles
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight, find_text
 
 FORMAT = 1
 LANGUAGES = ["en", "zh"]
@@ -229,7 +229,7 @@ def _own_sample(sight: Sight, widest: Sight, sample: int) -> int:
     own, all_of_them = len(sight.entropy), len(widest.entropy)
     if own == all_of_them:
         return sample
-    text = text_of(sample, widest.inputs, own) if sample < len(widest.inputs) else own
+    text = find_text(sample, widest.inputs, own) if sample < len(widest.inputs) else own
     return text if text < own else sample * own // all_of_them
 
 

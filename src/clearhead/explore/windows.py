@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.lens.kept import Kept
-from clearhead.lens.measures import pooled
-from clearhead.lens.sights import Sight
-from clearhead.lens.workers import side_by_side
+from clearhead.lens.measures.definition import sum_blocks
+from clearhead.lens.measures.thread_pool import run_in_threads
+from clearhead.lens.record.attention_views import Sight
+from clearhead.lens.record.exact_windows import KeptInputs
 
 TILE = 2**19  # scores held at once: they should stay in the processor's cache
 GRAIN = 128  # the mask is asked by blocks of so many
@@ -33,7 +33,7 @@ class Weights:
         if self.kept is not None and self.quick:
             self._prepare(self.kept)
 
-    def _prepare(self, kept: Kept) -> None:
+    def _prepare(self, kept: KeptInputs) -> None:
         dtype = torch.promote_types(kept.q.dtype, torch.float32)
         group = kept.q.shape[1] // kept.k.shape[1]
         self.q = kept.q[self.sample, self.place].to(dtype)
@@ -60,14 +60,14 @@ class Weights:
             columns, weights = self._tile(queries[start : start + step], keys)
             if columns:
                 inset = columns.start - keys.start
-                down = pooled(weights, height, 0) if height > 1 else weights
+                down = sum_blocks(weights, height, 0) if height > 1 else weights
                 if width > 1:
                     down = F.pad(down, (inset % width, 0))
                     down = F.pad(down, (0, -down.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
                 first, left = start // height, inset // width
                 found[first : first + len(down), left : left + down.shape[1]] = down
 
-        side_by_side(band, range(0, len(queries), step))
+        run_in_threads(band, range(0, len(queries), step))
         return found
 
     def _slowly(
@@ -79,7 +79,7 @@ class Weights:
             rows = queries[start : start + step]
             across = slice(keys.start, keys.stop)
             weights = self.sight.weights(self.sample, self.head, slice(rows.start, rows.stop), across)
-            some = pooled(pooled(weights, blocks[0], 0), blocks[1], 1)
+            some = sum_blocks(sum_blocks(weights, blocks[0], 0), blocks[1], 1)
             found[start // blocks[0] : start // blocks[0] + len(some)] = some
         return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from clearhead.lens.tokens import SPACE, bytes_of_marks
+from clearhead.lens.record.token_labels import SPACE, byte_alphabet
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
@@ -105,13 +105,13 @@ def _with_space_marks(token: str) -> _Piece:
 
 def _in_bytes(token: str) -> _Piece:
     """GPT-2's spelling: every character stands for one byte."""
-    raw = bytes(bytes_of_marks()[mark] for mark in token)
+    raw = bytes(byte_alphabet()[mark] for mark in token)
     opens = raw[:1] in (b" ", b"\n")
     return _Piece(raw.removeprefix(b" ") or raw, opens)
 
 
 def _is_bytes(token: str) -> bool:
-    return all(mark in bytes_of_marks() for mark in token)
+    return all(mark in byte_alphabet() for mark in token)
 
 
 def _decoded(pieces: Sequence[bytes]) -> list[str]:

@@ -1,15 +1,15 @@
-"""THE EYE: what every head looks at, exactly, in O(n) memory."""
+"""The lens: exact statistics of every attention head of a running model, in O(n) memory."""
 
-from clearhead.lens.ablation import ablate, effect, head_effects
-from clearhead.lens.flow import Rollout, rollout
-from clearhead.lens.heads import coverage, head_roles
-from clearhead.lens.measures import Measures
-from clearhead.lens.measuring import measure
-from clearhead.lens.norms import norm_received, norm_weights
-from clearhead.lens.record import Record
-from clearhead.lens.roles import ROLES, HeadRole, HeadRoles
-from clearhead.lens.sights import Forward, Sight
-from clearhead.lens.watching import expected_bytes, watch
+from clearhead.lens.analysis.ablation import ablate, effect, head_effects
+from clearhead.lens.analysis.attention_rollout import Rollout, rollout
+from clearhead.lens.analysis.norms import norm_received, norm_weights
+from clearhead.lens.analysis.role_measurement import coverage, head_roles
+from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles
+from clearhead.lens.capture.watch_context import expected_bytes, watch
+from clearhead.lens.measures.definition import Measures
+from clearhead.lens.measures.measure_dispatch import measure
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight
 
 __all__ = [
     "ROLES",

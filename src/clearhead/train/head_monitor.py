@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.lens import Record, watch
-from clearhead.lens.names import attentions
+from clearhead.lens.attention_names import find_attentions
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 from clearhead.tasks.base import Examples
@@ -71,7 +71,7 @@ def measure_heads(model: Model, forward: Callable[[], Any]) -> dict[str, HeadSta
     # Eager: the layers that are compiled for training would be compiled again for the lens.
     with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
         forward()
-    widths = {name: attention.to_out.weight.shape[0] for name, attention in attentions(model).items()}
+    widths = {name: attention.to_out.weight.shape[0] for name, attention in find_attentions(model).items()}
     return dict(_summarise(record, widths))
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 
 BLOCK = 128
 MOST_KINDS = 1024
 
 
-def refusal(call: Call) -> str | None:
+def explain_refusal(call: Call) -> str | None:
     """Why this backend cannot do it, or None."""
     if call.dropout:
         return "FlexAttention has no dropout"
@@ -47,12 +47,12 @@ def run(call: Call) -> Tensor:
         q, k, v = q.detach(), k.detach(), v.detach()
     mask, masked = call.mask, None
     if mask is not None:
-        masked = mask.once(("blocks", queries, keys, q.device), lambda: block_mask(mask, queries, keys, q.device))
-    found = kernel(
+        masked = mask.once(("blocks", queries, keys, q.device), lambda: build_block_mask(mask, queries, keys, q.device))
+    found = call_compiled(
         q,
         k,
         v,
-        score_mod=score_change(call),
+        score_mod=make_score_function(call),
         block_mask=masked,
         scale=scale,
         enable_gqa=heads != k.shape[1],
@@ -67,25 +67,25 @@ def run(call: Call) -> Tensor:
     return out * share[..., None].to(out.dtype)
 
 
-def kernel(*arguments: Any, **options: Any) -> Any:
+def call_compiled(*arguments: Any, **options: Any) -> Any:
     """FlexAttention, compiled for each new kind of mask, bias and size; PyTorch would stop at eight."""
     if torch.compiler.is_compiling():
         from torch.nn.attention.flex_attention import flex_attention
 
         return flex_attention(*arguments, **options)
     with torch._dynamo.config.patch(recompile_limit=MOST_KINDS, accumulated_recompile_limit=MOST_KINDS):
-        return compiled()(*arguments, **options)
+        return compile_kernel()(*arguments, **options)
 
 
 @functools.cache
-def compiled() -> Callable[..., Any]:
+def compile_kernel() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Not dynamic: sizes then enter a mask's function as symbols, on which PyTorch 2.11 fails.
     return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
-def score_change(call: Call) -> Callable[..., Tensor] | None:
+def make_score_function(call: Call) -> Callable[..., Tensor] | None:
     """cap, then bias, as a function of one score."""
     _, _, queries, keys = call.sizes
     softcap, bias = call.softcap, call.bias
@@ -102,7 +102,7 @@ def score_change(call: Call) -> Callable[..., Tensor] | None:
     return change
 
 
-def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:
+def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:
     """Hidden blocks are skipped, wholly visible ones not looked into; nothing queries × keys is built."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -113,11 +113,11 @@ def block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return mask.at(b, h, i, j, queries, keys)
 
-    partial, whole = _listed(some & ~every), _listed(every)
+    partial, whole = _list_blocks(some & ~every), _list_blocks(every)
     return BlockMask.from_kv_blocks(*partial, *whole, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(queries, keys))
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """For each row how many blocks there are, and which, these first."""
     which = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), which.to(torch.int32)

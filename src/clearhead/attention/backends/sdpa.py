@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Dense, Padding, Prefix
 from clearhead.attention.masks import Mask
-from clearhead.attention.overhearing import fused
+from clearhead.attention.sdpa_logsumexp import call_sdpa
 
 # How many numbers a dense mask or the weights may have before `auto` looks for another way: 64 MiB of float32.
 # Where there is a quick one it does so earlier: FlexAttention on a GPU, `tiled` on a CPU (both measured).
@@ -51,14 +51,14 @@ class Arguments(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A mask taken apart: the causal kernel's share, what hides whole keys or rows, and what needs a square."""
+    """The parts of a mask: the causal kernel's share, what hides whole keys or rows, and what needs a square."""
 
     causal: bool
     simple: tuple[Simple, ...]
     rest: tuple[Mask, ...]
 
 
-def refusal(call: Call) -> str | None:
+def explain_refusal(call: Call) -> str | None:
     """Why this backend cannot do it, or None."""
     if call.softcap is not None:
         return "no kernel behind scaled_dot_product_attention caps scores"
@@ -66,8 +66,8 @@ def refusal(call: Call) -> str | None:
 
 
 def run(call: Call) -> Tensor:
-    a = arguments(call)
-    out = fused(a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads)
+    a = build_arguments(call)
+    out = call_sdpa(a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads)
     if a.first_row:
         out = out[:, :, a.first_row :]
     if a.value_width != out.shape[3]:
@@ -77,7 +77,7 @@ def run(call: Call) -> Tensor:
     return torch.where(a.rows, out, 0.0) if out.requires_grad else out.masked_fill_(~a.rows, 0.0)
 
 
-def quadratic(call: Call) -> int:
+def count_dense_numbers(call: Call) -> int:
     """How many numbers would be built that grow with queries × keys."""
     batch, heads, queries, keys = call.sizes
     learned_bias = call.bias is not None and call.needs_grad and call.bias.parameter.requires_grad
@@ -85,7 +85,7 @@ def quadratic(call: Call) -> int:
     # Here only PyTorch's unfused path is left, which builds the weights.
     if (on_cpu and (call.dropout or learned_bias)) or (not on_cpu and call.q.dtype == torch.float64):
         return batch * heads * queries * keys
-    structure = taken_apart(call.mask, queries, keys)
+    structure = split_mask(call.mask, queries, keys)
     if not structure.rest and call.bias is None:
         return 0
     batches, spread = [part.batch or 1 for part in structure.rest], [part.heads or 1 for part in structure.rest]
@@ -95,7 +95,7 @@ def quadratic(call: Call) -> int:
     return max(batches) * max(spread) * queries * keys
 
 
-def taken_apart(mask: Mask | None, queries: int, keys: int) -> Structure:
+def split_mask(mask: Mask | None, queries: int, keys: int) -> Structure:
     causal = False
     simple: list[Simple] = []
     rest: list[Mask] = []
@@ -116,26 +116,26 @@ def taken_apart(mask: Mask | None, queries: int, keys: int) -> Structure:
     return Structure(causal, tuple(simple), tuple(rest))
 
 
-def arguments(call: Call) -> Arguments:
+def build_arguments(call: Call) -> Arguments:
     _, heads, queries, keys = call.sizes
     q, k, v, causal, scale = call.q, call.k, call.v, False, call.scale
     if isinstance(scale, Tensor):
         q, scale = q * scale.to(q.dtype), 1.0
     elif scale < SMALLEST_SCALE:
         q, scale = q * scale, 1.0
-    structure = taken_apart(call.mask, queries, keys)
+    structure = split_mask(call.mask, queries, keys)
     seen: Tensor | None = None
     rows: Tensor | None = None
     if structure.rest or call.bias is not None:
-        seen, rows = _square(call)
+        seen, rows = _build_dense_bias(call)
     else:
         causal = structure.causal
         if structure.simple:
             assert call.mask is not None
             kept = ("keys and rows", queries, keys)
-            seen, rows = call.mask.once(kept, lambda: _keys_and_rows(structure, queries, keys, q.device))
+            seen, rows = call.mask.once(kept, lambda: _find_visible_keys_and_rows(structure, queries, keys, q.device))
         if causal and seen is not None:
-            q, k = _hide_by_a_column(q, k, seen)
+            q, k = _hide_by_extra_feature(q, k, seen)
             seen = None
     first_row = 0
     if call.sinks is not None:
@@ -153,7 +153,7 @@ def arguments(call: Call) -> Arguments:
     return Arguments(q, k, v, seen, call.dropout, causal, scale, shared_heads, rows, first_row, call.v.shape[3])
 
 
-def _keys_and_rows(
+def _find_visible_keys_and_rows(
     structure: Structure, queries: int, keys: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """What may be seen of the keys, (batch, 1, 1, keys), and which rows see anything, (batch, 1, queries, 1)."""
@@ -177,7 +177,7 @@ def _keys_and_rows(
     return key_seen, functools.reduce(operator.and_, rows, alive)
 
 
-def _square(call: Call) -> tuple[Tensor, Tensor]:
+def _build_dense_bias(call: Call) -> tuple[Tensor, Tensor]:
     """Mask and bias as one dense tensor in which every row sees something, and which rows really do."""
     _, _, queries, keys = call.sizes
     bias = None if call.bias is None else call.bias.dense(queries, keys).to(call.q.dtype)
@@ -196,7 +196,7 @@ def _square(call: Call) -> tuple[Tensor, Tensor]:
     return bias.masked_fill(~seen, -torch.inf), alive
 
 
-def _hide_by_a_column(q: Tensor, k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _hide_by_extra_feature(q: Tensor, k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """One more feature, in which the product with a hidden key is hugely negative and with others zero."""
     huge = 2.0**15  # the square of it times any sensible scale drowns every score, and float16 holds it
     seen = seen.transpose(2, 3)

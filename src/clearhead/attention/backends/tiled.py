@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
-from clearhead.attention.dropout import keepers
-from clearhead.attention.inputs import Call
+from clearhead.attention.call import Call
+from clearhead.attention.dropout import draw_keep_mask
 from clearhead.attention.masks import Mask
-from clearhead.attention.runs import Run, runs
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
@@ -39,14 +39,14 @@ class Options(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Where a block of queries lies, which keys any of them may see, and about which the mask has to be asked."""
+    """A block of queries, the keys that any of them may see, and where among these the mask must be evaluated."""
 
     rows: slice
     columns: slice
-    unsure: tuple[slice, ...]
+    partial: tuple[slice, ...]
 
 
-def refusal(call: Call) -> str | None:
+def explain_refusal(call: Call) -> str | None:
     return None
 
 
@@ -59,7 +59,7 @@ def run(call: Call) -> Tensor:
     return _apply(q, call.k, call.v, call.sinks, parameter, options)
 
 
-def _in_full_precision(method: Callable[..., Any]) -> Any:
+def _disable_autocast(method: Callable[..., Any]) -> Any:
     """Autocast would round what is kept in float32 on purpose."""
 
     @functools.wraps(method)
@@ -72,7 +72,7 @@ def _in_full_precision(method: Callable[..., Any]) -> Any:
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    @_in_full_precision
+    @_disable_autocast
     def forward(
         ctx: Any,
         q: Tensor,
@@ -82,7 +82,7 @@ class _Tiled(torch.autograd.Function):
         parameter: Tensor | None,
         options: Options,
     ) -> Tensor:
-        work = _Work(q, k, v, sinks, options)
+        work = _TileArithmetic(q, k, v, sinks, options)
         out = v.new_zeros(*q.shape[:3], v.shape[3])
         largest, share = q.new_zeros(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], 1)
         for tile in work.tiles():
@@ -99,7 +99,7 @@ class _Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_in_full_precision
+    @_disable_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise BackendError(
@@ -108,7 +108,7 @@ class _Tiled(torch.autograd.Function):
             )
         q, k, v, sinks, parameter, largest, share = ctx.saved_tensors
         options: Options = ctx.options
-        work = _Work(q, k, v, sinks, options)
+        work = _TileArithmetic(q, k, v, sinks, options)
         of_q, of_k, of_v = torch.zeros_like(q), torch.zeros_like(work.k), torch.zeros_like(work.v)
         of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=q.dtype)
         of_bias = torch.zeros_like(parameter, dtype=q.dtype) if ctx.needs_input_grad[4] else None
@@ -147,7 +147,7 @@ class _Tiled(torch.autograd.Function):
 _apply: Callable[..., Tensor] = _Tiled.apply
 
 
-class _Work:
+class _TileArithmetic:
     """The arithmetic of one tile, in float32 or better; key heads are shared without being repeated."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: Options) -> None:
@@ -163,17 +163,17 @@ class _Work:
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        found = [Run(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
+        found = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
             columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
-            found = runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
+            found = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
             if found[n].columns.stop:
                 yield Tile(slice(row, min(row + rows, self.queries)), *found[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
-        options, (rows, columns, unsure) = self.options, tile
+        options, (rows, columns, partial) = self.options, tile
         scores, slope = self.times_values(self.q[:, :, rows], self.k[:, :, columns]), None
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_()
@@ -181,7 +181,7 @@ class _Work:
             scores.mul_(options.softcap)
         if self.bias is not None:
             scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        for piece in unsure:
+        for piece in partial:
             assert options.mask is not None
             seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
             scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
@@ -204,29 +204,29 @@ class _Work:
     def kept(self, tile: Tile, like: Tensor) -> Tensor:
         """Dropout's factors for a tile, the same in both passes."""
         generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
-        kept, factor = keepers(like, self.options.dropout, generator)
+        kept, factor = draw_keep_mask(like, self.options.dropout, generator)
         return kept * factor
 
     def times_values(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, d) · (kv_heads, columns, d) → (heads, rows, columns)"""
-        return _unfolded(_folded(left, right) @ right.mT, left.shape[1])
+        return _unfold_shared_heads(_fold_shared_heads(left, right) @ right.mT, left.shape[1])
 
     def times_keys(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns) · (kv_heads, columns, d) → (heads, rows, d)"""
-        return _unfolded(_folded(left, right) @ right, left.shape[1])
+        return _unfold_shared_heads(_fold_shared_heads(left, right) @ right, left.shape[1])
 
     def over_queries(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns)ᵀ · (heads, rows, d) → (kv_heads, columns, d), summed over sharing heads"""
-        return _folded(left, self.k).mT @ _folded(right, self.k)
+        return _fold_shared_heads(left, self.k).mT @ _fold_shared_heads(right, self.k)
 
 
-def _folded(x: Tensor, shared: Tensor) -> Tensor:
+def _fold_shared_heads(x: Tensor, shared: Tensor) -> Tensor:
     """Heads that share keys become more rows of one head."""
     heads, kv_heads = x.shape[1], shared.shape[1]
     return x.reshape(x.shape[0], kv_heads, heads // kv_heads * x.shape[2], x.shape[3])
 
 
-def _unfolded(x: Tensor, heads: int) -> Tensor:
+def _unfold_shared_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(x.shape[0], heads, x.shape[1] * x.shape[2] // heads, x.shape[3])
 
 

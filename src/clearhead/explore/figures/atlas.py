@@ -18,7 +18,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.explore.figures import look, naming
 from clearhead.explore.heads import summaries
 from clearhead.lens import Forward, Record
-from clearhead.lens.roles import NONE, ROLES, HeadRoles
+from clearhead.lens.analysis.roles import NONE, ROLES, HeadRoles
 
 MEASURES = {
     "entropy": "mean entropy, in nats",

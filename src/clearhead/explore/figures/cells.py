@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.errors import RecordError, ShapeError
 from clearhead.explore.figures import naming
 from clearhead.lens import Sight
-from clearhead.lens.measures import blocks_of, pooled
+from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
 Tokens = Sequence[str | None] | None
 MOST = 512  # cells a side: more cannot be told apart in a figure
@@ -129,8 +129,8 @@ def _smaller(
     """Blocks that are so large that all fit."""
     if not all(counts):
         raise ShapeError(f"there is nothing to draw: {counts[0]} queries, {counts[1]} keys")
-    times = blocks_of(sums.shape[0], sums.shape[1], most)
-    return pooled(pooled(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
+    times = choose_blocks(sums.shape[0], sums.shape[1], most)
+    return sum_blocks(sum_blocks(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
 
 
 def _shares(sums: Tensor, queries: int, block: int) -> NDArray[np.float64]:

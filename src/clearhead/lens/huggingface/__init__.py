@@ -1,9 +1,7 @@
-"""How the lens sees Hugging Face models: through the attention interface that most of them share."""
+"""The lens for Hugging Face transformers: attention is observed through the interface that its models share."""
 
-from clearhead.lens.huggingface.finding import refuse_if_blind
-from clearhead.lens.huggingface.following import listening
-from clearhead.lens.huggingface.naming import attentions
-from clearhead.lens.huggingface.outputs import head_counts
-from clearhead.lens.huggingface.wrapping import wrapped_attention
+from clearhead.lens.huggingface.discovery import count_heads, find_attentions, refuse_unwatchable
+from clearhead.lens.huggingface.forward_tracking import observe_model
+from clearhead.lens.huggingface.interposition import wrapped_attention
 
-__all__ = ["attentions", "head_counts", "listening", "refuse_if_blind", "wrapped_attention"]
+__all__ = ["count_heads", "find_attentions", "observe_model", "refuse_unwatchable", "wrapped_attention"]

@@ -1,0 +1,154 @@
+"""Call: the validated inputs of one attention, and the error messages for inputs that do not fit."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.biases import Bias, Dense
+from clearhead.attention.masks import Mask, as_mask
+from clearhead.errors import DeviceError, DtypeError, ShapeError
+
+
+class Call(NamedTuple):
+    """One attention to compute. `scale` is a number or a tensor (heads, 1, 1); `bias` is a Bias."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None
+    scale: float | Tensor
+    bias: Bias | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(batch, heads, queries, keys)"""
+        return (self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2])
+
+    @property
+    def needs_grad(self) -> bool:
+        bias = None if self.bias is None else self.bias.parameter
+        tensors = (self.q, self.k, self.v, self.scale, self.sinks, bias)
+        return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    mask: Mask | None,
+    *,
+    scale: float | Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Call:
+    """The inputs in one form, or an error that names what does not fit. Without `v`, `k` stands in for it."""
+    named = {"q": q, "k": k, "v": k if v is None else v}
+    _check_tensors(named)
+    q, k, v = _common_dtype(named)
+    mask = None if mask is None or q.shape[0] == 0 else as_mask(mask)
+    heads, d = q.shape[1], q.shape[3]
+    if bias is not None and not isinstance(bias, Bias):
+        bias = Dense(bias)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ShapeError(f"softcap must be a positive number, got {softcap}; None switches it off")
+    if not 0 <= dropout < 1:
+        raise ShapeError(f"dropout must be at least 0 and less than 1, got {dropout}")
+    scale = 1 / math.sqrt(d) if scale is None else _check_scale(scale, heads)
+    if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (heads,)):
+        got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise ShapeError(f"sinks must be a tensor with one number a head, shaped ({heads},), got {got}")
+    call = Call(q, k, v, mask, scale, bias, softcap, sinks, dropout)
+    for part in (mask, bias):
+        if part is not None:
+            part.check(*call.sizes)
+    _check_devices(call)
+    return call
+
+
+def _check_tensors(named: dict[str, Tensor]) -> None:
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"{name} must be (batch, heads, tokens, width of a head), got {tuple(tensor.shape)}; "
+                "split heads with rearrange(x, 'b t (h d) -> b h t d', h=heads)"
+            )
+        if not tensor.is_floating_point():
+            raise DtypeError(f"{name} must be floating point, got {tensor.dtype}; convert it with .float()")
+    q, k, v = named.values()
+    shapes = f"(got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)})"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ShapeError(f"q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise ShapeError(
+            f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "
+            f"project both to the same width {shapes}"
+        )
+    if q.shape[3] == 0:
+        raise ShapeError(f"queries and keys of width 0 have nothing to be compared by {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ShapeError(
+            f"every key needs its value: k has {k.shape[1]} heads × {k.shape[2]} tokens, "
+            f"v {v.shape[1]} × {v.shape[2]} {shapes}"
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly; "
+            f"make heads a multiple of kv_heads {shapes}"
+        )
+    if len({t.device for t in named.values()}) > 1:
+        places = ", ".join(f"{name} on {t.device}" for name, t in named.items())
+        raise DeviceError(f"q, k and v must be on one device, got {places}; move them with .to(q.device)")
+
+
+def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = named.values()
+    device = q.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        if q.dtype != torch.float64:  # autocast leaves float64 alone, and so do we
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if not q.dtype == k.dtype == v.dtype:
+        kinds = ", ".join(f"{name} {t.dtype}" for name, t in named.items())
+        raise DtypeError(
+            f"q, k and v must have one dtype, got {kinds}; convert them with .to(q.dtype) or use torch.autocast"
+        )
+    if q.itemsize == 1:
+        raise DtypeError(f"q, k and v must have at least 16 bits, got {q.dtype}; convert them with .bfloat16()")
+    return q, k, v
+
+
+def _check_scale(scale: float | Tensor, heads: int) -> float | Tensor:
+    if not isinstance(scale, (Tensor, int, float)):
+        raise DtypeError(f"scale must be a number or a tensor with one for each head, got {scale!r}")
+    if not isinstance(scale, Tensor):
+        return float(scale)
+    if scale.numel() not in (1, heads) or scale.ndim > 1:
+        raise ShapeError(f"scale must be one number, or one for each of {heads} heads, got shape {tuple(scale.shape)}")
+    return scale.reshape(-1, 1, 1)
+
+
+def _check_devices(call: Call) -> None:
+    others = {
+        "mask": [] if call.mask is None else call.mask.tensors(),
+        "bias": [] if call.bias is None else [call.bias.parameter],
+        "scale": [call.scale] if isinstance(call.scale, Tensor) else [],
+        "sinks": [] if call.sinks is None else [call.sinks],
+    }
+    for name, tensors in others.items():
+        for tensor in tensors:
+            if tensor.device != call.q.device:
+                raise DeviceError(
+                    f"the {name} is on {tensor.device}, q on {call.q.device}; "
+                    f"move it with {name}.to({str(call.q.device)!r})"
+                )

@@ -1,0 +1,144 @@
+"""The logsumexp of PyTorch's fused attention kernels, which `scaled_dot_product_attention` computes and discards."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from torch.overrides import TorchFunctionMode
+
+
+class SdpaCall(NamedTuple):
+    """One call of `scaled_dot_product_attention` over all keys or, if causal, over those up to the query."""
+
+    q: Tensor
+    keys: int
+    causal: bool
+    scale: float
+    logsumexp: Tensor | None
+
+
+class LogsumexpObserver:
+    """Stands in for `scaled_dot_product_attention` and keeps the logsumexp of every call, where a fused kernel has one.
+
+    Calls go to the operator that PyTorch would choose, with the same arguments: outputs are bitwise the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[SdpaCall] = []
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        found = (
+            None if attn_mask is not None else _call_fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
+        )
+        own = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, own, None if found is None else found[1]))
+        if found is not None:
+            return found[0]
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        return F.scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
+
+    def logsumexp(
+        self, q: Tensor, *, keys: int, scale: float | Tensor, causal: bool | None = None
+    ) -> Float[Tensor, "batch heads queries"] | None:
+        """The logsumexp of these queries, if exactly one call was observed, with these queries and keys."""
+        if len(self.calls) != 1 or self.calls[0].logsumexp is None or isinstance(scale, Tensor):
+            return None
+        call = self.calls[0]
+        same = call.q.data_ptr() == q.data_ptr() and (call.q.shape, call.q.stride()) == (q.shape, q.stride())
+        reached = call.keys == keys or (call.causal and q.shape[2] <= keys)
+        same = same and reached and math.isclose(call.scale, scale) and causal in (None, call.causal)
+        return call.logsumexp if same else None
+
+
+class LogsumexpMode(LogsumexpObserver, TorchFunctionMode):
+    """A context manager that observes every call within it. All other functions of PyTorch get slower there.
+
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> with LogsumexpMode() as observer:
+    ...     _ = F.scaled_dot_product_attention(q, q, q)
+    >>> observer.logsumexp(q, keys=5, scale=8**-0.5).shape
+    torch.Size([1, 2, 5])
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return self.attend(*args, **(kwargs or {}))
+
+
+def observe_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpMode | None]:
+    """A LogsumexpMode on GPUs, where a logsumexp saves time; nothing under torch.compile, which cannot trace it."""
+    return LogsumexpMode() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+
+
+def observe_own_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpObserver | None]:
+    """The same for calls through `call_sdpa` alone, at no cost to other functions."""
+    return _observe_thread() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
+
+
+class _ThreadState(threading.local):
+    observer: LogsumexpObserver | None = None
+
+
+_thread = _ThreadState()
+
+
+@contextmanager
+def _observe_thread() -> Iterator[LogsumexpObserver]:
+    before, _thread.observer = _thread.observer, LogsumexpObserver()
+    try:
+        yield _thread.observer
+    finally:
+        _thread.observer = before
+
+
+def call_sdpa(*given: Any, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention`, through the observer of this thread if there is one."""
+    observer = None if torch.compiler.is_compiling() else _thread.observer
+    attend = F.scaled_dot_product_attention if observer is None else observer.attend
+    out: Tensor = attend(*given, **options)
+    return out
+
+
+def _call_fused(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None, shared: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Output and logsumexp of the kernel that PyTorch would choose; None if that kernel has no logsumexp."""
+    if q.ndim != 4 or q.shape[3] % 8 or v.shape[3] != q.shape[3] or q.is_nested or 0 in (*q.shape, *k.shape):
+        return None
+    choice = torch._fused_sdp_choice(q, k, v, None, dropout, causal, scale=scale, enable_gqa=shared)
+    operators = torch.ops.aten
+    if choice == SDPBackend.CUDNN_ATTENTION.value:
+        found = operators._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, causal, False, scale=scale)
+    elif choice != SDPBackend.FLASH_ATTENTION.value:
+        return None
+    elif q.is_cuda:
+        own = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+        found = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=own)
+    elif q.device.type == "cpu":
+        found = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
+    else:
+        return None
+    whole = found[1].numel() == q.shape[:3].numel()
+    return found[0], found[1].detach().reshape(q.shape[:3]) if whole else None

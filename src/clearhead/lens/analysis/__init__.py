@@ -1,0 +1,1 @@
+"""What records say about heads: roles, rollout, value norms, ablation."""

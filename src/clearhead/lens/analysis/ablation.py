@@ -1,0 +1,226 @@
+"""Head ablation: ablate(model, {"decoder.3.cross": [2, 5]}), and the effect of each head on a result.
+
+Where a head looks is not why a model answers. What changes when it is switched off comes nearer to that (Michel et al.
+2019, "Are Sixteen Heads Really Better than One?"; Voita et al. 2019). It is no proof either: other heads may take over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import reduce
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.errors import LensError
+from clearhead.lens.attention_names import check_heads, check_name, find_attentions
+from clearhead.lens.huggingface.interposition import (
+    AttentionFunction,
+    Result,
+    add_wrap,
+    intercept_interfaces,
+    remove_wrap,
+)
+
+Number = float | Tensor
+Heads = Mapping[str, Collection[int] | Tensor]
+
+
+@contextmanager
+def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
+    """Within it these heads contribute nothing: their part of the input of W_O is zero. The bias of W_O stays.
+
+    Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
+
+    For our models and Hugging Face's, compiled or not, in training, with a cache, with beams. Several add up. It holds
+    for every thread that uses the model, and for no copy of it. A backward pass that recomputes layers (checkpointing)
+    belongs inside, too.
+
+    >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
+    >>> with ablate(attention, {"attention": [0, 1]}):
+    ...     attention(torch.ones(1, 3, 6)).abs().max().item()
+    0.0
+    """
+    if not isinstance(heads, Mapping):
+        raise LensError(f'say which heads of which attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
+    counts, ours = count_heads(model), find_attentions(model)
+    chosen = {}
+    for name, numbers in heads.items():
+        check_name(name, counts)
+        chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
+        chosen[name][check_heads(name, numbers, counts[name])] = True
+    with (
+        disable_heads({ours[name]: one for name, one in chosen.items()}, _set_own_heads)
+        if ours
+        else _disable_huggingface_heads(model, chosen)
+    ):
+        yield
+
+
+def head_effects(
+    model: nn.Module,
+    run: Callable[[], Number],
+    names: Sequence[str] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Float[Tensor, " heads"]]:
+    """The change of a number when each head is switched off in turn: one tensor (heads,) per attention.
+
+    `run` uses the model and returns the number: a loss (heads that matter have positive effects), or the
+    log-probability of a certain output (there negative ones). Nothing else may change from run to run: put the model
+    into eval mode, and fix what is drawn. `progress` is told how many of how many heads are done.
+
+    >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
+    >>> effects = head_effects(attention, lambda: attention(torch.ones(1, 3, 6)).sum())
+    >>> effects["attention"].shape
+    torch.Size([2])
+    """
+    counts = count_heads(model)
+    chosen = list(counts) if names is None else list(names)
+    for name in chosen:
+        check_name(name, counts)
+    before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in chosen)
+    effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in chosen}
+    for name in chosen:
+        for head in range(counts[name]):
+            with ablate(model, {name: [head]}):
+                effects[name][head] = _run_to_number(run) - before
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return effects
+
+
+def effect(model: nn.Module, run: Callable[[], Number], heads: Heads) -> float:
+    """The change of a number when these heads are switched off together, which is not the sum of single effects."""
+    before = _run_repeatably(run)
+    with ablate(model, heads):
+        return _run_to_number(run) - before
+
+
+def count_heads(model: nn.Module) -> dict[str, int]:
+    """How many heads each attention of a model has."""
+    ours = {name: attention.heads for name, attention in find_attentions(model).items()}
+    if ours:
+        return ours
+    from clearhead.lens import huggingface
+
+    return huggingface.count_heads(model)
+
+
+@torch.no_grad()
+def _run_to_number(run: Callable[[], Number]) -> float:
+    value = run()
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise LensError(
+            f"run() must return one number, got a tensor of shape {tuple(value.shape)}; take its mean or sum"
+        )
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise LensError(f"run() must return one number, got {value!r:.60}") from None
+
+
+def _run_repeatably(run: Callable[[], Number]) -> float:
+    once, again = _run_to_number(run), _run_to_number(run)
+    if not abs(once - again) <= 1e-3 * abs(once) + 1e-6:
+        raise LensError(
+            f"run() gave {once:.6g} and then {again:.6g} without any change; "
+            "put the model into eval mode (no dropout), and let run() use the same inputs every time"
+        )
+    return once
+
+
+def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
+    assert isinstance(attention, MultiHeadAttention)
+    attention.muted = None if heads is None else heads.view(-1, 1, 1)
+
+
+def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    from clearhead.lens.analysis.ablation import disable_interposed_heads
+    from clearhead.lens.huggingface import find_attentions as theirs
+
+    modules = theirs(model)
+    return disable_interposed_heads({modules[name]: one for name, one in heads.items()})
+
+
+_disable_lock = threading.RLock()
+_disabled: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
+
+
+@contextmanager
+def disable_heads(
+    heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Tensor | None], None]
+) -> Iterator[None]:
+    """Within it, `put` has set on each module the union of all disabled heads; nested and threaded uses combine."""
+    with _disable_lock:
+        for module, chosen in heads.items():
+            _disabled.setdefault(module, []).append(chosen)
+            put(module, _combine(module))
+    try:
+        yield
+    finally:
+        with _disable_lock:
+            for module, chosen in heads.items():
+                _disabled[module] = [one for one in _disabled[module] if one is not chosen]
+                put(module, _combine(module))
+
+
+def _combine(module: nn.Module) -> Tensor | None:
+    several = _disabled[module]
+    if not several:
+        return None
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    return reduce(torch.logical_or, several).to(device)
+
+
+DISABLED = "_clearhead_muted"  # on a module: which of its heads are quiet
+
+
+class DisabledHeads:
+    """The disabled heads of a module, (heads, 1) booleans; a copied module gets None instead."""
+
+    def __init__(self, heads: Tensor) -> None:
+        self.heads = heads
+
+    def __reduce__(self) -> Any:
+        return (type(None), ())
+
+
+@contextmanager
+def disable_interposed_heads(heads: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Within it, these heads of Hugging Face modules, (heads,) booleans, output zeros."""
+    with intercept_interfaces(heads), disable_heads(heads, _set_interposed_heads):
+        yield
+
+
+def _set_interposed_heads(module: nn.Module, heads: Tensor | None) -> None:
+    if heads is None:
+        del vars(module)[DISABLED]
+        remove_wrap(module, zero_heads)
+        return
+    if vars(module).get(DISABLED) is None:
+        add_wrap(module, zero_heads)
+    vars(module)[DISABLED] = DisabledHeads(heads[:, None])
+
+
+def zero_heads(
+    attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
+) -> Result:
+    """Attention wrapper that zeroes the disabled heads; one function for all heads, so it is compiled once."""
+    out, weights = attend(module, q, k, v, mask, *args, **kwargs)
+    quiet: DisabledHeads | None = getattr(module, DISABLED, None)
+    if quiet is None:  # another thread has just left, or this is a copy
+        return out, weights
+    if out.ndim != 4 or out.shape[2] != len(quiet.heads):
+        raise LensError(
+            f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
+            f"{len(quiet.heads)} heads, features) was expected; its heads cannot be switched off"
+        )
+    return out.masked_fill(quiet.heads, 0.0), weights

@@ -1,0 +1,134 @@
+"""Attention rollout: from which tokens a token's vector came, through all layers, in O(n) memory.
+
+Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": with Ā the mean of a layer's heads, and half of
+each vector carried on by the residual, r ← ½ r + ½ r·Ā from the last layer to the first, beginning with 1 at the token.
+The product of all layers, n² numbers, is never built: a row of it is enough, and r·Ā comes tile by tile from the kept q
+and k. It treats every layer as an average of vectors, which values, W_O, norms and feed-forward layers are not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention.call import Call
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.errors import LensError
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight
+
+TILE = 2**20  # scores held at once
+WIDTH = 64  # keys about which a mask is asked together
+
+
+class Rollout(NamedTuple):
+    """How much of a token's last vector came from each token; of an encoder-decoder also from each source token.
+
+    Both together sum to one, less what went to learned sinks.
+    """
+
+    tokens: Float[Tensor, "batch tokens"]
+    source: Float[Tensor, "batch source"] | None
+
+
+@torch.no_grad()
+def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> Rollout:
+    """Where the vector of the token at this position came from, through all layers that were watched with keep="qk".
+
+    `token` counts from the end if it is negative. In an encoder-decoder it is a target token: what its layers take
+    through cross-attention goes on through the encoder's. `residual` is what passes a layer unchanged.
+    """
+    call = _get_only_call(record) if isinstance(record, Record) else record
+    if not 0 <= residual <= 1:
+        raise LensError(f"residual is the share that passes a layer unchanged, from 0 to 1, got {residual}")
+    sights = [call[name] for name in call.names]
+    crosses = any(sight.cross for sight in sights)
+    source = [one for one in sights if crosses and not one.cross and "encoder" in one.name.split(".")]
+    target = [one for one in sights if not any(one is other for other in source)]
+    rows = _start_rows(target, token)
+    below: Tensor | None = None
+    for sight in reversed(target):
+        taken = (1 - residual) * _propagate_through(sight, rows)
+        if sight.cross:
+            below = taken if below is None else below + taken
+            rows = residual * rows
+        else:
+            rows = residual * rows + taken
+    for sight in reversed(source):
+        assert below is not None
+        below = residual * below + (1 - residual) * _propagate_through(sight, below)
+    return Rollout(rows, below)
+
+
+def _get_only_call(record: Record) -> Forward:
+    if len(record.calls) != 1:
+        raise LensError(f"the model ran {len(record.calls)} times: say which, as rollout(record.calls[0], token)")
+    return record.calls[0]
+
+
+def _start_rows(sights: list[Sight], token: int) -> Tensor:
+    """A one-hot row at the token, for every sample."""
+    if not sights:
+        raise LensError("nothing was watched that a token could be followed through")
+    q = sights[-1].attention().q
+    if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
+        raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token!r}")
+    rows = torch.zeros(q.shape[0], q.shape[2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    rows[:, token] = 1.0
+    return rows
+
+
+def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
+    call = sight.attention()
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    if queries != rows.shape[1] or (not sight.cross and keys != queries):
+        raise LensError(
+            f"{sight.name!r} has {queries} queries and {keys} keys, the layer above looks at {rows.shape[1]} tokens; "
+            "rollout needs every query of layers that follow each other: watch without rows=, and choose with layers="
+        )
+    return propagate(call, rows)
+
+
+def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:
+    """r·Ā: these rows times the mean weights over heads, computed in tiles of rows."""
+    batch, heads, queries, keys = call.sizes
+    total = torch.zeros(batch, keys, dtype=torch.float64, device=rows.device)
+    height = max(1, min(512, TILE // max(1, batch * heads * keys)))
+    spans = [VisibleRun(slice(0, keys), (slice(0, keys),))] * -(-queries // height)
+    if call.mask is not None and keys:
+        spans = find_visible_runs(call.mask, queries, keys, height, max(WIDTH, keys // 256), rows.device)
+    for number, run in enumerate(spans):
+        tile = slice(number * height, min((number + 1) * height, queries))
+        part = rows[:, tile]
+        if run.columns.stop and bool(part.any()):
+            shares, whole = _compute_shares(call, tile, run, part.dtype)
+            part = (part[:, None] / whole).flatten(1)  # a weight is a share of the whole: the fewer are divided
+            total[:, run.columns] += (part[:, None] @ shares.flatten(1, 2))[:, 0] / heads
+    return total.to(rows.dtype)
+
+
+def _compute_shares(call: Call, rows: slice, run: VisibleRun, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """exp(score − row maximum) of some queries over the keys they may see, and the row sums."""
+    _, heads, queries, keys = call.sizes
+    q, k = call.q[:, :, rows].to(dtype) * call.scale, call.k[:, :, run.columns].to(dtype)
+    scores = (q.reshape(len(q), k.shape[1], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)
+    if call.softcap is not None:
+        scores.div_(call.softcap).tanh_().mul_(call.softcap)
+    if call.bias is not None:
+        scores += call.bias.tile(rows, run.columns, queries, keys)
+    if call.mask is not None:
+        for piece in run.partial:
+            seen = call.mask.tile(rows, piece, queries, keys, scores.device)
+            inside = slice(piece.start - run.columns.start, piece.stop - run.columns.start)
+            scores[..., inside].masked_fill_(~seen, -math.inf)
+    largest = scores.amax(-1, keepdim=True)
+    sinks = None if call.sinks is None else call.sinks.to(dtype).view(1, heads, 1, 1)
+    largest = largest if sinks is None else largest.maximum(sinks)
+    shares = scores.sub_(largest.masked_fill(largest == -math.inf, 0.0)).mul_(1 / math.log(2)).exp2_()
+    whole = shares.sum(-1, keepdim=True)
+    whole = whole if sinks is None else whole + (sinks - largest).exp()
+    return shares, whole.masked_fill(whole == 0, 1.0)[..., 0]

@@ -1,0 +1,82 @@
+"""Norm-weighted attention: weights multiplied by the norms of the projected values.
+
+A head adds Σ_j w_ij · f(x_j) to a token, with f(x_j) = v_j W_O^h. So ‖w_ij f(x_j)‖ = w_ij ‖f(x_j)‖: of each head and
+key one more number is kept (Kobayashi et al. 2020, "Attention is Not Only a Weight"). A key that gets half of the
+weights and has a value near zero, as many sinks do, adds next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import RecordError, ShapeError
+
+if TYPE_CHECKING:
+    from clearhead.lens.record.attention_views import Sight
+
+CHUNK = 2**22  # numbers of a product held at once
+
+
+def value_norms(
+    v: Float[Tensor, "batch kv_heads keys d"], weight: Float[Tensor, "width features"], heads: int
+) -> Float[Tensor, "batch heads keys"]:
+    """‖v_j W_O^h‖ of every head and key; `weight` is that of the linear map that merges the heads.
+
+    Grouped heads share a value, but each has a map of its own. What comes out is float32 or better.
+
+    >>> v = torch.tensor([[[[3.0], [1.0]]]])
+    >>> value_norms(v, torch.tensor([[1.0, 0.0], [0.0, 2.0]]), heads=2)
+    tensor([[[3., 1.],
+             [6., 2.]]])
+    """
+    batch, kv_heads, keys, d = v.shape
+    if heads < 1 or heads % kv_heads or weight.shape[1] != heads * d:
+        raise ShapeError(
+            f"{heads} heads with values of {d} features are merged by a weight of (width, {heads * d}), "
+            f"got {tuple(weight.shape)} and values {tuple(v.shape)}; pass to_out.weight as nn.Linear keeps it"
+        )
+    dtype = torch.promote_types(torch.promote_types(v.dtype, weight.dtype), torch.float32)
+    with torch.no_grad(), torch.autocast(v.device.type, enabled=False):
+        maps = _reduce_maps(weight.detach().to(dtype).unflatten(1, (heads, d)).transpose(0, 1), keys * batch)
+        maps = maps.unflatten(0, (kv_heads, heads // kv_heads))
+        norms = [
+            torch.linalg.vector_norm(torch.einsum("bgnd,ghwd->bghnw", some.detach().to(dtype), maps), dim=-1)
+            for some in v.split(max(1, CHUNK // max(1, batch * heads * maps.shape[2])), dim=2)
+        ]
+    return (norms[0] if len(norms) == 1 else torch.cat(norms, -1)).flatten(1, 2)
+
+
+def norm_weights(
+    sight: Sight, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
+) -> Float[Tensor, "queries keys"]:
+    """‖w_ij f(x_j)‖ in an exact window: how much each key adds; for a sight with keep="qk" and norms=True."""
+    norms, weights = _get_norms(sight), sight.weights(batch, head, queries, keys)
+    places = range(norms.shape[2])[slice(None) if keys is None else keys]
+    chosen = torch.tensor([places] if isinstance(places, int) else places, dtype=torch.long)
+    return weights * norms[batch, sight.place_of(head), chosen]
+
+
+def norm_received(sight: Sight) -> Float[Tensor, "batch heads keys"]:
+    """Σ_i ‖w_ij f(x_j)‖: how much each key adds to all queries together; for a sight with norms=True."""
+    norms = _get_norms(sight)
+    assert sight.received is not None
+    return sight.received * norms
+
+
+def _get_norms(sight: Sight) -> Tensor:
+    if sight.norms is None:
+        raise RecordError(f"the norms of values of {sight.name!r} were not kept; watch(…, norms=True) keeps them")
+    return sight.norms
+
+
+def _reduce_maps(weight: Tensor, values: int) -> Tensor:
+    """(heads, width, d) or, where so many values make up for it, the small R of W = QR: ‖R v‖ = ‖W v‖, as exactly."""
+    _, width, d = weight.shape
+    if width <= d or values < 4 * d:
+        return weight
+    small: Tensor = torch.linalg.qr(weight, mode="r").R
+    return small

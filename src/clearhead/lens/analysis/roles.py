@@ -1,0 +1,133 @@
+"""Head roles: their formulas and thresholds, and the table of all heads with their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from clearhead.errors import LensError
+from clearhead.lens.attention_names import check_name
+
+CAVEAT = "Where a head looks is not why the model answers: switch it off (ablate) to see what it does."
+NONE = "none of these"
+
+
+class Role(NamedTuple):
+    """A role: its score lies between 0 and 1, and a head has the role from `threshold` on."""
+
+    formula: str
+    paper: str
+    threshold: float
+    rank: int  # a head that plays several is called by the most special one, which has the lowest
+
+
+# w(i, j) is the weight that query i gives to key j, t(i) its token; the mean is over all queries that count.
+ROLES = {
+    "induction": Role("mean of w(i, j+1), t(j) = t(i), j < i, on repeated random tokens", "Olsson et al. 2022", 0.4, 0),
+    "duplicate": Role("mean of w(i, j), t(j) = t(i), j < i, on repeated random tokens", "Wang et al. 2022", 0.4, 0),
+    "previous": Role("mean of w(i, i−1)", "Clark et al. 2019, Voita et al. 2019", 0.4, 1),
+    "itself": Role("mean of w(i, i)", "Kovaleva et al. 2019", 0.4, 1),
+    "next": Role("mean of w(i, i+1)", "Clark et al. 2019, Voita et al. 2019", 0.4, 1),
+    "first": Role("mean of w(i, first visible key)", "Vig and Belinkov 2019, Xiao et al. 2023", 0.4, 2),
+    "delimiter": Role("Σ of w(i, j) over delimiters j / Σ of all w(i, j)", "Clark et al. 2019", 0.5, 3),
+    "local": Role("mean of Σ w(i, j) over |i−j| ≤ near", "Sukhbaatar et al. 2019", 0.6, 4),
+    "broad": Role("mean of −Σ w ln w / ln(number of visible keys)", "Clark et al. 2019", 0.9, 5),
+}
+
+
+class HeadRole(NamedTuple):
+    """One head: its role and score, and its scores in all measured roles."""
+
+    name: str
+    head: int
+    role: str
+    score: float
+    scores: dict[str, float]
+
+
+class HeadRoles:
+    """The heads of a model, each with its role; print it for a table. `roles["decoder.0.self", 1]` is one head.
+
+    >>> roles = HeadRoles([("decoder.0.self", 1, {"previous": 0.93, "local": 0.95, "broad": 0.1})])
+    >>> roles["decoder.0.self", 1].role, [one.head for one in roles.of("previous")]
+    ('previous', [1])
+    """
+
+    def __init__(
+        self,
+        scores: Iterable[tuple[str, int, Mapping[str, float]]],
+        thresholds: Mapping[str, float] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        for role in thresholds or {}:
+            check_role(role)
+        self.thresholds = {role: one.threshold for role, one in ROLES.items()} | dict(thresholds or {})
+        self.notes = tuple(notes)
+        self.heads = [self._called(name, head, dict(found)) for name, head, found in scores]
+
+    def _called(self, name: str, head: int, scores: dict[str, float]) -> HeadRole:
+        """The lowest-ranked role whose threshold is reached; within a rank, the one with the largest score."""
+        played = [role for role, score in scores.items() if score >= self.thresholds[role]]
+        if not played:
+            return HeadRole(name, head, NONE, max(scores.values(), default=0.0), scores)
+        role = min(played, key=lambda one: (ROLES[one].rank, -scores[one]))
+        return HeadRole(name, head, role, scores[role], scores)
+
+    def of(self, role: str) -> list[HeadRole]:
+        """The heads that play this role, best first."""
+        if role != NONE:
+            check_role(role)
+        return sorted((one for one in self.heads if one.role == role), key=lambda one: -one.score)
+
+    def best(self, role: str) -> HeadRole:
+        """The head with the largest score in this role, whether it is called so or not."""
+        check_role(role)
+        scored = [one for one in self.heads if role in one.scores]
+        if not scored:
+            raise LensError("; ".join([f"the role {role!r} was measured of no head", *self.notes]))
+        return max(scored, key=lambda one: one.scores[role])
+
+    def table(self) -> str:
+        """One line a head: its role, and its score in every role, in hundredths; · for what was not measured."""
+        measured = [role for role in ROLES if any(role in one.scores for one in self.heads)]
+        wide = max([len("attention"), *(len(one.name) for one in self.heads)])
+        lines = [f"{'attention':{wide}} head  {'role':13} score   {'  '.join(measured)}"]
+        for name, head, role, score, scores in self.heads:
+            cells = (f"{100 * scores[one]:z.0f}" if one in scores else "·" for one in measured)
+            others = "  ".join(f"{cell:>{len(one)}}" for cell, one in zip(cells, measured, strict=True))
+            shown = f"{100 * score:5.0f}" if role != NONE else "    –"
+            lines.append(f"{name:{wide}} {head:4}  {role:13} {shown}   {others}")
+        return "\n".join(lines)
+
+    def legend(self) -> str:
+        """How each role is measured, and who found it."""
+        return "\n".join(
+            f"{role:10} {one.formula}, from {self.thresholds[role]:.2f} on ({one.paper})" for role, one in ROLES.items()
+        )
+
+    def __getitem__(self, place: tuple[str, int]) -> HeadRole:
+        name, head = place
+        check_name(name, dict.fromkeys(one.name for one in self.heads))
+        found = [one for one in self.heads if one.name == name]
+        if head not in [one.head for one in found]:
+            raise LensError(f"of {name!r} heads {', '.join(str(one.head) for one in found)} were seen, not {head!r}")
+        return next(one for one in found if one.head == head)
+
+    def __iter__(self) -> Iterator[HeadRole]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __str__(self) -> str:
+        return "\n".join([self.table(), "", *self.notes, CAVEAT])
+
+    def __repr__(self) -> str:
+        counts = {role: len(self.of(role)) for role in [*ROLES, NONE]}
+        said = ", ".join(f"{count} {role}" for role, count in counts.items() if count)
+        return f"HeadRoles({len(self)} heads: {said})"
+
+
+def check_role(role: str) -> None:
+    if role not in ROLES:
+        raise LensError(f"no role is called {role!r}; there are {', '.join(ROLES)}")

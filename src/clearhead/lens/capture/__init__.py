@@ -1,0 +1,1 @@
+"""watch(): the attention of a running model, measured call by call."""

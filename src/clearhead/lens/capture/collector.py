@@ -1,0 +1,305 @@
+"""Collector: receives every observed attention, measures it immediately, and files it in a call of the Record."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.attention import Mask, Seen
+from clearhead.attention.call import Call, check_call
+from clearhead.errors import LensError
+from clearhead.lens.analysis.norms import value_norms
+from clearhead.lens.attention_names import unwrap_model
+from clearhead.lens.capture.batch_history import BatchHistory
+from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall
+from clearhead.lens.capture.watch_settings import (
+    Sizes,
+    WatchSettings,
+    count_dense_bytes,
+    estimate_bytes,
+    format_bytes,
+    warn_if_large,
+)
+from clearhead.lens.measures.definition import locate_first_query
+from clearhead.lens.record.attention_record import Record
+
+log = logging.getLogger(__name__)
+_collectors: dict[int, list[Collector]] = {}  # by the thread that watches
+_lock = threading.RLock()
+
+
+OPTIONS = ("scale", "bias", "softcap", "sinks")
+
+
+class _ThreadState(threading.local):
+    """A collector's state per thread."""
+
+    call: GrowingCall | None = None
+    growing: object | None = None  # the cache of the pass that has begun
+    begun: bool = False
+    ids: dict[str, Tensor] | None = None  # token numbers that went in, and belong to the call of the next attention
+
+
+class Collector:
+    """One watch: `record_attention` is called for every attention, from any thread, and fills the record.
+
+    A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
+    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
+    with `settings.own_thread` all other threads are ignored.
+    """
+
+    def __init__(self, settings: WatchSettings, record: Record, names: Sequence[str], model: Any = None) -> None:
+        self.settings, self.record, self.names, self.model = settings, record, list(names), unwrap_model(model)
+        self.thread, self.warned = threading.get_ident(), False
+        self._thread, self._lock = _ThreadState(), threading.RLock()
+        self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
+        self._calls: dict[int, tuple[Callable[[], object | None], GrowingCall]] = {}  # of caches, by their ids
+
+    def __enter__(self) -> Collector:
+        with _lock:
+            _collectors.setdefault(self.thread, []).append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            _collectors[self.thread].remove(self)
+            if not _collectors[self.thread]:
+                del _collectors[self.thread]
+        with self._lock:
+            for call in self.record.calls:
+                if isinstance(call, GrowingCall):
+                    call.close()
+            self.record.calls[:] = [call for call in self.record.calls if len(call)]
+            self._calls.clear()
+
+    def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
+        """A forward pass of this thread begins; `growing` identifies the cache that it continues.
+
+        `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
+        """
+        here = self._thread
+        here.begun, here.growing, here.ids = True, growing, dict(ids or {})
+        if growing is None or (here.call is not None and here.call.cache is not None):
+            here.call = None
+
+    def end(self) -> None:
+        """The forward pass is over; later passes join its call only through its cache."""
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
+
+    def note_tokens(self, kind: str, ids: Tensor | None) -> None:
+        """Token ids of a pass without `begin`: they belong to the next attention."""
+        waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
+        waiting.pop(kind, None)
+        self._thread.ids = waiting if ids is None else {**waiting, kind: ids}
+
+    def forget_tokens(self, kind: str) -> None:
+        """Drops the token ids of the current pass, because they are ambiguous."""
+        (self._thread.ids or {}).pop(kind, None)
+        if self._thread.call is not None:
+            self._thread.call.forget_ids(kind)
+
+    def reorder(
+        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+    ) -> None:
+        """Reorders the samples of the call that grows with this cache, or of the latest call.
+
+        Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
+        """
+        known = self._calls.get(id(growing))
+        call = self._thread.call if growing is None else known[1] if known and known[0]() is growing else None
+        if call is not None:
+            call.reorder(rows, finished=finished)
+
+    def watches_thread(self) -> bool:
+        """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
+        thread = threading.get_ident()
+        if thread == self.thread or self.settings.own_thread:
+            return thread == self.thread
+        return all(one.model is not self.model for one in _collectors.get(thread, ()))
+
+    def record_attention(
+        self,
+        name: str,
+        seen: Seen,
+        *,
+        first_query: int | None = None,
+        first_key: int = 0,
+        cross: bool = False,
+        still: bool = False,
+        out: Tensor | None = None,
+    ) -> None:
+        """Measures one attention on its device and copies the results to the CPU.
+
+        `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
+        part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
+        (width, heads · d_v), for the norms of values.
+        Ignored while autograd recomputes a layer for gradient checkpointing.
+        """
+        if name.partition(":")[0] not in self.settings.layers or is_recomputing() or not self.watches_thread():
+            return
+        _refuse_unmeasurable(seen.q, name)
+        with torch.inference_mode(False), torch.no_grad():
+            named = seen._asdict()
+            whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
+            call = select_heads(whole, self.settings.heads)
+            growing = self._thread.growing if seen.cache is None else seen.cache
+            if first_query is None and cross:
+                first_query = self._find_next_position(name, growing)
+            elif first_query is None:
+                first_query = first_key + locate_first_query(call.mask, *call.sizes[2:])
+            part = self._find_attention(name, call, first_query, growing, cross, still)
+            with self._lock:
+                # Here and not with the call: dense masks and biases differ by layer and step.
+                self.record.expected_bytes += self._count_new_dense_bytes(call)
+            part.add(
+                call,
+                FirstPositions(first_query, first_key),
+                logsumexp=seen.logsumexp if self.settings.heads is None else None,
+                norms=self._make_norms(name, whole, out),
+                grows=growing is not None and not still,
+            )
+
+    def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
+        if not self.settings.detail.norms:
+            return None
+        if out is None:
+            raise LensError(f"{name!r} does not say what merges its heads, so norms=True cannot be had of it")
+        chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
+        return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
+
+    def _find_attention(
+        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
+    ) -> GrowingAttention:
+        """The GrowingAttention that this attention continues, or a new one in a current or new call."""
+        with self._lock:
+            known = self._calls.get(id(growing))
+            if known is not None and known[0]() is growing and not still:
+                known[1].apply_reorders()
+            forward, name = self._find_call(name, call, first_query, growing)
+            if growing is not None and forward.cache is None:
+                forward.bind(growing)
+                self._calls[id(growing)] = (weakref.ref(growing), forward)
+            if growing is not None and not still and forward.history is None:
+                forward.history = BatchHistory(call.q.shape[0])
+            if name not in forward:
+                history = forward.history
+                if growing is None or still or history is None or len(history.here) != call.q.shape[0]:
+                    history = BatchHistory(call.q.shape[0])  # it does not move with the cache
+                heads = self.settings.heads or tuple(range(call.q.shape[1]))
+                forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history)
+            self._thread.call = forward
+        self._add_ids(forward, name, call, first_query)
+        part = forward.sights[name]
+        assert isinstance(part, GrowingAttention)
+        return part
+
+    def _find_next_position(self, name: str, growing: object | None) -> int:
+        """The next query position of a cross-attention whose caller gave none."""
+        known = self._calls.get(id(growing))
+        part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
+        return part.end if isinstance(part, GrowingAttention) else 0
+
+    def _add_ids(self, forward: GrowingCall, name: str, call: Call, first_query: int) -> None:
+        """Files pending token ids with this call; ids that do not match its queries stay pending."""
+        waiting = self._thread.ids or {}
+        reading = "encoder" in name.split(".")
+        for kind, numbers in list(waiting.items()):
+            fits = numbers.shape == (call.q.shape[0], call.q.shape[2]) and not (kind == "target" and reading)
+            if kind == "source" or fits:
+                forward.add_ids(kind, numbers, 0 if kind == "source" else first_query)
+                del waiting[kind]
+
+    def _find_call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
+        """The call to which an attention belongs, and its name there."""
+        known = self._calls.get(id(growing))
+        if growing is not None and known is not None and known[0]() is growing:
+            part = known[1].sights.get(name)
+            if part is None or (isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)):
+                return known[1], name
+            known[1].release()  # the cache was cropped: what comes now is another text from there on
+            forward = self._new_call(call)
+            forward.inherit(known[1], first_query)
+            return forward, name
+        current = self._thread.call
+        if growing is not None and current is not None and current.cache is not None:
+            current = None
+        if current is not None and self._thread.begun and growing is None and name in current:
+            count = sum(other.partition(":")[0] == name for other in current)
+            return current, f"{name}:{count + 1}"  # a layer that is used several times
+        if current is None or name in current:
+            current = self._new_call(call)
+        return current, name
+
+    def _new_call(self, call: Call) -> GrowingCall:
+        forward, (batch, heads, queries, keys) = GrowingCall(), call.sizes
+        sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
+        expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
+        self.record.expected_bytes += expected
+        if self.settings.detail.keep == "qk":
+            expected += count_dense_bytes(call)
+            what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
+            log.info("%s will take about %s of memory", what, format_bytes(expected))
+            self.warned = self.warned or warn_if_large(expected, what)
+        self.record.calls.append(forward)
+        return forward
+
+    def _count_new_dense_bytes(self, call: Call) -> int:
+        """The bytes of this mask and bias if they are dense; 0 for a mask that is already kept."""
+        if self.settings.detail.keep != "qk":
+            return 0
+        if call.mask is None or call.mask in self._counted:
+            return count_dense_bytes(call._replace(mask=None))
+        if not any(tensor.is_inference() for tensor in call.mask.tensors()):  # of those every layer has a copy
+            self._counted.add(call.mask)
+        return count_dense_bytes(call)
+
+
+def is_recomputing() -> bool:
+    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _refuse_unmeasurable(q: Tensor, name: str) -> None:
+    """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
+    if q.is_meta:
+        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LensError(
+            f"{name!r} is being recorded into a CUDA graph, which would not measure anything when it is played; "
+            "watch the model outside of the graph"
+        )
+
+
+def select_heads(call: Call, heads: Sequence[int] | None) -> Call:
+    """The same call restricted to some heads."""
+    if heads is None:
+        return call
+    group = call.q.shape[1] // call.k.shape[1]
+    groups = [head // group for head in heads]
+    shared = [one for n, one in enumerate(groups) if groups[n - 1 : n] != [one]]
+    each = len(heads) // max(1, len(shared))
+    if [one for one in shared for _ in range(each)] == groups:
+        groups = shared  # the chosen heads share keys as evenly as all do
+    chosen, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
+
+    def of(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.index_select(axis, chosen) if tensor.shape[axis] > 1 else tensor
+
+    mask, bias = call.mask, call.bias
+    if bias is not None and bias.heads > 1:
+        bias = bias.replace(of(bias.parameter, 0 if bias.parameter.ndim == 1 else 1))
+    return call._replace(
+        q=call.q.index_select(1, chosen),
+        k=call.k.index_select(1, keys),
+        v=call.v.index_select(1, keys),
+        mask=mask if mask is None or mask.heads is None else mask.map(lambda t: of(t, 1) if t.ndim == 4 else t),
+        bias=bias,
+        scale=of(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
+        sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),
+    )

@@ -1,0 +1,173 @@
+"""Observation of clearhead's own models: observers on their attentions, and hooks on their embeddings for token ids."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead.attention import MultiHeadAttention, Seen
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.compiled_graphs import (
+    AttentionObserver,
+    EncodedCall,
+    GraphReceiver,
+    registry_lock,
+    send_to_receiver,
+)
+
+KINDS = ("source", "target", "tokens")
+_observers: weakref.WeakKeyDictionary[nn.Module, AttentionObserver] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[nn.Module, TokenReader] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def observe_own_model(
+    model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector
+) -> Iterator[None]:
+    """Within it the collector receives every call of these attentions, beside earlier observers."""
+    with ExitStack() as stack:
+        for name, attention in attentions.items():
+            if name in collector.settings.layers:
+                stack.enter_context(_attach_observer(attention, _make_listener(name, attention, collector)))
+        for part in model.modules():
+            if _reads_tokens(part):
+                stack.enter_context(_attach_reader(part, collector))
+        yield
+
+
+@contextmanager
+def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], None]) -> Iterator[None]:
+    with registry_lock:
+        observer = _observers.get(attention)
+        if observer is None or (observer.listeners and attention.observer is not observer):
+            observer = (
+                AttentionObserver()
+            )  # also if somebody stepped in between, who may hand on to the observer that was there
+            _observers.setdefault(attention, observer)
+        if attention.observer is not observer:
+            observer.previous, attention.observer = attention.observer, observer
+        observer.listeners = (*observer.listeners, listener)
+    try:
+        yield
+    finally:
+        with registry_lock:
+            observer.listeners = tuple(one for one in observer.listeners if one is not listener)
+            if not observer.listeners and attention.observer is observer:
+                attention.observer, observer.previous = observer.previous, None
+
+
+def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
+    def listen(seen: Seen) -> None:
+        first_query, cache = None, seen.cache
+        if seen.cross and cache is not None:
+            seen = split_beams(seen, cache.beams)
+            written = cache.length - seen.q.shape[2]  # the first layer has taken this step's tokens already
+            first_query = written if written >= 0 else None
+        out = attention.to_out.weight if collector.settings.detail.norms else None
+        collector.record_attention(name, seen, first_query=first_query, cross=seen.cross, out=out)
+
+    return listen
+
+
+def split_beams(seen: Seen, beams: int) -> Seen:
+    """Undoes the folding of beams: beams that share a context were queries of one sample, and become samples."""
+    if beams == 1:
+        return seen
+
+    def apart(tensor: Tensor) -> Tensor:
+        """(batch, heads, beams · queries, …) → (batch · beams, heads, queries, …)"""
+        samples: Tensor = tensor.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
+        return samples
+
+    def of_mask(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 4 and tensor.shape[2] > 1:
+            return apart(tensor.expand(len(seen.k), -1, -1, -1))
+        return tensor.repeat_interleave(beams, 0) if len(tensor) > 1 else tensor
+
+    return seen._replace(
+        q=apart(seen.q),
+        k=seen.k.repeat_interleave(beams, 0),
+        v=seen.v.repeat_interleave(beams, 0),
+        mask=None if seen.mask is None else seen.mask.map(of_mask),
+        logsumexp=None if seen.logsumexp is None else apart(seen.logsumexp),
+    )
+
+
+class TokenReader(GraphReceiver):
+    """Collects the token ids that enter the encoder or the decoder of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectors: tuple[Collector, ...] = ()
+        self.hooks: list[Any] = []
+        self._thread = threading.local()
+
+    def attach(self, model: nn.Module) -> None:
+        """Adds forward pre-hooks to the embeddings and to the layer stacks."""
+        places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
+        stacks = {
+            name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
+        }
+        kinds = {"encoder": 0, "decoder": 1} if len(stacks) == 2 else dict.fromkeys(stacks, 2)
+        hooked = [(place, _TokenHook(self, None)) for place in places if isinstance(place, nn.Module)]
+        hooked += [(stacks[name], _TokenHook(self, kind)) for name, kind in kinds.items()]
+        self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
+
+    def receive(self, given: EncodedCall) -> None:
+        if not given.numbers:
+            self._thread.tokens = given.tensors[0] if given.tensors else None
+            return
+        tokens, self._thread.tokens = getattr(self._thread, "tokens", None), None
+        for collector in self.collectors:
+            collector.note_tokens(KINDS[given.numbers[0]], tokens)
+
+
+class _TokenHook:
+    """A forward pre-hook that reports embedded token ids, or which stack (source, target, tokens) runs."""
+
+    def __init__(self, reader: TokenReader, kind: int | None) -> None:
+        self.reader, self.kind = reader, kind
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self.kind is not None:
+            send_to_receiver(self.reader, EncodedCall([], [self.kind], []))
+        elif given:
+            send_to_receiver(self.reader, EncodedCall([given[0].detach()], [], []))
+
+    def __reduce__(self) -> Any:
+        return (_make_empty_hook, ())  # in the copy of a model that is being watched
+
+
+def _make_empty_hook() -> Callable[[nn.Module, Any], None]:
+    return _do_nothing
+
+
+def _do_nothing(module: nn.Module, given: Any) -> None:
+    """A forward pre-hook that does nothing."""
+
+
+def _reads_tokens(part: nn.Module) -> bool:
+    words = getattr(getattr(part, "vocabulary", None), "words", None)
+    return isinstance(words, nn.Embedding) and (hasattr(part, "encoder") or hasattr(part, "decoder"))
+
+
+@contextmanager
+def _attach_reader(model: nn.Module, collector: Collector) -> Iterator[None]:
+    with registry_lock:
+        reader = _readers.setdefault(model, TokenReader())
+        if not reader.collectors:
+            reader.attach(model)
+        reader.collectors = (*reader.collectors, collector)
+    try:
+        yield
+    finally:
+        with registry_lock:
+            reader.collectors = tuple(one for one in reader.collectors if one is not collector)
+            if not reader.collectors:
+                for hook in reader.hooks:
+                    hook.remove()

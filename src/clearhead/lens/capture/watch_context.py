@@ -1,0 +1,230 @@
+"""watch(model): a context manager that records the attention of a running model, and the checks of its options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import LensError
+from clearhead.lens import huggingface
+from clearhead.lens.attention_names import check_heads, check_name, find_attentions, to_python_number
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.own_models import observe_own_model
+from clearhead.lens.capture.watch_settings import MeasureDetail, Probe, Sizes, WatchSettings, estimate_bytes
+from clearhead.lens.measures.definition import MAX_TOP, check_counts
+from clearhead.lens.record.attention_record import Record
+
+Layers = str | int | Collection[str | int] | None
+Heads = int | Collection[int] | Tensor | None
+
+
+@contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    layers: Layers = None,
+    heads: Heads = None,
+    pixels: int = 256,
+    top: int = 8,
+    rows: float | None = None,
+    keep: str = "none",
+    probes: Mapping[str, Probe] | None = None,
+    norms: bool = False,
+    own_thread: bool = False,
+) -> Iterator[Record]:
+    """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
+
+    The model computes what it would unwatched, bit by bit and with the same kernels.
+
+    - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
+    - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
+      warning comes before it is more than a quarter of the memory that is free.
+    - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
+    - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
+
+    A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
+    Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
+    its own, except for threads that watch the model themselves. With `own_thread=True` it records only passes of the
+    thread that it was entered in, as `Predictor.look` does.
+
+    >>> import torch
+    >>> from clearhead import Decoder, ModelConfig
+    >>> model = Decoder(ModelConfig.named("tiny", vocabulary=11))
+    >>> with watch(model, layers="decoder.1.*") as record:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> record["decoder.1.self"].map.shape
+    torch.Size([1, 4, 3, 3])
+    """
+    target = _find_target(model)
+    settings = _check_settings(
+        target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms)
+    )
+    settings = settings._replace(own_thread=own_thread)
+    record = Record(settings.layers)
+    record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
+    record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
+    collector = Collector(settings, record, settings.layers, model)
+    with collector, target.attach(collector):
+        yield record
+    if not record.calls:
+        raise LensError(
+            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran"
+            f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
+            "was it a recorded CUDA graph that was played?"
+        )
+
+
+def expected_bytes(
+    model: nn.Module,
+    tokens: int,
+    *,
+    batch: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    pixels: int = 256,
+    top: int = 8,
+    rows: float | None = None,
+    keep: str = "none",
+) -> int:
+    """What a record of one pass over so many tokens will take, before anything runs.
+
+    For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
+    squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
+    """
+    target = _find_target(model)
+    settings = _check_settings(target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep))
+    check_counts(LensError, tokens=tokens, batch=batch)
+    total = 0
+    for name in settings.layers:
+        shape = target.shapes[name]
+        chosen = shape.heads if settings.heads is None else len(settings.heads)
+        sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
+        total += estimate_bytes(settings.detail, sizes)
+    return total
+
+
+class AttentionShape(NamedTuple):
+    """The sizes of one attention module."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+
+class WatchTarget(NamedTuple):
+    """The attentions of a model by name, and how a collector attaches to them."""
+
+    shapes: dict[str, AttentionShape]
+    attach: Callable[[Collector], AbstractContextManager[None]]
+
+
+def _find_target(model: nn.Module) -> WatchTarget:
+    """Our models are observed directly, Hugging Face's through their attention interface; others raise LensError."""
+    ours = find_attentions(model) if isinstance(model, nn.Module) else {}
+    if ours:
+        itemsize = _itemsize(model)
+        shapes = {name: AttentionShape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
+        return WatchTarget(shapes, lambda collector: observe_own_model(model, ours, collector))
+    if isinstance(model, nn.Module) and (
+        huggingface.find_attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
+    ):
+        shapes = {name: _read_shape(model, heads) for name, heads in huggingface.count_heads(model).items()}
+        return WatchTarget(shapes, lambda collector: huggingface.observe_model(model, collector))
+    if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
+        raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
+    raise LensError(
+        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
+        "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
+        "measure(q, k, mask) works on the tensors of any"
+    )
+
+
+def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
+    """Attention sizes from the config of a Hugging Face model."""
+    config = getattr(model, "config", None)
+    width = _read_config_integer(config, "hidden_size") or _read_config_integer(config, "d_model") or 64 * heads
+    head_dim = (
+        _read_config_integer(config, "head_dim") or _read_config_integer(config, "d_kv") or max(1, width // heads)
+    )
+    return AttentionShape(
+        heads, _read_config_integer(config, "num_key_value_heads") or heads, head_dim, _itemsize(model)
+    )
+
+
+def _itemsize(model: nn.Module) -> int:
+    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
+
+
+def _read_config_integer(config: object, name: str) -> int | None:
+    """An integer from a config; None if it is missing, or differs by layer."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # transformers has an error of its own for that, which is no AttributeError
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> WatchSettings:
+    chosen = _select_layers(layers, list(target.shapes))
+    numbers = None if heads is None else _check_heads(heads, {name: target.shapes[name].heads for name in chosen})
+    check_counts(LensError, pixels=detail.pixels)
+    check_counts(LensError, most=MAX_TOP, top=detail.top)
+    if detail.keep not in ("none", "qk"):
+        raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    probes = {} if detail.probes is None else detail.probes
+    if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
+        raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
+    return WatchSettings(tuple(chosen), numbers, detail)
+
+
+def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """Head indices as integers; each of these attentions must have them."""
+    one = to_python_number(heads)
+    wanted = [one] if isinstance(one, int) else one
+    numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
+    for name, count in counts.items():
+        check_heads(name, wanted, count)
+    return tuple(numbers)
+
+
+def _select_layers(layers: Layers, names: list[str]) -> list[str]:
+    """Attention names that match the requested names, patterns or layer numbers."""
+    if layers is None:
+        return names
+    wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
+    if not len(wanted):
+        raise LensError("layers must name at least one, or be None for all, got an empty list")
+    chosen = set()
+    for one in map(to_python_number, wanted):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise LensError(
+                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
+            )
+        if isinstance(one, int):
+            found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
+        else:
+            found = {name for name in names if name == one or fnmatchcase(name, one)}
+        if not found:
+            check_name(str(one), names)
+        chosen |= found
+    return [name for name in names if name in chosen]
+
+
+def _rows_to_step(rows: float | None) -> int:
+    """The step of measured queries: 16 for rows=1/16."""
+    if rows is None:
+        return 1
+    every = round(1 / rows) if isinstance(rows, (int, float)) and 0 < rows <= 1 else 0
+    if not every or 1 / every != rows:
+        raise LensError(f"rows must be 1/n, such as 1/16 for one query in sixteen, got {rows!r}")
+    return every

@@ -1,0 +1,109 @@
+"""The checked options of watch(), and the memory that a record with them will take."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from clearhead.attention.biases import Dense
+from clearhead.attention.call import Call
+
+LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
+
+
+Probe = Callable[[Tensor], Tensor]  # query positions to one key position each, −1 for none
+
+
+class MeasureDetail(NamedTuple):
+    """Which measures to take of every attention."""
+
+    pixels: int = 256
+    top: int = 8
+    every: int = 1
+    keep: str = "none"
+    probes: Mapping[str, Probe] | None = None
+    norms: bool = False
+
+
+class WatchSettings(NamedTuple):
+    """What watch() was asked for, checked: names of the layers, numbers of the heads (None: all), and the detail."""
+
+    layers: tuple[str, ...]
+    heads: tuple[int, ...] | None = None
+    detail: MeasureDetail = MeasureDetail()
+    own_thread: bool = False
+
+
+class Sizes(NamedTuple):
+    """The sizes of one attention; `itemsize` is the bytes per element of q."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    queries: int
+    keys: int
+    itemsize: int = 4
+
+
+def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
+    """The bytes that a record takes for one such attention.
+
+    >>> estimate_bytes(MeasureDetail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
+    600
+    """
+    rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
+    number = max(sizes.itemsize, 4)
+    per_query = 5 * number + 4 + detail.top * (number + 4) + len(detail.probes or {}) * number
+    per_key = number * (2 if detail.norms else 1)
+    pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
+    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number) + 4 * sizes.batch * rows
+    if detail.keep == "qk":
+        q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
+        total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize
+    return total
+
+
+def count_dense_bytes(call: Call) -> int:
+    """The bytes of a dense mask and a dense bias; structured ones count as nothing."""
+    numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
+    numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
+    return sum(tensor.nbytes for tensor in numbers)
+
+
+def format_bytes(count: int) -> str:
+    """
+    >>> format_bytes(1_234_567), format_bytes(560)
+    ('1.2 MB', '560 bytes')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def get_free_bytes() -> int | None:
+    """The available memory of this machine; None if the system does not report it."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(found, None)
+
+
+def warn_if_large(expected: int, what: str) -> bool:
+    """Warns if this is more than a quarter of the free memory; returns whether it warned."""
+    free = get_free_bytes()
+    if free is None or expected <= LARGE_SHARE * free:
+        return False
+    warnings.warn(
+        f"{what} will take about {format_bytes(expected)} of memory, and {format_bytes(free)} are free; "
+        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
+        stacklevel=2,
+    )
+    return True

@@ -1,0 +1,289 @@
+"""The arguments of a transformers attention function, read as that function reads them.
+
+The functions differ. "sdpa" takes a mask of None as causal where the module says so, aligned at the upper left; "eager"
+takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
+BlockMask. What is measured is what the function in force computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import Mask, Seen
+from clearhead.attention.biases import Dense
+from clearhead.attention.sdpa_logsumexp import LogsumexpMode
+from clearhead.errors import LensError
+from clearhead.lens.capture.compiled_graphs import NONE, EncodedCall
+from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
+
+HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
+
+
+class AttentionArguments(NamedTuple):
+    """The arguments of one attention function call, the kind of function, and whether it is causal."""
+
+    kind: str  # "sdpa", "eager", "flash" or "flex"
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Any
+    scale: float | Tensor | None
+    causal: bool
+    softcap: float | None
+    window: int | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    positions: Tensor | None  # that begin anew with every packed text
+    starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
+    key_starts: Tensor | None
+    sdpa_observer: LogsumexpMode | None = None
+
+
+MaskAndBias = tuple[Mask | None, Tensor | None]
+Masks = dict[
+    tuple[Any, ...], tuple[Any, MaskAndBias]
+]  # by where what was given lies, which is kept so that nothing else does
+
+
+def read_arguments(
+    function: Callable[..., Any],
+    eager: bool,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    args: tuple[Any, ...],
+    options: Any,
+) -> AttentionArguments:
+    """Collects the arguments of an attention function call; torch.compile can trace it."""
+    if args:
+        options = {**_name_arguments(function, args), **options}
+    kind = "eager" if eager else classify_function(function)
+    _refuse_unreadable(q, k, options)
+    takes: Callable[[str], bool] = functools.partial(_accepts, function) if kind == "eager" else lambda name: True
+    causal = options.get("is_causal")
+    sinks = options.get("s_aux")
+    if kind == "eager":
+        sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
+    return AttentionArguments(
+        kind,
+        q,
+        k,
+        v,
+        mask,
+        options.get("scaling"),
+        bool(getattr(module, "is_causal", True) if causal is None else causal),
+        options.get("softcap") if takes("softcap") else None,
+        options.get("sliding_window"),
+        options.get("position_bias") if takes("position_bias") else None,
+        sinks if kind != "sdpa" else None,
+        options.get("position_ids"),
+        options.get("cu_seq_lens_q"),
+        options.get("cu_seq_lens_k"),
+    )
+
+
+def classify_function(function: Callable[..., Any]) -> str:
+    """The kind of an attention function, by its name; unknown ones are treated as "sdpa"."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", "")
+    return next((kind for kind in ("flash", "flex") if kind in name), "sdpa")
+
+
+def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
+    """The arguments as `Seen`, over the first `keys` keys, since a static cache also returns empty slots."""
+    queries = got.q.shape[2]
+    if got.kind == "sdpa" and got.mask is None and got.causal and queries > 1:
+        keys = min(keys, queries)
+    if got.kind == "flash" and got.mask is not None:
+        keys = min(keys, got.mask.shape[-1])
+    mask, bias = _read_mask_once(got, keys, masks)
+    if got.bias is not None:
+        own = got.bias[..., :keys]
+        bias = own if bias is None else own + bias
+    scale = got.scale
+    if scale is None:
+        scale = got.q.shape[-1] ** -0.5
+    k, v = got.k[:, :, :keys], got.v[:, :, :keys]
+    logsumexp = None
+    if (
+        got.sdpa_observer is not None
+        and got.mask is None
+        and bias is None
+        and got.softcap is None
+        and got.sinks is None
+    ):
+        logsumexp = got.sdpa_observer.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
+    return Seen(
+        got.q,
+        k,
+        v if v.shape[1:3] == k.shape[1:3] else k,  # with heads of its own it would not fit, and is not needed
+        mask,
+        scale.reshape(-1) if isinstance(scale, Tensor) else scale,
+        None if bias is None else Dense(bias),
+        got.softcap,
+        None if got.sinks is None else got.sinks.reshape(-1),
+        logsumexp,
+    )
+
+
+def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
+    """The mask, read at the first layer and cached for the others."""
+    if got.mask is None or got.kind == "flash":
+        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got)), None
+    key = (*_identify_mask(got.mask), keys)
+    if key not in masks:
+        masks[key] = (got.mask, _read_mask(got, keys))
+    return masks[key][1]
+
+
+def _identify_mask(mask: Any) -> tuple[Any, ...]:
+    """A key that identifies a mask; a compiled graph passes a new object at every layer."""
+    if not isinstance(mask, Tensor):
+        return (id(mask),)
+    changes = None if mask.is_inference() else mask._version
+    return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
+
+
+def _default_mask(got: AttentionArguments) -> Mask | None:
+    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left."""
+    return Mask.causal(offset=0) if got.kind == "sdpa" and got.causal and got.q.shape[2] > 1 else None
+
+
+def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
+    if not isinstance(got.mask, Tensor):
+        return BlockMaskAdapter(got.mask, keys), None
+    mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
+    alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
+    rule = functools.partial(recover_mask, causal=got.causal and not alike, window=None if alike else got.window)
+    if mask.dtype == torch.bool:
+        if got.kind == "sdpa":
+            return rule(mask), None
+        return None, mask.to(got.q.dtype)  # the others add it to the scores: 1 for what may be seen
+    hidden = mask <= HIDING_VALUE
+    rest = mask.masked_fill(hidden, 0.0)
+    return rule(~hidden), rest if rest.any() else None
+
+
+def _read_flash_mask(got: AttentionArguments, keys: int) -> Mask | None:
+    """The mask of "flash": padding as (batch, keys), with causality, windows and packing from other arguments."""
+    queries, parts = got.q.shape[2], []
+    window = got.window if got.window is not None and got.k.shape[2] > got.window else None
+    if got.causal or window is not None:
+        left = None if window is None else window - 1
+        parts.append(Mask.window(left, 0 if got.causal else left))
+    if got.mask is not None:
+        real = got.mask.bool()
+        parts.append(Mask.visible(real[:, None, None, :keys]))
+        if queries > 1:
+            parts.append(Mask.visible(real[:, None, -queries:, None]))
+    elif (texts := _read_documents(got, keys)) is not None:
+        parts.append(Mask.documents(*texts))
+    return functools.reduce(Mask.__and__, parts) if parts else None
+
+
+def _read_documents(got: AttentionArguments, keys: int) -> tuple[Tensor, Tensor] | None:
+    """Document ids of keys and queries in packed sequences; None if there is only one document."""
+    queries = got.q.shape[2]
+    if got.starts is not None and got.key_starts is not None:
+        of_keys, of_queries = (_to_document_ids(s, n) for s, n in ((got.key_starts, keys), (got.starts, queries)))
+        return of_keys, of_queries
+    positions = got.positions
+    if positions is None or len(got.q) != 1 or positions.ndim != 2 or positions.shape[-1] == 1 or queries != keys:
+        return None
+    ids = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+    return (ids, ids) if ids.any() else None
+
+
+def _to_document_ids(starts: Tensor, size: int) -> Tensor:
+    """0 for the positions of the first text, 1 for the second, …
+
+    >>> _to_document_ids(torch.tensor([0, 2, 5]), 5)
+    tensor([0, 0, 1, 1, 1])
+    """
+    return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
+
+
+def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
+    if options.get("cache") is not None:
+        raise LensError(
+            "continuous batching keeps its keys in pages that this function looks up itself; watch the model while it "
+            "runs generate() without it"
+        )
+    if any(options.get(name) is not None for name in ("indices", "block_indices")):
+        raise LensError(
+            "this kernel chooses the keys that are seen by itself; "
+            "watch the model with model.set_attn_implementation('sdpa')"
+        )
+    if q.ndim != 4 or k.ndim != 4:
+        raise LensError(
+            f"an attention got q {tuple(q.shape)} and k {tuple(k.shape)}, not (batch, heads, tokens, width of a head): "
+            "this model cannot be watched"
+        )
+
+
+@functools.cache
+def _get_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _accepts(function: Callable[..., Any], name: str) -> bool:
+    code = function.__code__
+    return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Positional arguments by name, from the sixth on."""
+    return dict(zip(_get_parameters(function)[5:], args, strict=False))
+
+
+KINDS = ("sdpa", "eager", "flash", "flex")
+OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
+
+
+def encode_arguments(got: AttentionArguments) -> EncodedCall:
+    """The arguments as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
+    tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
+    numbers = [KINDS.index(got.kind), int(got.causal), NONE if got.window is None else got.window]
+    floats = []
+    for value in (got.scale, got.softcap):
+        numbers.append(2 if isinstance(value, Tensor) else 0 if value is None else 1)
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+        elif value is not None:
+            floats.append(float(value))
+    for tensor in (got.mask, got.bias, got.sinks, got.positions, got.starts, got.key_starts):
+        numbers.append(0 if tensor is None else 1)
+        if tensor is not None:
+            tensors.append(tensor.detach())
+    return EncodedCall(tensors, numbers, floats)
+
+
+def decode_arguments(given: EncodedCall) -> AttentionArguments:
+    """The inverse of the encoder."""
+    tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
+    q, k, v = next(tensors), next(tensors), next(tensors)
+    kind, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)
+    kinds = (next(numbers), next(numbers))
+    scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
+    optional: dict[str, Any] = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
+    assert not isinstance(softcap, Tensor)
+    return AttentionArguments(
+        kind,
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=causal,
+        softcap=softcap,
+        window=None if window == NONE else window,
+        **optional,
+    )

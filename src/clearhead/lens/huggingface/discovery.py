@@ -1,0 +1,302 @@
+"""The attention modules of a Hugging Face model: which there are, their names, head counts and output projections.
+
+A module counts if its code asks the attention interface of transformers for its function. Names such as
+"encoder.0.self", "decoder.3.cross" or "vision.encoder.0.self" come from module paths alone, without a list of families:
+of "model.decoder.layers.3.encoder_attn" the number is the layer, "decoder" the stack, and "encoder_attn" means
+cross-attention; the rest is dropped as long as names stay distinct.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.errors import LensError
+from clearhead.lens.attention_names import WRAPPERS
+
+# Attention in name only: they hold, cut or pool what another module attends.
+PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")
+REMEDY = (
+    "Models that call ALL_ATTENTION_FUNCTIONS.get_interface can be watched (BERT, GPT-2, Llama, T5, ViT and some 340 "
+    "families more), and clearhead's own; elsewhere, take q and k with a forward hook and pass them to "
+    "clearhead.measure(q, k, mask)"
+)
+
+
+def calls_interface(module: nn.Module) -> bool:
+    """Whether a module gets its attention function from the transformers attention interface.
+
+    Read from the compiled code, not from the source: that is there for every module, and says what will run.
+    """
+    kind: Any = type(module)
+    return bool(_find_callers(kind))
+
+
+def keeps_keys(module: nn.Module) -> bool:
+    """Whether a module can write to a key-value cache."""
+    kind: Any = type(module)
+    return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
+
+
+def find_interface(module: nn.Module) -> Any:
+    """The interface object that a module asks: the global one, unless its file defines its own."""
+    kind: Any = type(module)
+    for function in _find_callers(kind):
+        for name in _iterate_names(function.__code__):
+            value = function.__globals__.get(name)
+            if hasattr(value, "get_interface") and not isinstance(value, (type, types.ModuleType)):
+                return value
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS
+
+
+def find_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that attend through the interface, by path."""
+    return {path: module for path, module in model.named_modules() if calls_interface(module)}
+
+
+def find_unseen_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that seem to attend without the interface, judged by class name, by path."""
+    known = {id(inner) for outer in find_attending_modules(model).values() for inner in outer.modules()}
+    suspects = {path: module for path, module in model.named_modules() if _seems_attentive(module)}
+    alike = known | {id(module) for module in suspects.values()}
+    return {
+        path: module
+        for path, module in suspects.items()
+        if id(module) not in known and not any(id(inner) in alike for inner in module.modules() if inner is not module)
+    }
+
+
+def refuse_unwatchable(model: nn.Module) -> None:
+    """Raises LensError for a model none of whose attentions goes through the interface."""
+    if find_attending_modules(model):
+        return
+    name, others = type(model).__name__, find_unseen_modules(model)
+    if not others:
+        raise LensError(
+            f"{name} holds no attention that can be watched: neither clearhead's MultiHeadAttention nor a module that "
+            "calls Hugging Face's attention interface"
+        )
+    raise LensError(
+        f"{name} computes its attention itself, without Hugging Face's attention interface, so that it would never be "
+        f"seen: {describe_modules(others)}. {REMEDY}"
+    )
+
+
+def describe_modules(modules: dict[str, nn.Module]) -> str:
+    """The first three modules by path and class, and the total count."""
+    shown = [f"{path or 'itself'} ({type(module).__name__})" for path, module in list(modules.items())[:3]]
+    return ", ".join(shown) + (f", … ({len(modules)} in all)" if len(modules) > 3 else "")
+
+
+def _seems_attentive(module: nn.Module) -> bool:
+    name = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    return (
+        "Attention" in name
+        and not name.endswith(PARTS)
+        and not isinstance(module, MultiHeadAttention)
+        and any(True for _ in module.parameters())
+    )
+
+
+@functools.cache
+def _find_callers(kind: Any) -> tuple[types.FunctionType, ...]:
+    """Functions of a class and its parents that call `get_interface`."""
+    found = []
+    for parent in kind.__mro__:
+        if parent is nn.Module or not issubclass(parent, nn.Module):
+            continue
+        for value in vars(parent).values():
+            function = inspect.unwrap(value) if callable(value) else None
+            if isinstance(function, types.FunctionType) and "get_interface" in _iterate_names(function.__code__):
+                found.append(function)
+    return tuple(found)
+
+
+def _iterate_names(code: types.CodeType) -> Iterator[str]:
+    """All names in a code object, nested code included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _iterate_names(constant)
+
+
+CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
+# Words that say nothing: what every model calls its parts.
+PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
+SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
+TOWER = re.compile(r"_(?:model|tower|encoder|decoder|transformer|backbone|embed|embeddings)$")
+SENSES = {"text", "language", "vision", "visual", "image", "audio", "speech", "video", "qformer"}
+
+
+class AttentionPlace(NamedTuple):
+    """The parts of a module path from which the name of an attention is made."""
+
+    path: str
+    towers: tuple[str, ...]
+    stack: str
+    numbers: tuple[str, ...]
+    leaf: str
+    cross: bool
+
+    def name(self, towers: Sequence[str], *, leaf: bool = False) -> str:
+        if not self.numbers:
+            return self.path or "attention"
+        kind = self.leaf if leaf else "cross" if self.cross else "self"
+        return ".".join([*towers, self.stack, *self.numbers, kind])
+
+
+def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """Every attention of a Hugging Face model by name, in module order; {} if there is none."""
+    found = {_strip_wrappers(path): module for path, module in find_attending_modules(model).items()}
+    places = [
+        _locate(path, module, kept)
+        for (path, module), kept in zip(found.items(), _find_distinguishing_numbers(found), strict=True)
+    ]
+    names = [place.name(()) for place in places]
+    senses = [[word for word in place.towers if word in SENSES] for place in places]
+    if len({tuple(words) for words in senses}) > 1:
+        names = [place.name(words) for place, words in zip(places, senses, strict=True)]
+    names = _make_distinct(places, names, [place.name(place.towers) for place in places])
+    names = _make_distinct(places, names, [place.name(place.towers, leaf=True) for place in places])
+    names = _make_distinct(places, names, [place.path for place in places])
+    return dict(zip(names, found.values(), strict=True))
+
+
+def is_cross(path: str, module: nn.Module) -> bool:
+    """Whether this is cross-attention, judged by module path, class name and attributes."""
+    leaf = re.split(r"\.\d+\.", f".{path}")[-1]
+    return bool(
+        CROSS.search(leaf) or "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False)
+    )
+
+
+def _strip_wrappers(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def _find_distinguishing_numbers(paths: Iterable[str]) -> list[list[int]]:
+    """For each path, which of its numbers distinguish layers: T5's "block.3.layer.1" has one, Swin's two."""
+    split = [path.split(".") for path in paths]
+    patterns = [tuple("#" if part.isdigit() else part for part in parts) for parts in split]
+    values: dict[tuple[tuple[str, ...], int], set[str]] = {}
+    for parts, pattern in zip(split, patterns, strict=True):
+        for position, part in enumerate(parts):
+            if part.isdigit():
+                values.setdefault((pattern, position), set()).add(part)
+    kept = []
+    for pattern in patterns:
+        numbers = [position for position, part in enumerate(pattern) if part == "#"]
+        several = [position for position in numbers if len(values[pattern, position]) > 1]
+        kept.append(several or numbers[:1])
+    return kept
+
+
+def _locate(path: str, module: nn.Module, kept: list[int]) -> AttentionPlace:
+    parts = path.split(".")
+    if not kept:
+        return AttentionPlace(path, (), "", (), path, is_cross(path, module))
+    before = [part for part in parts[: kept[-1]] if not part.isdigit()]
+    leaf = ".".join(part for part in parts[kept[-1] + 1 :] if not part.isdigit())
+    cross, sides = is_cross(path, module), [found[1] for part in before if (found := SIDES.match(part))]
+    stack = sides[0] if sides else "decoder" if cross or _is_causal(module) else "encoder"
+    towers = [TOWER.sub("", part) for part in before if part not in PLAIN and part not in ("encoder", "decoder")]
+    apart = tuple(word for n, word in enumerate(towers) if towers[n - 1 : n] != [word])
+    return AttentionPlace(path, apart, stack, tuple(parts[position] for position in kept), leaf, cross)
+
+
+def _is_causal(module: nn.Module) -> bool:
+    """Whether a module is causal: by `is_causal`, or else if it uses a cache."""
+    config = getattr(module, "config", None)
+    keeps = getattr(config, "use_cache", False) and getattr(module, "layer_idx", None) is not None
+    return bool(getattr(module, "is_causal", keeps))
+
+
+def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[str]) -> list[str]:
+    """Replaces names by longer ones in every stack that has a duplicate."""
+    counts = Counter(names)
+    stacks = [(place.towers, place.stack, place.leaf, place.cross) for place in places]
+    taken = {stack for stack, name in zip(stacks, names, strict=True) if counts[name] > 1}
+    return [long if stack in taken else name for stack, name, long in zip(stacks, names, longer, strict=True)]
+
+
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
+
+# Families that apply this map to the merged heads and nothing before it; "^" is the module around the attention.
+# Others have gates or norms in between, so they are not guessed. tests/lens/test_huggingface_norms.py has the proof.
+MERGED_BY = {
+    "o_proj": (
+        "Llama Mistral Mixtral Ministral3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 GptOss Phi3 Olmo Olmo2 "
+        "Olmo3 StableLm Starcoder2 Cohere Cohere2 Granite GraniteMoe Helium SmolLM3 Glm Glm4 DeepseekV2 DeepseekV3 "
+        "NomicBert ViT DeiT Beit Dinov2 DINOv3ViT"
+    ),
+    "out_proj": "Bart MBart Marian Pegasus M2M100 Blenderbot Whisper OPT BioGpt CLIP Siglip Wav2Vec2 Hubert",
+    "o": "T5 MT5 UMT5",
+    "c_proj": "GPT2 GPTBigCode",
+    "dense": "GPTNeoX Phi Albert",
+    "out_lin": "DistilBert",
+    "Wo": "ModernBert",
+    "^output.dense": "Bert Roberta Electra Camembert XLMRoberta LayoutLM",
+}
+SUFFIXES = ("Attention", "SelfAttention", "CrossAttention")
+PLACES = {
+    f"{name}{suffix}": place for place, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES
+}
+
+
+def count_heads(model: nn.Module) -> dict[str, int]:
+    """The number of heads of each attention; LensError for a model that cannot be watched."""
+    refuse_unwatchable(model)
+    return {name: count_module_heads(module) for name, module in find_attentions(model).items()}
+
+
+def count_module_heads(module: nn.Module) -> int:
+    """The number of heads of a module, from its attributes or its config."""
+    places: tuple[Any, ...] = (module, getattr(module, "config", None))
+    counts = (_read_integer(place, name) for place in places for name in COUNTS)
+    return next((count for count in counts if count > 0), 1)
+
+
+def _read_integer(place: Any, name: str) -> int:
+    """An integer attribute of a module or config; 0 if there is none."""
+    try:
+        value = getattr(place, name, 0)
+    except Exception:  # a config whose layers differ has an error of its own, which is no AttributeError
+        return 0
+    return value if isinstance(value, int) else 0
+
+
+def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Tensor]:
+    """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
+    paths = {module: path for path, module in find_attending_modules(model).items()}
+    named = find_attentions(model)
+    return {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in names}
+
+
+def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
+    module = model.get_submodule(path)
+    place = PLACES.get(type(module).__name__)
+    if place is None:
+        raise LensError(
+            f"norms=True wants the map that merges the heads of {name!r}, and of {type(module).__name__} it is not "
+            f"known that it follows right after; it is of {', '.join(' '.join(MERGED_BY.values()).split())}"
+        )
+    around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
+    linear = around.get_submodule(place.removeprefix("^"))
+    weight = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise LensError(
+            f"norms=True wants the weight that merges the heads of {name!r}; {linear} does not have it as such"
+        )
+    return weight.T if type(linear).__name__ == "Conv1D" else weight

@@ -1,0 +1,299 @@
+"""Forward passes of a watched Hugging Face model: tokens, cache growth, positions and beam reorderings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import LensError
+from clearhead.lens.capture.collector import Collector, is_recomputing
+from clearhead.lens.huggingface import cache_positions
+from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
+from clearhead.lens.huggingface.cache_positions import (
+    AttentionInfo,
+    CacheGrowth,
+    ForwardPass,
+    LayerCacheState,
+    count_seen_tokens,
+    read_layer_states,
+)
+from clearhead.lens.huggingface.discovery import (
+    REMEDY,
+    describe_modules,
+    find_attending_modules,
+    find_attentions,
+    find_output_weights,
+    find_unseen_modules,
+    is_cross,
+    keeps_keys,
+)
+from clearhead.lens.huggingface.interposition import observe_modules
+from clearhead.lens.huggingface.model_events import attach_forward_hooks, observe_finished_beams
+
+
+class ForwardTracker:
+    """Reports every forward pass and every attention of a model to a collector."""
+
+    def __init__(self, model: nn.Module, collector: Collector) -> None:
+        self.model, self.collector = model, collector
+        paths = {module: path for path, module in find_attending_modules(model).items()}
+        outs = find_output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
+        named = find_attentions(model)
+        alone = not any("decoder" in name.split(".") for name in named)
+        self.known = {
+            module: AttentionInfo(
+                name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+            )
+            for name, module in named.items()
+        }
+        self.models = _find_models(model)
+        self.layers = _find_layer_numbers(self.models, self.known)
+        self.unseen = find_unseen_modules(model)
+        self.passes = self.attentions_seen = 0
+        self.listener = cache_positions.ReorderListener(self._on_reorder)
+        self._thread = threading.local()
+
+    @contextmanager
+    def track(self) -> Iterator[None]:
+        """Attaches all hooks and wrappers, and removes them at the end."""
+        with ExitStack() as stack:
+            for module in self._list_models():
+                stack.enter_context(attach_forward_hooks(module, self, whole=module is self.model))
+            stack.callback(self.listener.stop)
+            stack.enter_context(observe_finished_beams(self._on_finished_beams))
+            stack.enter_context(observe_modules(list(self.known), self.on_attention))
+            yield
+        if self.passes and not self.attentions_seen:
+            self._raise_if_none_took_part()
+
+    def _raise_if_none_took_part(self) -> None:
+        name, known = type(self.model).__name__, next(iter(self.known.values())).name
+        others = (
+            f"its others do not call it: {describe_modules(self.unseen)}. {REMEDY}"
+            if self.unseen
+            else "it has no others"
+        )
+        raise LensError(
+            f"{name} ran, but of the {len(self.known)} attentions that call Hugging Face's attention interface "
+            f"({known}, …) none took part, and {others}"
+        )
+
+    def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
+        """Callback for every attention function call: finds its positions and passes it to the collector."""
+        known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
+        if is_recomputing():
+            return
+        self.attentions_seen += 1
+        layer = getattr(module, "layer_idx", None)
+        queries, keys = got.q.shape[2], got.k.shape[2]
+        first_query, first_key, keys = frame.locate(layer, queries, keys, known)
+        counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
+        counts[known.name] += 1
+        times = counts[known.name]
+        self.collector.record_attention(
+            known.name if times == 1 else f"{known.name}:{times}",
+            to_seen(got, keys, frame.masks),
+            first_query=first_query,
+            first_key=first_key,
+            cross=known.cross,
+            still=not known.grows,
+            out=known.out,
+        )
+
+    @property
+    def _frames(self) -> list[ForwardPass]:
+        if not hasattr(self._thread, "frames"):
+            self._thread.frames, self._thread.growths = [], {}
+        frames: list[ForwardPass] = self._thread.frames
+        return frames
+
+    def _list_models(self) -> list[nn.Module]:
+        return [self.model, *(module for module in self.models if module is not self.model)]
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_recomputing():
+            return
+        frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
+        for n, frame in enumerate(frames):
+            if module is self.model or frame.module is module:  # left by a pass that was interrupted
+                del frames[n:]
+                break
+        cache = cache_positions.find_cache(named.values())
+        frame = ForwardPass(
+            module, cache, self._read_states(cache, named.get("hidden_states")), frames[-1] if frames else None
+        )
+        vectors = named.get("inputs_embeds") is not None and not frame.reads
+        around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
+        ids = {} if frame.reads or around else self._find_token_ids(module, named)
+        frame.reads = frame.reads or bool(ids)
+        if not frames:
+            self.passes += 1
+            frame.growth = self._find_growth(module, cache, frame, named)
+            self.collector.begin(growing=frame.growth, ids=ids)
+        else:
+            self._note_inner_tokens(frame, {"vectors": None} if vectors and not ids else ids)
+        if frame.growth is not None and cache is not None:
+            self.listener.listen(cache)
+        frames.append(frame)
+
+    def _note_inner_tokens(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
+        """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
+        read, mixed = frame.read, False
+        for kind, numbers in ids.items():
+            if kind not in read:
+                read[kind] = None if numbers is None else numbers.clone()  # the wrapper may change it
+                self.collector.note_tokens(kind, read[kind])
+            elif not frame.length:
+                mixed = mixed or not _are_equal(read[kind], numbers)
+        if mixed or (len(read) > 1 and read.keys() & {"tokens", "vectors"}):
+            for kind in read:
+                read[kind] = None
+                self.collector.forget_tokens(kind)
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_recomputing() or not self._frames:
+            return
+        frame = self._frames.pop()
+        if self._frames:
+            return
+        cache = cache_positions.find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
+        if frame.growth is not None and cache is not None:
+            frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
+            self._thread.growths[id(cache)] = frame.growth
+            self.listener.listen(cache)
+        self.collector.end()
+
+    def _read_states(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
+        """Cache states of the watched layers; other layers may already hold the tokens `coming`.
+
+        All have, where a layer by itself has no place there: it looks at the keys of one before it.
+        """
+        held = read_layer_states(cache)
+        own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
+        if own or not held:
+            return own
+        new = 0 if coming is None else coming.shape[-2]
+        return {n: state._replace(length=max(0, state.length - new)) for n, state in held.items()}
+
+    def _find_growth(
+        self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
+    ) -> CacheGrowth | None:
+        """The CacheGrowth that this pass continues, a new one, or None if no cache is used."""
+        length = frame.length
+        known: CacheGrowth | None = self._thread.growths.get(id(cache))
+        if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
+            return known
+        if cache is not None:
+            return CacheGrowth(cache, length)
+        keeps = named.get("use_cache")
+        keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
+        return CacheGrowth(self, 0) if keeps and True in self._find_growth_kinds(module) else None
+
+    def _find_growth_kinds(self, module: nn.Module) -> set[bool]:
+        """Which values `grows` has among the attentions of a module."""
+        return {self.known[part].grows for part in module.modules() if part in self.known}
+
+    def _find_token_ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The token ids of a pass: "source" and "target" for encoder-decoders, else "tokens"."""
+        whole = self.models.get(module) or next(iter(self.models.values()), module)
+        both = getattr(getattr(whole, "config", None), "is_encoder_decoder", False)
+        source, target = named.get("input_ids"), named.get("decoder_input_ids")
+        if both and target is None and named.get("labels") is not None:
+            shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+            target = None if shift is None else shift(labels=named["labels"])
+        kind: Any = type(module)
+        if (
+            both
+            and "decoder_input_ids" not in _get_signature(kind).parameters
+            and self._find_growth_kinds(module) == {True}
+        ):
+            source, target = None, source  # the decoder by itself
+        found = {"source" if both else "tokens": source, "target": target}
+        return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
+
+    def _on_finished_beams(self, rows: frozenset[int]) -> None:
+        """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
+        self._thread.finished_beams = rows
+
+    def _on_reorder(self, cache: Any, rows: Tensor) -> None:
+        """Callback: a cache was reordered, so the call that grows with it is, too."""
+        finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
+        self._thread.finished_beams = frozenset()
+        growth: CacheGrowth | None = self._thread.growths.get(id(cache)) if self._frames is not None else None
+        if growth is not None and growth.cache() is cache:
+            self.collector.reorder(rows, growth, finished)
+
+
+@contextmanager
+def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
+    """Within it the collector receives every attention call of the model."""
+    tracker = ForwardTracker(model, collector)
+    if tracker.layers is not None and type(model).forward is nn.Module.forward:
+        raise LensError(
+            f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
+            "watch the model that it belongs to, and choose some of its attentions with layers="
+        )
+    if tracker.unseen:
+        warnings.warn(
+            f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
+            f"not seen: {describe_modules(tracker.unseen)}",
+            stacklevel=5,
+        )
+    with tracker.track():
+        yield
+
+
+def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Every PreTrainedModel inside a model, mapped to the outermost one that contains it."""
+    from transformers import PreTrainedModel
+
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module not in found:
+            found |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
+    return found
+
+
+def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
+    """The layer indices in a part of a model; None for a complete model."""
+    if wholes:
+        return None
+    numbers = {getattr(module, "layer_idx", None) for module in attending}
+    return frozenset(number for number in numbers if isinstance(number, int))
+
+
+def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
+    if some is None or others is None:
+        return some is others
+    return some.device == others.device and torch.equal(some, others)
+
+
+def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
+    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
+
+
+@functools.cache
+def _get_signature(kind: type) -> inspect.Signature:
+    return inspect.signature(kind.forward)  # type: ignore[attr-defined]
+
+
+def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass by name."""
+    if not args:
+        return kwargs
+    names = list(_get_signature(kind).parameters)[1:]
+    return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
+
+
+def _list_outputs(output: Any) -> list[Any]:
+    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []

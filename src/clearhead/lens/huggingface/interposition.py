@@ -1,0 +1,238 @@
+"""Wrappers around the attention function of a Hugging Face model, whichever implementation is in force.
+
+Every attention module asks its interface object for the function, at every call. While somebody wraps, that object
+returns a function which checks whether the calling module is wrapped. So the model stays as it is: its config, its
+masks, and what it does for "eager" or "sdpa" by name; and code compiled before notices, since it guards on the object.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention.sdpa_logsumexp import observe_sdpa
+from clearhead.lens.capture.compiled_graphs import (
+    EncodedCall,
+    GraphReceiver,
+    exclude_from_graphs,
+    registry_lock,
+    send_to_receiver,
+)
+from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments, read_arguments
+from clearhead.lens.huggingface.discovery import find_attending_modules, find_interface, refuse_unwatchable
+
+Result = tuple[Tensor, Tensor | None]
+Wrap = Callable[..., Result]
+
+WRAPS = "_clearhead_wraps"
+_lock = threading.RLock()
+_patches: dict[int, _InterfacePatch] = {}  # by the id of the interface
+_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class AttentionFunction:
+    """The attention function of a model with its wrappers; call it as the model would."""
+
+    def __init__(self, function: Callable[..., Result], eager: bool, wraps: tuple[Wrap, ...]) -> None:
+        self.function, self.eager, self.wraps = function, eager, wraps
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
+        if not self.wraps:
+            return self.function(module, query, key, value, attention_mask, *args, **kwargs)
+        inner = AttentionFunction(self.function, self.eager, self.wraps[1:])
+        return self.wraps[0](inner, module, query, key, value, attention_mask, *args, **kwargs)
+
+
+@contextmanager
+def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
+    """Within it every attention of the model goes through `wrap(attend, module, q, k, v, mask, *args, **kwargs)`.
+
+    `attend` is called like `wrap`, without itself, and gives `(output, weights)`: the output is (batch, queries, heads,
+    d_v), the weights are None unless the model computes them. Wraps can be nested: the first is the outermost.
+    """
+    refuse_unwatchable(model)
+    modules = list(find_attending_modules(model).values())
+    with intercept_interfaces(modules):
+        for module in modules:
+            add_wrap(module, wrap)
+        try:
+            yield
+        finally:
+            for module in modules:
+                remove_wrap(module, wrap)
+
+
+@contextmanager
+def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within it, the interfaces of these modules apply the wrappers of the calling module."""
+    interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
+    with _lock:
+        shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
+        for shadow in shadows:
+            shadow.enter()
+    try:
+        yield
+    finally:
+        with _lock:
+            for shadow in shadows:
+                shadow.leave()
+
+
+class _InterfacePatch:
+    """Replaces `get_interface` on an interface object while anybody wraps.
+
+    There is one for all watches: what torch.compile makes of it under the first serves the others.
+    """
+
+    def __init__(self, interface: Any) -> None:
+        self.interface, self.users = interface, 0
+        self.before: Any = None
+
+    def enter(self) -> None:
+        if not self.users:
+            # On the object itself, where code compiled before looks for it; not on its class.
+            self.before = vars(self.interface).get("get_interface")
+            vars(self.interface)["get_interface"] = self.get_interface
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            del vars(self.interface)["get_interface"]
+            if self.before is not None:
+                vars(self.interface)["get_interface"] = self.before
+
+    @functools.cached_property
+    def get_interface(self) -> Callable[[str, Callable[..., Result]], Callable[..., Result]]:
+        own = type(self.interface).get_interface.__get__(self.interface)
+
+        def get_interface(attn_implementation: str, default: Callable[..., Result]) -> Callable[..., Result]:
+            function = own(attn_implementation, default)
+
+            def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
+                wraps = getattr(module, WRAPS, ())
+                return AttentionFunction(function, function is default, wraps)(module, *args, **kwargs)
+
+            return attention
+
+        return get_interface
+
+
+def add_wrap(module: nn.Module, wrap: Wrap) -> None:
+    with _lock:
+        wraps = vars(module)[WRAPS] if module in _wrapped else ()  # a copy still has those of its original
+        vars(module)[WRAPS] = (*wraps, wrap)
+        _wrapped.add(module)
+
+
+def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
+    """Removes one wrapper; others stay, in whatever order they are removed."""
+    with _lock:
+        wraps = list(vars(module)[WRAPS])
+        del wraps[len(wraps) - 1 - wraps[::-1].index(wrap)]
+        if wraps:
+            vars(module)[WRAPS] = tuple(wraps)
+        else:
+            del vars(module)[WRAPS]
+            _wrapped.discard(module)
+
+
+Callback = Callable[[nn.Module, AttentionArguments], None]
+
+OBSERVER = "_clearhead_look"
+
+
+class FunctionObserver(GraphReceiver):
+    """Shows those who watch a module what its function was given. There is one a module, for all watches:
+
+    what torch.compile makes of it under the first serves the others.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.callbacks = weakref.ref(module), tuple[Callback, ...]()
+
+    def receive(self, given: EncodedCall) -> None:
+        self.notify(decode_arguments(given))
+
+    def notify(self, got: AttentionArguments) -> None:
+        module = self.module()
+        if module is not None:
+            for callback in self.callbacks:
+                callback(module, got)
+
+    # A BlockMask is nothing that an operator could take.
+    notify_outside_graph = exclude_from_graphs("clearhead.watch reads FlexAttention's mask outside of the graph")(
+        notify
+    )
+
+
+_observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def observe_modules(modules: Sequence[nn.Module], callback: Callback) -> Iterator[None]:
+    """Within it, `callback` is called with the arguments of every attention function call of these modules."""
+    with intercept_interfaces(modules):
+        for module in modules:
+            _attach(module, callback)
+        try:
+            yield
+        finally:
+            for module in modules:
+                _detach(module, callback)
+
+
+def observe_function(
+    attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
+) -> Result:
+    """The wrapper of every watch: calls the attention function, then its observer."""
+    with observe_sdpa(q) as sdpa_observer:
+        result = attend(module, q, k, v, mask, *args, **kwargs)
+    observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
+    if observer is None:
+        return result
+    got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
+    if sdpa_observer is not None:
+        got = got._replace(sdpa_observer=sdpa_observer)
+    if not torch.compiler.is_compiling():
+        observer.notify(got)
+    elif mask is None or isinstance(mask, Tensor):
+        send_to_receiver(observer, encode_arguments(got))
+    else:
+        observer.notify_outside_graph(got)
+    return result
+
+
+def _attach(module: nn.Module, callback: Callback) -> None:
+    with registry_lock:
+        observer = _observers.get(module) or _observers.setdefault(module, FunctionObserver(module))
+        if not observer.callbacks:
+            vars(module)[OBSERVER] = observer
+            add_wrap(module, observe_function)
+        observer.callbacks = (*observer.callbacks, callback)
+
+
+def _detach(module: nn.Module, callback: Callback) -> None:
+    with registry_lock:
+        observer = _observers[module]
+        observer.callbacks = tuple(one for one in observer.callbacks if one is not callback)
+        if not observer.callbacks:
+            del vars(module)[OBSERVER]
+            remove_wrap(module, observe_function)

@@ -1,0 +1,145 @@
+"""Masks of transformers as `Mask`: structure recovered from dense booleans, and FlexAttention's BlockMask adapted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.masks import Blocks, Mask
+
+CELLS = 2**26  # of a square, looked at together
+
+
+class Spans(NamedTuple):
+    """For each query, (samples, queries), the visible keys `low` to `high`; both 0 where there are none."""
+
+    low: Tensor
+    high: Tensor
+    keys: int
+
+    @property
+    def places(self) -> Tensor:
+        """Query positions among the keys, with the last query at the last key."""
+        queries = self.low.shape[1]
+        return torch.arange(self.keys - queries, self.keys)
+
+
+@torch.inference_mode(False)  # whose tensors do not say whether they were changed
+def recover_mask(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | None:
+    """A structured mask equal to dense booleans: full, causal or a window, with padding at either end or both.
+
+    If there is none it is the square itself. None means that all is seen. Of one query alone nobody can tell a causal
+    mask from a full one, nor a window from padding: `causal` and `window` say what to take it for. The device is waited
+    for once.
+
+    >>> seen = torch.ones(3, 3).tril().bool() & torch.tensor([[False, True, True]])
+    >>> recover_mask(seen[None, None], causal=True)
+    Mask.causal() & Mask.padding([2], side='left')
+    """
+    spans = _find_spans(seen)
+    for left, right in () if spans is None else _candidate_bands(spans, causal, window):
+        assert spans is not None
+        found = _find_padding(spans, left, right)
+        if found is not None:
+            band = [] if left is None and right is None else [Mask.window(left, right)]
+            parts = [*band, *(mask.to(seen.device) for mask in found)]
+            return functools.reduce(Mask.__and__, parts) if parts else None
+    return Mask.visible(seen)
+
+
+def _find_spans(seen: Tensor) -> Spans | None:
+    """The visible span of each query, if it has no gaps and is the same for all heads; else None."""
+    seen = seen[(None,) * (4 - seen.ndim)]
+    for axis in (0, 1):
+        if seen.stride(axis) == 0:
+            seen = seen.narrow(axis, 0, 1)
+    samples, heads, queries, keys = seen.shape
+    if heads != 1 or keys < 2 or not queries or not samples:
+        return None
+    found = []
+    for rows in seen[:, 0].split(max(1, CELLS // (samples * keys)), 1):
+        numbers = rows.view(torch.uint8)
+        last = keys - numbers.flip(-1).argmax(-1)
+        found.append(torch.stack([numbers.argmax(-1), last, rows.sum(-1, dtype=torch.int32)]))
+    low, high, count = torch.cat(found, 2).cpu()
+    low, high = low.masked_fill(count == 0, 0), high.masked_fill(count == 0, 0)
+    return Spans(low, high, keys) if torch.equal(high - low, count) else None
+
+
+def _candidate_bands(spans: Spans, causal: bool, window: int | None) -> Iterator[tuple[int | None, int | None]]:
+    """Candidate windows (left, right), likeliest first; None is no limit."""
+    if causal and window:
+        yield window - 1, 0
+    yield from ((None, 0), (None, None)) if causal else ((None, None), (None, 0))
+    some = spans.high > spans.low
+    reach = ((spans.places - spans.low)[some], (spans.high - 1 - spans.places)[some])
+    if bool(some.any()):
+        left, right = (max(0, int(side.max())) for side in reach)  # where all see less, padding is what hides the rest
+        yield left, right
+
+
+def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mask] | None:
+    """Padding that turns this window into the observed spans; None if there is none."""
+    low, high, keys = spans
+    least = torch.zeros_like(spans.places) if left is None else (spans.places - left).clamp(0, keys)
+    most = torch.full_like(least, keys) if right is None else (spans.places + right + 1).clamp(0, keys)
+    some = high > low
+    first = low.masked_fill(~some, keys).amin(1)
+    first = first.masked_fill((first <= least.min()) | ~some.any(1), 0)  # what the band hides from all is not padding
+    last = high.amax(1)
+    last = last.masked_fill((last >= most.max()) & some.any(1), keys)
+    begin, end = torch.maximum(least, first[:, None]), torch.minimum(most, last[:, None])
+    same = torch.where(some, (begin == low) & (end == high), end <= begin)
+    if not bool(same.all()):
+        return None
+    found = [Mask.padding(last)] if bool((last < keys).any()) else []
+    return found + ([Mask.padding(keys - first, side="left")] if bool(first.any()) else [])
+
+
+class BlockMaskAdapter(Mask):
+    """A FlexAttention BlockMask as a Mask over the first `keys` keys, evaluated through its mask_mod.
+
+    Moved to another device, or with its samples changed, it becomes a square of booleans: the function cannot move.
+    """
+
+    def __init__(self, block_mask: Any, keys: int) -> None:
+        self.block_mask, self.keys = block_mask, keys
+        batch, heads, self.queries, _ = block_mask.shape
+        self.batch, self.heads = (n if n > 1 else None for n in (batch, heads))
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+        seen: Tensor = self.block_mask.mask_mod(b, h, i, j)
+        return seen.expand(torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape))
+
+    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
+        """From the BlockMask's own blocks: a block may be visible if one that it overlaps is."""
+        own: Tensor = self.block_mask.to_dense().bool()
+        height, width = self.block_mask.BLOCK_SIZE
+        some = _any_overlapping(_any_overlapping(own, queries, rows, height, 2), keys, columns, width, 3)
+        return some, torch.zeros_like(some)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.block_mask.kv_num_blocks]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+        own, (queries, keys) = self.block_mask.kv_num_blocks, (self.queries or 0, self.keys or 0)
+        changed = change(own)
+        if changed.shape == own.shape and changed.device == own.device:
+            return self
+        return Mask.visible(change(self.dense(queries, keys)))
+
+    def __repr__(self) -> str:
+        return f"a BlockMask of {'×'.join(map(str, self.block_mask.shape))}"
+
+
+def _any_overlapping(own: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
+    """Whether any BlockMask block that overlaps a block of ours is set."""
+    first = torch.arange(0, size, block, device=own.device)
+    last = (first + block).clamp(max=size) - 1
+    sums = torch.nn.functional.pad(own.int().movedim(axis, -1).cumsum(-1), (1, 0))
+    count = sums[..., last // of_theirs + 1] - sums[..., first // of_theirs]
+    return (count > 0).movedim(-1, axis)

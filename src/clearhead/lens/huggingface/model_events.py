@@ -1,0 +1,212 @@
+"""Callbacks from a running Hugging Face model: forward passes begin and end, beam search finishes a beam.
+
+Forward hooks are set on the model and on the models within it. Finished beams are read from a private method of
+generate(): where that is missing or has changed, finished beams leave the record as dropped ones do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, registry_lock
+
+
+@runtime_checkable
+class ForwardCallbacks(Protocol):
+    """The callbacks of one watch for the forward passes of a model."""
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
+
+
+class HookRegistry:
+    """One pair of forward hooks per module, shared by all watches.
+
+    They are the same for all watches, and keep their numbers, since compiled code guards on those: what is compiled
+    under the first watch serves the others.
+    """
+
+    def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
+        self.begin, self.end = begin, end
+        self.numbers: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self.registered: weakref.WeakKeyDictionary[nn.Module, tuple[ForwardCallbacks, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def enter(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
+        with registry_lock:
+            if module not in self.registered:
+                self._hook(module)
+            self.registered[module] = (*self.registered.get(module, ()), callbacks)
+
+    def leave(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
+        with registry_lock:
+            self.registered[module] = tuple(one for one in self.registered[module] if one is not callbacks)
+            if not self.registered[module]:
+                del self.registered[module]
+                for place, number, _ in self._places(module):
+                    del place[number]
+
+    def _hook(self, module: nn.Module) -> None:
+        if module in self.numbers:
+            for place, number, value in self._places(module):
+                place[number] = value
+        else:
+            self._forget(module)
+            begin = module.register_forward_pre_hook(self.begin, with_kwargs=True)
+            end = module.register_forward_hook(self.end, with_kwargs=True, always_call=True)
+            self.numbers[module] = (begin.id, end.id)
+
+    def _forget(self, module: nn.Module) -> None:
+        """Removes hooks that a copied module inherited from its original."""
+        for hooks, own in ((module._forward_pre_hooks, self.begin), (module._forward_hooks, self.end)):
+            for number in [number for number, hook in hooks.items() if hook is own]:
+                del hooks[number]
+
+    def _places(self, module: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
+        """The dictionaries in which PyTorch stores the two hooks and their options."""
+        begin, end = self.numbers[module]
+        return [
+            (module._forward_pre_hooks, begin, self.begin),
+            (module._forward_pre_hooks_with_kwargs, begin, True),
+            (module._forward_hooks, end, self.end),
+            (module._forward_hooks_with_kwargs, end, True),
+            (module._forward_hooks_always_called, end, True),
+        ]
+
+
+@contextmanager
+def attach_forward_hooks(module: nn.Module, callbacks: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
+    """Within it, callbacks receive every forward pass of the `whole` model, or of one inside it."""
+    announcer = _whole if whole else _within
+    announcer.enter(module, callbacks)
+    try:
+        yield
+    finally:
+        announcer.leave(module, callbacks)
+
+
+def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> None:
+    for one in (_whole if whole else _within).registered.get(module, ()):
+        one.begin(module, args, kwargs)
+
+
+def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, *, whole: bool) -> None:
+    for one in (_whole if whole else _within).registered.get(module, ()):
+        one.end(module, args, kwargs, output)
+
+
+def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Does nothing while a graph is traced: inner modules have no pass of their own there."""
+    if not torch.compiler.is_compiling():
+        _begin(module, args, kwargs, whole=False)
+
+
+def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _end(module, args, kwargs, output, whole=False)
+
+
+_exclude = exclude_from_graphs(
+    "clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
+)
+
+
+@_exclude
+def _begin_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _begin(module, args, kwargs, whole=True)
+
+
+@_exclude
+def _end_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    _end(module, args, kwargs, output, whole=True)
+
+
+_within = HookRegistry(_begin_within, _end_within)
+_whole = HookRegistry(_begin_whole, _end_whole)
+
+
+METHOD = "_update_finished_beams"
+FinishedCallback = Callable[[frozenset[int]], None]
+_callbacks: tuple[FinishedCallback, ...] = ()
+_wrapper: MethodWrapper | None = None  # of the method, while anybody listens
+
+
+@contextmanager
+def observe_finished_beams(callback: FinishedCallback) -> Iterator[None]:
+    """Within it, `callback` is called at every step of beam search with the rows of finished beams."""
+    from transformers.generation.utils import GenerationMixin
+
+    _add_callback(GenerationMixin, callback)
+    try:
+        yield
+    finally:
+        _remove_callback(callback)
+
+
+def _add_callback(mixin: type, callback: FinishedCallback) -> None:
+    global _callbacks, _wrapper
+    with registry_lock:
+        if not _callbacks and isinstance(inspect.getattr_static(mixin, METHOD, None), FunctionType):
+            _wrapper = MethodWrapper(mixin)
+        _callbacks = (*_callbacks, callback)
+
+
+def _remove_callback(callback: FinishedCallback) -> None:
+    global _callbacks, _wrapper
+    with registry_lock:
+        _callbacks = tuple(one for one in _callbacks if one is not callback)
+        if not _callbacks and _wrapper is not None:
+            _wrapper.restore()
+            _wrapper = None
+
+
+class MethodWrapper:
+    """Wraps a method of a class until `restore`, and passes what it returns to the callbacks."""
+
+    def __init__(self, owner: type) -> None:
+        self.owner, self.inherited = owner, METHOD not in vars(owner)
+        self.own: Callable[..., Any] = inspect.getattr_static(owner, METHOD)
+        self.put = self._make_wrapper()
+        setattr(owner, METHOD, self.put)
+
+    def restore(self) -> None:
+        """Restores the method, unless somebody else has replaced it meanwhile."""
+        if vars(self.owner).get(METHOD) is not self.put:
+            return
+        if self.inherited:
+            delattr(self.owner, METHOD)
+        else:
+            setattr(self.owner, METHOD, self.own)
+
+    def _make_wrapper(self) -> Callable[..., Any]:
+        @functools.wraps(self.own)
+        def update(*args: Any, **kwargs: Any) -> Any:
+            result = self.own(*args, **kwargs)
+            if _wrapper is self:
+                found = _find_finished_rows(result, **kwargs)
+                for callback in _callbacks:
+                    callback(found)
+            return result
+
+        return update
+
+
+def _find_finished_rows(
+    result: Any, *, cur_len: int | None = None, decoder_prompt_len: int = 0, **_: Any
+) -> frozenset[int]:
+    """The rows of finished beams, from the beam indices and completion flags of generate()."""
+    if cur_len is None or not isinstance(result, tuple) or len(result) != 4:
+        return frozenset()
+    _, _, beams, complete = result
+    rows = beams[..., cur_len - decoder_prompt_len]
+    return frozenset(rows.masked_fill(~complete, -1).flatten().tolist()) - {-1}

@@ -1,1 +1,0 @@
-"""The kernels that Triton runs, imported at their first use only; `clearhead.lens.kernel` is their front door."""

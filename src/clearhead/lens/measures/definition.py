@@ -1,0 +1,129 @@
+"""The measures of one attention, defined in plain code that builds all weights; faster methods are judged by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention import reference
+from clearhead.attention.call import Call
+from clearhead.attention.mask_kinds import Band
+from clearhead.attention.masks import Mask
+from clearhead.errors import ClearheadError
+
+MAX_TOP = 2**20  # keys that are named for each query: room is made for all of them, also where there are fewer
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Statistics of one attention. `queries` are the measured ones: all, unless every n-th was asked for.
+
+    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. Where weights are not a
+    number, no key is the largest: those of such a query are −1, too.
+    """
+
+    logsumexp: Float[Tensor, "batch heads queries"]  # ln Σ exp(score), sinks included
+    entropy: Float[Tensor, "batch heads queries"]  # −Σ w ln w, in nats: 0 for one key, ln n for n alike
+    peak: Float[Tensor, "batch heads queries"]  # the largest weight
+    peak_key: Int[Tensor, "batch heads queries"]  # and whose it is: of several, the first
+    distance: Float[Tensor, "batch heads queries"]  # Σ w |position of query − position of key|
+    first: Float[Tensor, "batch heads queries"]  # the weight of the first visible key
+    top_keys: Int[Tensor, "batch heads queries top"]  # largest first, then −1
+    top_weights: Float[Tensor, "batch heads queries top"]  # then 0
+    received: Float[Tensor, "batch heads keys"] | None  # Σ over queries, or None if it was not asked for
+    map: Float[Tensor, "batch heads rows columns"]  # the weights, summed in blocks
+
+
+class MeasureJob(NamedTuple):
+    """One attention with the queries to measure and the detail wanted."""
+
+    call: Call
+    rows: range  # the queries
+    offset: int  # query i stands at the position of key `offset + i`
+    blocks: tuple[int, int]  # how many of these queries, and how many keys, one pixel of the map stands for; or 0, 0
+    top: int
+    received: bool
+    logsumexp: Tensor | None  # of these rows, if a kernel has left it
+
+
+def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | None = None, **counts: int) -> None:
+    """Raises `error` for a count that is no integer or out of range."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise error(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if most is not None and value > most:
+            raise error(f"{name} must be a whole number of at most {most:,}, got {value!r}")
+
+
+def choose_blocks(queries: int, keys: int, pixels: int) -> tuple[int, int]:
+    """The smallest block sizes for which the map has at most `pixels` rows and columns."""
+    return (-(-queries // pixels), -(-keys // pixels)) if pixels else (0, 0)
+
+
+def locate_first_query(mask: Mask | None, queries: int, keys: int) -> int:
+    """The key position of the first query: the mask's offset, or else the one that aligns the last query and key."""
+    band = next(_iterate_bands(mask), None)
+    return keys - queries if band is None else band.start(queries, keys)
+
+
+def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
+    if isinstance(mask, Band):
+        yield mask
+    for part in getattr(mask, "masks", ()):
+        yield from _iterate_bands(part)
+
+
+def measure_by_definition(job: MeasureJob) -> Measures:
+    """All measures from the full weights: slow, and right at any precision (half precision is promoted)."""
+    dtype = torch.promote_types(job.call.q.dtype, torch.float32)
+    call = job.call._replace(**{name: getattr(job.call, name).to(dtype) for name in "qkv"})
+    rows = torch.tensor(job.rows, dtype=torch.long, device=call.q.device)
+    scores, visible = (t.expand(call.sizes)[:, :, rows] for t in reference.scores(call))
+    weights, keys = reference.weights(call)[:, :, rows], call.k.shape[2]
+    scores = scores.masked_fill(~visible, -math.inf)
+    sinks = [] if call.sinks is None else [call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)]
+    seeing = visible.any(-1)
+    apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    some = _resize_last_axis(weights, max(keys, 1), 0)
+    peak = some.amax(-1)
+    found = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
+    top_keys = _resize_last_axis(found, job.top, -1)
+    return Measures(
+        logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
+        entropy=torch.special.entr(weights).sum(-1),
+        peak=peak,
+        peak_key=_resize_last_axis(found, 1, -1)[..., 0],
+        distance=(weights * apart).sum(-1),
+        first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
+        top_keys=top_keys,
+        top_weights=some.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
+        received=weights.sum(2) if job.received else None,
+        map=sum_blocks(sum_blocks(weights, job.blocks[0], 2), job.blocks[1], 3),
+    )
+
+
+def sum_blocks(x: Tensor, block: int, axis: int) -> Tensor:
+    """Sums over blocks of an axis, the last one short; nothing at all for blocks of 0.
+
+    >>> sum_blocks(torch.tensor([1, 2, 3, 4, 5]), 2, 0)
+    tensor([3, 7, 5])
+    """
+    if block == 0:
+        return x.narrow(axis, 0, 0)
+    edges = torch.arange(0, x.shape[axis], block, device=x.device)
+    index = torch.arange(x.shape[axis], device=x.device) // block
+    shape = [len(edges) if a == axis else n for a, n in enumerate(x.shape)]
+    return x.new_zeros(shape).index_add_(axis, index, x)
+
+
+def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
+    """Cuts or pads the last axis to `size`."""
+    missing = max(0, size - x.shape[-1])
+    return torch.cat([x[..., :size], x.new_full((*x.shape[:-1], missing), fill)], -1) if missing else x[..., :size]

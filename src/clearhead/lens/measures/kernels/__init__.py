@@ -1,0 +1,1 @@
+"""Triton kernels of the measures, imported at first use; `launch` is the host side."""

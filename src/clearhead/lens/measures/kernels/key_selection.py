@@ -1,0 +1,261 @@
+"""Selection of single keys: the first visible key's weight, and the top keys by their exact scores.
+
+The passes have left a few candidates of each query; their scores are worked out once more, key by key.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from clearhead.lens.measures.kernels.tile_operations import (
+    FAR,
+    HIDDEN,
+    LN2,
+    NOTHING,
+    NUMBERS,
+    add_bias,
+    is_visible,
+    load_tile,
+    multiply_tiles,
+    scale_product,
+)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+@no_type_check
+def select_top_keys(
+    q,
+    q_place,
+    k,
+    k_place,
+    mask,
+    bias,
+    scales,
+    cap,
+    seen,
+    found,
+    out,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    TOP: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
+    """The logsumexp, the weight of the first visible key, and the best TOP keys (if none are asked for, the best one).
+
+    BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps in units of ln 2, the
+    first keys, and the logsumexps as they were GIVEN.
+    """
+    tiles = tl.cdiv(rows, BM)
+    sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    b, h = sample // heads, sample % heads
+    row = tile * BM + tl.arange(0, BM)
+    inside = row < rows
+    i = start + step * row
+    at = sample.to(tl.int64) * rows + row
+    logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
+    scale = tl.load(scales + h)
+    tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False).to(tl.float32)
+
+    begins = tl.load(seen[1] + at, mask=inside, other=-1)
+    natural = logsumexp * LN2
+    if GIVEN:
+        natural = tl.load(seen[2] + at, mask=inside, other=0.0)
+    tl.store(out[3] + at, tl.where(begins >= 0, natural, float("-inf")), mask=inside)
+    begins = begins[:, None]
+    score = score_key(tile_q, k, k_place, bias, b, h, group, i, begins, queries, keys, scale, cap, D, WIDTH, CAP, BIAS)
+    first = tl.where(begins >= 0, tl.exp2(score - logsumexp[:, None]), 0.0)
+    tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
+
+    if TOP == 0:
+        number = tl.load(found[0] + at, mask=inside, other=0)
+        bits = tl.where(logsumexp < -NOTHING, tl.load(found[1] + at, mask=inside, other=0), 0)
+        best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], FAR, tl.int32)
+        FEW: tl.constexpr = min(BN // CLASSES, 2)  # keys at a time: fewer registers each, more queries at once
+        while tl.max(tl.where(bits != 0, 1, 0)) > 0:
+            lowest = bits & -bits
+            for some in tl.range(0, BN // CLASSES, FEW):
+                few = (some + tl.arange(0, FEW)) * CLASSES
+                j = tl.where((lowest != 0)[:, None], (number * BN + find_bit(lowest))[:, None] + few[None, :], -1)
+                x = score_key(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
+                shown = is_visible(mask, b, h, i[:, None], j, queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+                x = tl.where(shown & (j >= 0), x, HIDDEN)
+                most = tl.max(x, 1)
+                smallest = tl.min(tl.where(x == most[:, None], j, FAR), 1)
+                better = (most > best) | ((most == best) & (smallest < key))
+                best, key = tl.where(better, most, best), tl.where(better, smallest, key)
+            bits -= lowest
+        tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
+    else:
+        count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
+        count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `select_from_all_keys`
+        # Of each word two bits are taken, four words at a time; two more, which are rare, where few words leave room.
+        most = tl.where(tl.max(count) <= SLOTS // 2, 4, 2)
+        values = tl.full([BM, SLOTS // 2, 4], HIDDEN, tl.float32)
+        names = tl.full([BM, SLOTS // 2, 4], -1, tl.int32)
+        turn, few = tl.arange(0, SLOTS // 2)[None, :, None], tl.arange(0, 4)[None, :]
+        left = tl.zeros([BM], tl.int32)
+        for number in tl.range(tl.cdiv(tl.max(count), 4)):
+            slot = number * 4 + few
+            word = tl.load(found[1] + at[:, None] * SLOTS + slot + 1, mask=slot < count, other=0)
+            bits, origin = word & ((1 << (BN // 8)) - 1), word >> (BN // 8)
+            start_of = origin // 8 * BN + origin % 8
+            one = 0
+            while (one < most) & (tl.max(bits) > 0):
+                lowest = bits & -bits
+                j = tl.where(bits != 0, start_of + find_bit(lowest) * 8, -1)
+                x = score_key(
+                    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
+                )
+                here = turn == number + one % 2 * (SLOTS // 4) + one // 2 * (SLOTS // 8)
+                values = tl.where(here, tl.where(j >= 0, x, HIDDEN)[:, None, :], values)
+                names = tl.where(here, j[:, None, :], names)
+                bits -= lowest
+                one += 1
+            left = tl.maximum(left, tl.max(bits, 1))
+        tl.store(found[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
+        values, names = tl.reshape(values, [BM, SLOTS * 2]), tl.reshape(names, [BM, SLOTS * 2])
+        write_top_keys(values, names, logsumexp, out, at, inside, TOP)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+@no_type_check
+def select_from_all_keys(
+    q,
+    q_place,
+    k,
+    k_place,
+    mask,
+    bias,
+    scales,
+    cap,
+    seen,
+    found,
+    out,
+    heads,
+    group,
+    queries,
+    keys,
+    rows,
+    start,
+    step,
+    offset,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAST: tl.constexpr,
+    CAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    TERMS: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    TOP: tl.constexpr,
+    LIST: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """The best TOP keys of the rows that have too many candidates, as when all keys are alike: from all keys."""
+    tiles = tl.cdiv(rows, BM)
+    sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    b, h = sample // heads, sample % heads
+    row = tile * BM + tl.arange(0, BM)
+    at = sample.to(tl.int64) * rows + row
+    inside = row < rows
+    over = tl.load(found[1] + at * SLOTS, mask=inside, other=0) >= SLOTS
+    if tl.max(tl.where(over, 1, 0)) > 0:
+        i = start + step * row
+        logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
+        limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN) + logsumexp
+        scale = tl.load(scales + h)
+        tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
+        values = tl.full([BM, LIST], HIDDEN, tl.float32)
+        names = tl.full([BM, LIST], -1, tl.int32)
+        begins = tl.load(seen[1] + at, mask=inside & over, other=keys)
+        end = keys
+        if TERMS == 1 and (BOUNDS >> 1) & 1:  # nothing is visible beyond a distance from the last of these queries
+            last = tl.max(tl.where(inside & over, i, -keys))
+            end = tl.minimum(keys, last + tl.load(mask[0] + b * mask[1] + 1) + 1)
+        for n in tl.range(tl.min(begins) // BN, tl.cdiv(end, BN)):
+            j = n * BN + tl.arange(0, BN)
+            tile_k = load_tile(k, k_place, b, h // group, n * BN, keys, BN, D, WIDTH, False)
+            x = scale_product(multiply_tiles(tile_q, tile_k, PRECISION, CAST), scale, cap, CAP)
+            x = add_bias(x, bias, b, h, i[:, None], j[None, :], queries, keys, BIAS)
+            shown = is_visible(mask, b, h, i[:, None], j[None, :], queries, keys, TERMS, BOUNDS, DOCUMENTS, DENSE)
+            x = tl.where(shown & (over & inside)[:, None] & (x >= limit[:, None]), x, HIDDEN)
+            better = tl.sum(tl.where(x > tl.min(values, 1)[:, None], 1, 0), 1)
+            for _ in tl.range(tl.minimum(tl.max(better), LIST)):
+                best = tl.max(x, 1)
+                key = tl.min(tl.where(x == best[:, None], j[None, :], FAR), 1)
+                values, names = insert_sorted(values, names, best, key, LIST)
+                x = tl.where(j[None, :] == key[:, None], HIDDEN, x)
+        write_top_keys(values, names, logsumexp, out, at, inside & over, TOP)
+
+
+@triton.jit
+@no_type_check
+def score_key(
+    tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap,
+    D: tl.constexpr, WIDTH: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The scores of a few keys for each query, (BM, few); −1 is no key."""
+    column = tl.arange(0, WIDTH)[None, None, :]
+    start = k + b.to(tl.int64) * k_place[0] + (h // group).to(tl.int64) * k_place[1]
+    inside = ((j >= 0) & (j < keys))[:, :, None] & (column < D)
+    own = tl.load(start + j.to(tl.int64)[:, :, None] * k_place[2] + column * k_place[3], mask=inside, other=0.0)
+    x = scale_product(tl.sum(tile_q[:, None, :] * own.to(tl.float32), 2), scale, cap, CAP)
+    return add_bias(x, bias, b, h, i[:, None], tl.maximum(j, 0), queries, keys, BIAS)
+
+
+@triton.jit
+@no_type_check
+def find_bit(bit):
+    """Which bit of a word is set: of 1 the 0th."""
+    return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # the exponent of its number
+
+
+@triton.jit
+@no_type_check
+def insert_sorted(values, names, value, name, LIST: tl.constexpr):
+    """The lists with one more each, in place of the least: of equal ones the largest key goes."""
+    least = tl.min(values, 1)
+    slot = tl.arange(0, LIST)[None, :]
+    oldest = tl.max(tl.where(values == least[:, None], names, -2), 1)
+    leaving = tl.min(tl.where((values == least[:, None]) & (names == oldest[:, None]), slot, LIST), 1)
+    better = (value > least) | ((value == least) & (value > NOTHING) & (name < oldest))
+    here = better[:, None] & (slot == leaving[:, None])
+    return tl.where(here, value[:, None], values), tl.where(here, name[:, None], names)
+
+
+@triton.jit
+@no_type_check
+def write_top_keys(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
+    """The lists in order: largest first, of equal ones the smallest key."""
+    for place in tl.range(TOP):
+        best = tl.max(values, 1)
+        name = tl.min(tl.where((values == best[:, None]) & (best > NOTHING)[:, None], names, FAR), 1)
+        some = best > NOTHING
+        tl.store(out[1] + at * TOP + place, tl.where(some, name, -1), mask=inside)
+        tl.store(out[2] + at * TOP + place, tl.where(some, tl.exp2(best - logsumexp), 0.0), mask=inside)
+        values = tl.where((names == name[:, None]) & some[:, None], HIDDEN, values)

@@ -1,0 +1,301 @@
+"""A mask as the kernels read it: bounds to test within a tile, and the list of tiles to visit.
+
+A mask becomes a few terms, of which one must hold; a term bounds j − i, the keys and the queries, which covers bands,
+padding and prefixes under `&`. Documents and dense booleans are passed along, one of each for the whole mask. A mask
+that does not fit is made dense if it is small. The tile plan of a pass is one long run of fully visible tiles and a
+list of the others; it is computed on the device, without synchronising.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.mask_kinds import Band, Both, Dense, Documents, Either, Padding, Prefix
+from clearhead.attention.masks import Mask
+from clearhead.lens.measures.kernels.device_tensors import cache_on_device
+
+FAR = 2**30
+TERMS = 4  # more are not worth a kernel of their own
+DENSE = 2**28  # cells of a mask that may be built whole
+
+
+class Bound(NamedTuple):
+    """One of the six bounds of a term: `number`, plus `sign` · `lengths` where it differs by sample."""
+
+    place: int
+    number: int
+    lengths: Tensor | None = None
+    sign: int = 1
+
+
+class Term(NamedTuple):
+    """Bounds, by their places: 0, 1 of j − i (both included), 2, 3 of j, 4, 5 of i (the end excluded)."""
+
+    bounds: tuple[Bound, ...] = ()
+    documents: Documents | None = None
+    dense: Dense | None = None
+
+
+class MaskArguments(NamedTuple):
+    """The arguments and constants of `tile_operations.is_visible`."""
+
+    arguments: tuple[Tensor | int, ...]
+    terms: int
+    bounds: int
+    documents: int
+    dense: int
+
+
+def explain_refusal(mask: Mask | None, sizes: tuple[int, int, int, int]) -> str | None:
+    """The reason why the kernels cannot read a mask, or None."""
+    if mask is None or find_terms(mask, *sizes[2:]) is not None:
+        return None
+    cells = (mask.batch or 1) * (mask.heads or 1) * sizes[2] * sizes[3]
+    if cells <= DENSE:
+        return None
+    return f"{mask!r} has too many parts for it, and {cells:,} cells are too many to build it whole"
+
+
+def build_mask_arguments(mask: Mask | None, sizes: tuple[int, int, int, int], device: torch.device) -> MaskArguments:
+    """What the kernels are told about a mask; worked out once for all layers that share it."""
+    if mask is None:
+        nothing = _empty_table(device)
+        return MaskArguments((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0, 0)
+    found: MaskArguments = mask.once(("lens rules", sizes, device), lambda: _build_mask_arguments(mask, sizes, device))
+    return found
+
+
+def find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
+    """The terms of which one must hold, or None if there are too many, or more than the kernels know."""
+    found = _find_terms(mask, queries, keys)
+    if found is None or len(found) > TERMS:
+        return None
+    for kind in ("documents", "dense"):
+        if len({id(part) for term in found if (part := getattr(term, kind)) is not None}) > 1:
+            return None
+    return found
+
+
+def _find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
+    match mask:
+        case Both():
+            found: list[Term] = [Term()]
+            for part in mask.masks:
+                more = _find_terms(part, queries, keys)
+                joined = [] if more is None else [_join_terms(a, b) for a in found for b in more]
+                if more is None or None in joined or len(joined) > TERMS:
+                    return None
+                found = [term for term in joined if term is not None]
+            return found
+        case Either():
+            sides = [_find_terms(part, queries, keys) for part in mask.masks]
+            return None if None in sides else [term for side in sides for term in side or []]
+        case Documents():
+            return [Term(documents=mask)]
+        case Dense():
+            return [Term(dense=mask)]
+    bounds = _find_bounds(mask, queries, keys)
+    return None if bounds is None else [Term(bounds)]
+
+
+def _join_terms(a: Term, b: Term) -> Term | None:
+    """Both terms at once; None if that takes two documents or two booleans."""
+    if any(x is not None and y is not None and x is not y for x, y in zip(a[1:], b[1:], strict=True)):
+        return None
+    documents = b.documents if a.documents is None else a.documents
+    return Term(a.bounds + b.bounds, documents, b.dense if a.dense is None else a.dense)
+
+
+def _find_bounds(mask: Mask, queries: int, keys: int) -> tuple[Bound, ...] | None:
+    match mask:
+        case Band(left=left, right=right):
+            start = mask.start(queries, keys)
+            low = () if left is None else (Bound(0, start - left),)
+            return low if right is None else (*low, Bound(1, start + right))
+        case Prefix(lengths=lengths):
+            return (Bound(3, 0, lengths),)
+        case Padding(lengths=lengths, side="right", hide_queries=hides):
+            of_queries = (Bound(5, queries - keys, lengths),) if hides else ()
+            return (Bound(3, 0, lengths), *of_queries)
+        case Padding(lengths=lengths, hide_queries=hides):
+            of_queries = (Bound(4, queries, lengths, -1),) if hides else ()
+            return (Bound(2, keys, lengths, -1), *of_queries)
+    return None
+
+
+def _build_mask_arguments(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -> MaskArguments:
+    queries, keys = sizes[2:]
+    found = find_terms(mask, queries, keys)
+    if found is None:
+        found = [Term(dense=Dense(mask.dense(queries, keys, device)))]
+    bounds = _build_table(found, device)
+    documents = next((term.documents for term in found if term.documents is not None), None)
+    dense = next((term.dense for term in found if term.dense is not None), None)
+    of_queries = of_keys = seen = _empty_table(device)
+    if documents is not None:
+        of_queries, of_keys = documents.of_queries(queries).contiguous(), documents.ids.contiguous()
+    if dense is not None:
+        seen = dense.seen.view(torch.uint8)
+    arguments: tuple[Tensor | int, ...] = (
+        *(bounds, 0 if len(bounds) == 1 else bounds.stride(0)),
+        *(of_queries, 0 if len(of_queries) == 1 else of_queries.stride(0)),
+        *(of_keys, 0 if len(of_keys) == 1 else of_keys.stride(0)),
+        seen,
+        *((0, 0, 0, 0) if dense is None else broadcast_strides(seen)),
+    )
+    used = sum(1 << bit for bit in {6 * row + one.place for row, term in enumerate(found) for one in term.bounds})
+    return MaskArguments(
+        arguments, len(found), used, *(_count_terms_with(found, kind) for kind in ("documents", "dense"))
+    )
+
+
+def _build_table(found: list[Term], device: torch.device) -> Tensor:
+    """The six bounds of each term, for each sample or for all: (samples, terms, 6)."""
+    numbers: list[list[int]] = [[-FAR, FAR] * 3 for _ in found]
+    own: list[tuple[int, int, Tensor]] = []
+    for row, term in enumerate(found):
+        for place, number, lengths, sign in term.bounds:
+            if lengths is None:
+                numbers[row][place] = (min if place % 2 else max)(numbers[row][place], number)
+            else:
+                own.append((row, place, lengths if (number, sign) == (0, 1) else number + sign * lengths))
+    table: Tensor = cache_on_device(
+        ("bounds", tuple(map(tuple, numbers))),
+        device,
+        lambda: torch.tensor([numbers], dtype=torch.int32, device=device),
+    )
+    if own:
+        table = table.repeat(max(len(bound) for *_, bound in own), 1, 1)
+    for row, place, bound in own:
+        column = table[:, row, place]
+        (torch.minimum if place % 2 else torch.maximum)(column, bound.to(device), out=column)
+    return table
+
+
+def _empty_table(device: torch.device) -> Tensor:
+    """Stands for what is not there, and is not read."""
+    found: Tensor = cache_on_device("nothing", device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
+    return found
+
+
+def _count_terms_with(found: list[Term], kind: str) -> int:
+    return sum(1 << number for number, term in enumerate(found) if getattr(term, kind) is not None)
+
+
+def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Its strides, with 0 for an axis of 1, which serves all."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+FEW = 4  # so few tiles are visited sooner than a mask says which of them it hides: that takes the time of 50 kernels
+
+TilePlan = tuple[Tensor | int, ...]
+Tile = tuple[int, int]  # queries, keys
+
+
+def plan_rows(
+    mask: Mask | None, sizes: tuple[int, int], rows: range, offset: int, tile: Tile, device: torch.device
+) -> TilePlan:
+    """For each tile of rows: its run of fully visible key tiles, a hole in that, and the list of other tiles.
+
+    In the hole are the tiles with keys on both sides of their queries: their distances take a closer look.
+    """
+    tiles = (-(-len(rows) // tile[0]), -(-sizes[1] // tile[1]))
+    if mask is not None and tiles[0] * tiles[1] <= FEW:
+        return _plan_all_tiles(*tiles, device)
+    key = ("lens rows", sizes, rows, offset, tile, device)
+    return _cache_plan(mask, key, functools.partial(_plan_rows, mask, sizes, rows, offset, tile, device), device)
+
+
+def plan_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> TilePlan:
+    """For each tile of keys: its run of fully visible row tiles, and the list of others."""
+    tiles = (-(-sizes[1] // tile[1]), -(-len(rows) // tile[0]))
+    if mask is not None and tiles[0] * tiles[1] <= FEW:
+        return _plan_all_tiles(*tiles, device)
+    key = ("lens columns", sizes, rows, tile, device)
+    return _cache_plan(mask, key, functools.partial(_plan_columns, mask, sizes, rows, tile, device), device)
+
+
+def _cache_plan(
+    mask: Mask | None, key: tuple[object, ...], make: functools.partial[TilePlan], device: torch.device
+) -> TilePlan:
+    found: TilePlan = cache_on_device(key, device, make) if mask is None else mask.once(key, make)
+    return found
+
+
+def _plan_all_tiles(tiles: int, others: int, device: torch.device) -> TilePlan:
+    """The plan that visits every tile and evaluates the mask in each."""
+
+    def make() -> TilePlan:
+        some = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)
+        none = torch.zeros(1, 1, tiles, dtype=torch.long, device=device)
+        return _pack_plan(some, none, none, none, none)
+
+    found: TilePlan = cache_on_device(("all tiles", tiles, others), device, make)
+    return found
+
+
+def _plan_rows(
+    mask: Mask | None, sizes: tuple[int, int], rows: range, offset: int, tile: Tile, device: torch.device
+) -> TilePlan:
+    some, sure = _classify_tiles(mask, sizes, rows, tile, device)
+    first, end = _find_longest_run(sure)
+    low = torch.arange(0, len(rows), tile[0], device=device)
+    high = (low + tile[0]).clamp(max=len(rows)) - 1
+    lowest, highest = (offset + rows.start + rows.step * row for row in (low, high))
+    hole = torch.minimum(torch.maximum(lowest.div(tile[1], rounding_mode="floor"), first), end)
+    hole_end = torch.minimum(torch.maximum(highest.div(tile[1], rounding_mode="floor") + 1, hole), end)
+    return _pack_plan(some, first, end, hole, hole_end)
+
+
+def _plan_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> TilePlan:
+    some, sure = (blocks.mT for blocks in _classify_tiles(mask, sizes, rows, tile, device))
+    sure = sure & (torch.arange(1, some.shape[-1] + 1, device=device) * tile[0] <= len(rows))
+    first, end = _find_longest_run(sure)
+    return _pack_plan(some, first, end, end, end)
+
+
+def _classify_tiles(
+    mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Which tiles may have something visible, and which have nothing hidden: (samples, heads, tiles, tiles)."""
+    queries, keys = sizes
+    shape = (-(-len(rows) // tile[0]), -(-keys // tile[1]))
+    whole = torch.arange(1, shape[1] + 1, device=device) * tile[1] <= keys
+    if mask is None:
+        some = torch.ones(1, 1, *shape, dtype=torch.bool, device=device)
+        return some, some & whole
+    # The first query taken is before the first step's end, so that tiles of rows are blocks of queries.
+    some, sure = mask.blocks(queries, keys, tile[0] * rows.step, tile[1], device)
+    high = max(some.shape[2], sure.shape[2])
+    some, sure = (blocks.expand(-1, -1, max(high, shape[0]), shape[1])[:, :, : shape[0]] for blocks in (some, sure))
+    return some, sure & some & whole
+
+
+def _find_longest_run(marked: Tensor) -> tuple[Tensor, Tensor]:
+    """First and end of the longest run of marks in each row.
+
+    >>> _find_longest_run(torch.tensor([[True, False, True, True], [False, False, False, False]]))
+    (tensor([2, 1]), tensor([4, 1]))
+    """
+    number = torch.arange(marked.shape[-1], device=marked.device)
+    gap = torch.where(marked, -1, number).cummax(-1).values
+    length, last = (number - gap).max(-1)
+    return last + 1 - length, last + 1
+
+
+def _pack_plan(some: Tensor, first: Tensor, end: Tensor, hole: Tensor, hole_end: Tensor) -> TilePlan:
+    """The arguments of the kernels: (first, end, hole, its end, others) with strides, then the others with theirs."""
+    number = torch.arange(some.shape[-1], device=some.device)
+    in_run = (number >= first[..., None]) & (number < end[..., None])
+    in_hole = (number >= hole[..., None]) & (number < hole_end[..., None])
+    others = (some & ~(in_run & ~in_hole)).contiguous()
+    order = others.to(torch.uint8).argsort(dim=-1, descending=True, stable=True).int()
+    runs = torch.stack([*torch.broadcast_tensors(first, end, hole, hole_end, others.sum(-1))], -1).int().contiguous()
+    by_sample, by_head = (0 if size == 1 else 1 for size in some.shape[:2])
+    strides = (runs.stride(0) * by_sample, runs.stride(1) * by_head)
+    return (runs, *strides, order, order.stride(0) * by_sample, order.stride(1) * by_head, order.stride(2))

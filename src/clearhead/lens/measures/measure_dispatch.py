@@ -1,0 +1,116 @@
+"""measure(): checks the inputs, chooses the fastest method that can do the job, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention.biases import Bias
+from clearhead.attention.call import Call, check_call
+from clearhead.attention.masks import Mask
+from clearhead.errors import BackendError, DeviceError, ShapeError
+from clearhead.lens.measures import one_query, tiled
+from clearhead.lens.measures.definition import (
+    MAX_TOP,
+    MeasureJob,
+    Measures,
+    check_counts,
+    choose_blocks,
+    locate_first_query,
+    measure_by_definition,
+)
+from clearhead.lens.measures.kernels import launch
+from clearhead.lens.measures.kernels.device_tensors import is_interpreted
+
+METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
+    "defined": measure_by_definition,
+    "single": one_query.run,
+    "tiled": tiled.run,
+    "triton": launch.run,
+}
+BACKENDS = ("auto", *METHODS)
+
+
+def measure(
+    q: Float[Tensor, "batch heads queries d"],
+    k: Float[Tensor, "batch kv_heads keys d"],
+    mask: Mask | None = None,
+    *,
+    scale: float | Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    pixels: int = 256,
+    top: int = 8,
+    received: bool = True,
+    every: int = 1,
+    offset: int | None = None,
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None,
+    backend: str = "auto",
+) -> Measures:
+    """Where every query looks and what every key receives, without ever building the weights.
+
+    Query `i` stands at the position of key `offset + i`; None takes the mask's word, or lets both end together.
+    With `every=16` one query in sixteen is measured, those at positions 15, 31, …: a sixteenth of the work; `map`
+    and `received` are then sums over these. `pixels=0`, `top=0` and `received=False` leave those parts out.
+    A `logsumexp` that a fused kernel left behind saves a pass.
+
+    >>> x = torch.eye(3)[None, None] * 9
+    >>> seen = measure(x, x, Mask.causal(), scale=1.0, top=2)
+    >>> seen.peak_key[0, 0].tolist(), seen.top_keys[0, 0].tolist()
+    ([0, 1, 2], [[0, -1], [1, 0], [2, 0]])
+    """
+    call = check_call(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
+    job = plan_job(call, pixels=pixels, top=top, received=received, every=every, offset=offset, logsumexp=logsumexp)
+    return run_job(job, backend)
+
+
+def plan_job(
+    call: Call,
+    *,
+    pixels: int = 256,
+    top: int = 8,
+    received: bool = True,
+    every: int = 1,
+    offset: int | None = None,
+    logsumexp: Tensor | None = None,
+) -> MeasureJob:
+    """The arguments of measure() as a job, checked."""
+    check_counts(ShapeError, pixels=pixels)
+    check_counts(ShapeError, most=MAX_TOP, top=top)
+    check_counts(ShapeError, least=1, every=every)
+    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+        raise ShapeError(f"offset must be a whole number, the position of the first query, got {offset!r}")
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    start = locate_first_query(call.mask, queries, keys) if offset is None else offset
+    rows = range(-(start + 1) % every, queries, every)
+    if logsumexp is not None:
+        if logsumexp.shape != call.q.shape[:3]:
+            raise ShapeError(f"logsumexp must be {tuple(call.q.shape[:3])}, got {tuple(logsumexp.shape)}")
+        if logsumexp.device != call.q.device:
+            raise DeviceError(f"logsumexp is on {logsumexp.device}, q on {call.q.device}; move it with .to(q.device)")
+        logsumexp = logsumexp[:, :, rows.start :: every]
+    return MeasureJob(call, rows, start, choose_blocks(len(rows), keys, pixels), top, received, logsumexp)
+
+
+def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
+    """Runs a job by the named method, or by the fastest available."""
+    if job.call.q.is_meta:
+        raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
+    one = len(job.rows) == 1 and job.call.k.shape[2] > 0
+    other = "single" if one else "tiled"
+    there = job.call.q.is_cuda or is_interpreted()
+    reason = launch.explain_refusal(job) if backend == "triton" or (backend == "auto" and there) else None
+    if backend == "auto":
+        backend = "triton" if there and reason is None else other
+    elif backend not in BACKENDS:
+        raise BackendError(f"unknown way of measuring {backend!r}; choose from {', '.join(BACKENDS)}")
+    elif reason is not None:
+        raise BackendError(f"the Triton kernel cannot measure this: {reason}; 'auto' would take {other!r}")
+    elif backend == "single" and not one:
+        raise BackendError(f"'single' measures one query with its keys, not {len(job.rows)}; 'auto' would take 'tiled'")
+    with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
+        return METHODS[backend](job)

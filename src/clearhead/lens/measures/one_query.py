@@ -1,0 +1,102 @@
+"""The measures of one query, as in a decoding step: one pass without tiles, whose planning would dominate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.attention.call import Call
+from clearhead.attention.mask_kinds import Band, Both
+from clearhead.attention.masks import Mask
+from clearhead.lens.measures import top_keys
+from clearhead.lens.measures.definition import MeasureJob, Measures
+
+
+def run(job: MeasureJob) -> Measures:
+    """The definition, with weights of one row: as much memory as one number of each key and head."""
+    call, (row,), keys = job.call, job.rows, job.call.k.shape[2]
+    columns, mask = _find_visible_keys(call, row)
+    scores = _compute_scores(call, row, columns, mask)
+    best, order = top_keys.find_largest_of_few(scores, max(job.top, 1))
+    hidden = best == -math.inf
+    weights, logsumexp = _compute_softmax(scores, call.sinks, best[..., :1])
+    if mask is not None or call.bias is not None:
+        weights, logsumexp = (x.masked_fill(hidden[..., :1], y) for x, y in ((weights, 0.0), (logsumexp, -math.inf)))
+    largest = weights.gather(-1, order)
+    lost = hidden | largest.isnan()
+    order = (order + columns.start if columns.start else order).masked_fill(lost, -1)
+    first = weights[..., :1]
+    if mask is not None or call.bias is not None:
+        first = weights.gather(-1, (scores > -math.inf).byte().argmax(-1, keepdim=True))
+    here = job.offset + row
+    apart = torch.arange(columns.start - here, columns.stop - here, dtype=weights.dtype, device=weights.device).abs_()
+    received = F.pad(weights, (columns.start, keys - columns.stop)) if weights.shape[-1] < keys else weights
+    return Measures(
+        logsumexp=logsumexp,
+        entropy=torch.special.entr(weights).sum(-1, keepdim=True),
+        peak=largest[..., :1],
+        peak_key=order[..., :1],
+        distance=(weights * apart).sum(-1, keepdim=True),
+        first=first,
+        top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
+        top_weights=_resize_last_axis(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
+        received=received if job.received else None,
+        map=_sum_pixels(received, *job.blocks)[:, :, None],
+    )
+
+
+def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
+    """The keys within all bands of the mask for this query, and the remaining mask, if any."""
+    queries, keys = call.sizes[2:]
+    low, high, others = 0, keys, []
+    for part in () if call.mask is None else call.mask.parts():
+        if isinstance(part, Band):
+            span = part.span(row, queries, keys)
+            low, high = max(low, span.start), min(high, span.stop)
+        else:
+            others.append(part)
+    if low >= high:
+        return slice(0, keys), call.mask
+    return slice(low, high), None if not others else others[0] if len(others) == 1 else Both(tuple(others))
+
+
+def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
+    """The scores of one query with some keys, (batch, heads, keys); −inf where hidden."""
+    (batch, heads, queries, keys), dtype = call.sizes, torch.promote_types(call.q.dtype, torch.float32)
+    scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale
+    k = call.k[:, :, columns].to(dtype).flatten(0, 1)
+    q = (call.q[:, :, row : row + 1].to(dtype) * scale).reshape(len(k), -1, k.shape[2])
+    scores = torch.bmm(q, k.mT).view(batch, heads, -1)
+    if call.softcap is not None:
+        scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
+    where = slice(row, row + 1), columns, queries, keys
+    if call.bias is not None:
+        scores = scores + call.bias.tile(*where)[:, :, 0]
+    if mask is not None:
+        scores = scores.masked_fill_(~mask.tile(*where, scores.device)[:, :, 0], -math.inf)
+    return scores
+
+
+def _compute_softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights and the logsumexp; of a row that sees nothing, not a number."""
+    if sinks is None:
+        weights = scores.softmax(-1)
+        return weights, largest - weights.amax(-1, keepdim=True).log_()
+    scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1).expand(len(scores), -1, -1)], -1)
+    return scores.softmax(-1)[..., :-1], scores.logsumexp(-1, keepdim=True)
+
+
+def _sum_pixels(received: Tensor, height: int, width: int) -> Tensor:
+    """The weights as a row of the map."""
+    if not height:
+        return received.new_zeros(*received.shape[:2], 0)
+    return (
+        received if width == 1 else F.pad(received, (0, -received.shape[-1] % width)).unflatten(-1, (-1, width)).sum(-1)
+    )
+
+
+def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
+    return x[..., :size] if x.shape[-1] >= size else F.pad(x, (0, size - x.shape[-1]), value=fill)

@@ -1,0 +1,1 @@
+"""Record: what a watch measured, its exact windows, and its file."""

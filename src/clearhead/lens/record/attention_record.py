@@ -1,0 +1,195 @@
+"""Record: everything a watch measured; index it by attention name, save it, load it, merge it with others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.errors import RecordError
+from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
+from clearhead.lens.record.token_labels import make_namer
+
+MEASURES = ("entropy", "peak", "distance", "first")
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over queries."""
+
+    mean: Float[Tensor, " heads"]
+    std: Float[Tensor, " heads"]
+
+
+class Statistics(NamedTuple):
+    """One number a head, in the order of `heads`; not a number where a head had no query that sees anything."""
+
+    heads: tuple[int, ...]
+    queries: Int[Tensor, " heads"]
+    entropy: Spread
+    peak: Spread
+    distance: Spread
+    first: Spread
+
+
+def compute_statistics(sights: Sequence[Sight]) -> Statistics:
+    """Mean and spread over all queries of several sights of one attention."""
+    heads = tuple(sorted({head for sight in sights for head in sight.heads}))
+    counts = torch.zeros(len(heads), dtype=torch.long)
+    sums, squares = (torch.zeros(len(MEASURES), len(heads), dtype=torch.float64) for _ in range(2))
+    shifts = _find_first_values(sights, heads)
+    for sight in sights:
+        at = [heads.index(head) for head in sight.heads]
+        real = sight.logsumexp != -math.inf  # also what is not a number: it must show in the mean
+        counts[at] += real.sum((0, 2))
+        for n, name in enumerate(MEASURES):
+            # Around some value of the head itself: sums of squares of large numbers would lose the spread.
+            apart = (getattr(sight, name).double() - shifts[n, at][:, None]).masked_fill(~real, 0.0)
+            sums[n, at] += apart.sum((0, 2))
+            squares[n, at] += apart.square().sum((0, 2))
+    means = sums / counts
+    spreads = (squares / counts - means.square()).clamp(min=0).sqrt()
+    spread = [Spread(shift + mean, std) for shift, mean, std in zip(shifts, means, spreads, strict=True)]
+    return Statistics(heads, counts, *spread)
+
+
+def _find_first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tensor:
+    """For each measure and head, the value of the first query that sees anything."""
+    found = torch.zeros(len(MEASURES), len(heads), dtype=torch.float64)
+    known = set()
+    for sight in sights:
+        for place, head in enumerate(sight.heads):
+            real = (sight.logsumexp[:, place] != -math.inf).nonzero()
+            if head not in known and len(real):
+                known.add(head)
+                batch, query = real[0].tolist()
+                numbers = [float(getattr(sight, name)[batch, place, query]) for name in MEASURES]
+                found[:, heads.index(head)] = torch.tensor(numbers, dtype=torch.float64)
+    return found
+
+
+VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
+
+
+class Record:
+    """What was seen: `record[name]` of the only call, `record.calls[i][name]` where the model ran more than once.
+
+    >>> import torch
+    >>> from clearhead import Encoder, ModelConfig, watch
+    >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
+    >>> with watch(model) as record:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> record.names
+    ['encoder.0.self', 'encoder.1.self']
+    >>> record["encoder.0.self"]
+    Sight('encoder.0.self': 1 sample × 4 heads × 3 queries × 3 keys)
+    """
+
+    def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
+        self.known, self.calls = list(names), list(calls)
+        self.settings: dict[str, Any] = {}  # what watch was asked for
+        self.expected_bytes = 0  # what all this takes: as its first attentions tell, and squares as they come
+
+    @property
+    def names(self) -> list[str]:
+        """The attentions that were seen, in the order of the model."""
+        seen = dict.fromkeys(name for call in self.calls for name in call.names)
+        order = {name: place for place, name in enumerate(self.known)}
+        return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
+
+    def __getitem__(self, name: str) -> Sight:
+        check_seen_name(name, self.names)
+        if len(self.calls) > 1:
+            raise RecordError(
+                f"the model ran {len(self.calls)} times: say which, as record.calls[0][{name!r}]; "
+                "record.statistics() has numbers over all of them"
+            )
+        return self.calls[0][name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def merge(cls, records: Iterable[Record]) -> Record:
+        """All calls of several records in one, in their order: for statistics over a corpus."""
+        records = list(records) if isinstance(records, Iterable) else [records]
+        if strange := [one for one in records if not isinstance(one, Record)]:
+            raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
+        if not records:
+            raise RecordError("there are no records to merge")
+        merged = cls(
+            list(dict.fromkeys(name for record in records for name in record.known)),
+            [call for record in records for call in record.calls],
+        )
+        merged.expected_bytes = sum(record.expected_bytes for record in records)
+        return merged
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Of every attention and head: the mean and spread of its measures over all queries that see anything."""
+        return {name: compute_statistics([call[name] for call in self.calls if name in call]) for name in self.names}
+
+    def label(self, namer: Any = None, **kinds: Any) -> Record:
+        """Gives every token its text: from a tokenizer, or from a function of its number.
+
+        With one for each text where they differ: `record.label(source=…, target=…)`. Returns the record.
+        """
+        known = {kind for call in self.calls for kind in call.ids}
+        if unknown := sorted(set(kinds) - known):
+            raise RecordError(f"no tokens of {unknown[0]!r} went in; there are {', '.join(sorted(known)) or 'none'}")
+        if not known:
+            raise RecordError(
+                "no tokens are known that could be named: vectors or pictures went in, or different texts in one pass"
+            )
+        given = {kind: kinds.get(kind, namer) for kind in known}
+        names = {kind: make_namer(one) for kind, one in given.items() if one is not None}
+        for call in self.calls:
+            for kind, ids in call.ids.items():
+                if kind in names:
+                    numbers = sorted(set(ids.unique().tolist()) - {-1})
+                    call.labels[kind] = {number: names[kind](number) for number in numbers}
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Writes all of it to one file, which may replace an older record but no other file.
+
+        It holds the tokens, and what keep="qk" kept can reveal them too.
+        """
+        from clearhead.lens.record.record_file import write_record
+
+        write_record(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """What was saved, or one error that says what is wrong with the file."""
+        from clearhead.lens.record.record_file import read_record
+
+        return read_record(Path(path))
+
+    def open(self, **options: Any) -> Any:
+        """Shows every weight on a page, from a server on this machine; `clearhead.explore.open_record` says what else.
+
+        The page and its address hold what went in: they are for this machine alone.
+        """
+        return import_module(VIEWER).open_record(self, **options)
+
+    def _repr_html_(self) -> str | None:
+        shown: str | None = import_module(VIEWER).show_record(self) if self.calls else None
+        return shown
+
+    def __repr__(self) -> str:
+        calls = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)}"
+        lines = [f"  {call[name]!r}" for call in self.calls[:1] for name in call.names[:24]]
+        more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
+        rest = [f"  … and {more} more"] if more else []
+        return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])

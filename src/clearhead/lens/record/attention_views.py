@@ -1,0 +1,225 @@
+"""Sight and Forward: the measures of one attention, and of one forward pass, on the CPU in document positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention.call import Call
+from clearhead.errors import RecordError
+from clearhead.lens.attention_names import to_python_number
+from clearhead.lens.measures.definition import Measures
+from clearhead.lens.record.exact_windows import KeptInputs
+
+
+class Pending(Protocol):
+    """An attention that is still being recorded."""
+
+    def sight(self, forward: Forward) -> Sight: ...
+
+
+class Forward:
+    """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
+
+    `ids` are the token numbers that went in, `(samples, tokens)`: of "source" and "target", or of "tokens"; −1 where
+    they are not known. `labels` say what they mean.
+    """
+
+    def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
+        self.sights: dict[str, Sight | Pending] = dict(sights or {})
+        self.labels: dict[str, dict[int, str]] = {}
+        self.about: dict[str, Any] = {}  # what else is known, as JSON: the model's name, its answer and how sure it was
+        self._ids = dict(ids or {})
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.sights)
+
+    @property
+    def ids(self) -> dict[str, Tensor]:
+        return self._ids
+
+    def __getitem__(self, name: str) -> Sight:
+        check_seen_name(name, self.names)
+        found = self.sights[name]
+        return found if isinstance(found, Sight) else found.sight(self)
+
+    def kind_of(self, name: str, cross: bool) -> str | None:
+        """Which token ids the keys of an attention are: "source", "target", "tokens", or None."""
+        own = "source" if "encoder" in name.split(".") else "target"
+        return next((kind for kind in (("source",) if cross else (own, "tokens")) if kind in self.ids), None)
+
+    def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
+        """The label of the token at a position; several samples may share one source text."""
+        numbers = self._numbers(kind, sample, inputs)
+        if kind is None or numbers is None or not position < len(numbers):
+            return None
+        return self.labels.get(kind, {}).get(int(numbers[position]))
+
+    def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
+        """The labels of all tokens of a text, None where unknown."""
+        numbers = self._numbers(kind, sample, inputs)
+        known = {} if kind is None else self.labels.get(kind, {})
+        return [] if numbers is None else [known.get(number) for number in numbers.tolist()]
+
+    def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
+        """The token ids of a sample."""
+        ids = None if kind is None else self.ids.get(kind)
+        if ids is None:
+            return None
+        text = find_text(sample, inputs, len(ids))
+        return ids[text] if text < len(ids) else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.sights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.sights)
+
+    def __repr__(self) -> str:
+        return f"Forward({', '.join(self.names)})"
+
+
+def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
+    """The index of the text to which a sample belongs, from the inputs of all samples.
+
+    >>> [find_text(sample, (0, 0, 0, 5, 5), texts=2) for sample in range(5)]  # five beams of each: see `Sight.inputs`
+    [0, 0, 0, 1, 1]
+    """
+    samples = len(inputs)
+    if samples == texts or not texts:
+        return sample
+    if max(inputs, default=0) < texts:
+        return inputs[sample]
+    own = sorted(set(inputs))
+    if len(own) == texts:  # Hugging Face's beams begin in the first row of each text
+        return own.index(inputs[sample])
+    return sample // (samples // texts) if samples % texts == 0 else sample
+
+
+class WeightedKey(NamedTuple):
+    """A key that a query looked at: its position, the weight that it got, and its text where that is known."""
+
+    key: int
+    weight: float
+    text: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class Sight(Measures):
+    """All measures of one attention in one forward pass, or in a generation that grew step by step.
+
+    Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
+    measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
+    that between the places in both. A sample that was done before the others sees nothing from then on.
+    Beams are samples: those that are there at the last step, and those that were completed before it.
+
+    `inputs` counts what the first forward pass of the decoder was given. Hugging Face's generate() repeats its inputs
+    before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
+    `inputs[b] // n`. Our own beams branch later, and `inputs[b]` is that text itself.
+    """
+
+    name: str = ""
+    cross: bool = False  # whether the keys are those of another text
+    heads: tuple[int, ...] = ()  # the numbers of the heads that were measured
+    queries: Int[Tensor, " queries"] = field(kw_only=True)  # the positions of the queries that were measured
+    blocks: tuple[int, int] = (0, 0)
+    inputs: tuple[int, ...] = ()  # which input each sample belongs to: several, where beams are
+    visible: Int[Tensor, "batch #heads queries"] | None = None  # how many keys each query could see
+    probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
+    norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
+    kept: KeptInputs | None = None
+    forward: Forward | None = None
+
+    @property
+    def keys(self) -> int:
+        """The number of keys."""
+        return 0 if self.received is None else self.received.shape[2]
+
+    def top(self, batch: int, head: int, query: int) -> list[WeightedKey]:
+        """The keys with the largest weights for the query at this position."""
+        place, row = self.place_of(head), self.row_of(query)
+        self._check_sample(batch)
+        keys, weights = self.top_keys[batch, place, row].tolist(), self.top_weights[batch, place, row].tolist()
+        return [
+            WeightedKey(key, weight, self.text(batch, key))
+            for key, weight in zip(keys, weights, strict=True)
+            if key >= 0
+        ]
+
+    def text(self, batch: int, key: int) -> str | None:
+        """The token text at a key's position; None unless `Record.label` was called."""
+        kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
+        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
+            return None  # or the keys are no tokens: parts of a picture, say
+        return self.forward.text(kind, batch, key, self.inputs)
+
+    def weights(
+        self, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
+    ) -> Float[Tensor, "queries keys"]:
+        """The exact weights of a window, from the kept q and k; queries and keys are document positions.
+
+        It takes time and memory for the window alone. One number instead of a slice keeps its axis.
+        """
+        self._check_sample(batch)
+        return self._kept().compute_window(batch, self.place_of(head), queries, keys)
+
+    def attention(self) -> Call:
+        """The kept inputs as one Call over the watched heads; v is not kept, k takes its place."""
+        return self._kept().call()
+
+    def place_of(self, head: int) -> int:
+        """The index of a head in the tensors."""
+        head = to_python_number(head)
+        if isinstance(head, bool) or not isinstance(head, int) or head not in self.heads:
+            raise RecordError(f"{self.name!r} was watched for heads {list(self.heads)}, not {head!r}")
+        return self.heads.index(head)
+
+    def row_of(self, query: int) -> int:
+        """The index in the tensors of the query at this position."""
+        query = to_python_number(query)
+        if isinstance(query, bool) or not isinstance(query, int):
+            raise RecordError(f"a query of {self.name!r} is chosen by its position, got {query!r}")
+        found = (self.queries == query).nonzero()
+        if not len(found):
+            apart = (self.queries - query).abs()
+            near = f"; the nearest is {self.queries[apart.argmin()]}" if len(apart) else ""
+            raise RecordError(f"no query at position {query} was measured by {self.name!r}{near}")
+        return int(found[0])
+
+    def _kept(self) -> KeptInputs:
+        if self.kept is None:
+            raise RecordError(f"the q and k of {self.name!r} were not kept; watch(…, keep='qk') keeps them")
+        return self.kept
+
+    def _check_sample(self, batch: int) -> None:
+        count = self.entropy.shape[0]
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
+            raise RecordError(f"{self.name!r} has {_format_count(count, 'sample')}, numbered from 0, not {batch!r}")
+
+    def __repr__(self) -> str:
+        batch, heads, queries = self.entropy.shape
+        sizes = ((batch, "sample"), (heads, "head"), (queries, "query"), (self.keys, "key"))
+        kept = ", q and k kept" if self.kept is not None else ""
+        return f"Sight({self.name!r}: {' × '.join(_format_count(n, what) for n, what in sizes)}{kept})"
+
+
+def check_seen_name(name: str, names: Sequence[str]) -> None:
+    """Raises RecordError for an unrecorded attention name, with the nearest match."""
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"
+        raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
+
+
+def _format_count(count: int, what: str) -> str:
+    many = "queries" if what == "query" else f"{what}s"
+    return f"{count:,} {what if count == 1 else many}"

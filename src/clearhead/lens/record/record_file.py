@@ -1,0 +1,301 @@
+"""A record as one safetensors file: tensors and a JSON header. No pickle; every field is validated on reading.
+
+The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
+header has a tensor, it has its number. A mask or bias that layers share is there once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clearhead.errors import ClearheadError, RecordError
+from clearhead.lens.measures.definition import Measures
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.mask_json import (
+    Fetch,
+    Store,
+    bias_from_json,
+    bias_to_json,
+    mask_from_json,
+    mask_to_json,
+    read_field,
+    read_integer,
+)
+from clearhead.lens.record.step_masks import Step
+from clearhead.storage import atomic_file, check_format
+
+FORMAT = 1
+HEADER = "clearhead.record"  # its name in the metadata
+LONGEST = 80_000_000  # bytes of a header: safetensors reads no more than 100 MB
+MEASURES = [one.name for one in fields(Measures)]
+AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dict.fromkeys(
+    ("top_keys", "top_weights"), "batch heads queries top"
+)
+WHOLE = ("peak_key", "top_keys")
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Writes the file atomically. An older record is replaced, any other file is refused."""
+    if not path.name:
+        raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
+    _refuse_other_file(path)
+    tensors: dict[str, Tensor] = {}
+    known: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
+
+    def store(tensor: Tensor) -> int:
+        if id(tensor) not in known:
+            known[id(tensor)] = (len(known), tensor)
+            own = tensor.detach().cpu().contiguous()
+            tensors[str(known[id(tensor)][0])] = own.clone() if own.data_ptr() == tensor.data_ptr() else own
+        return known[id(tensor)][0]
+
+    header = {
+        "format": FORMAT,
+        "names": record.known,
+        "settings": record.settings,
+        "expected_bytes": record.expected_bytes,
+        "calls": [_call_to_json(call, store) for call in record.calls],
+    }
+    try:
+        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot say
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"what is known about a call cannot be written as JSON: {error}") from error
+    if len(text) + 90 * len(tensors) > LONGEST:
+        raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
+    try:
+        with atomic_file(path, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
+            save_file(tensors, fresh, metadata={HEADER: text})
+    except (OSError, SafetensorError) as error:
+        raise RecordError(f"{path} cannot be written: {error}") from error
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raises RecordError if `path` exists and is neither a record nor empty."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if f'{{"__metadata__":{{"{HEADER}"'.encode() not in file.read(100):
+                raise RecordError(f"{path} exists and is no record; name another file, or remove it first")
+
+
+def read_record(path: Path) -> Record:
+    """Reads a record, or raises RecordError with the reason."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = _read_header(file.metadata())
+            names = set(file.keys())
+
+            def fetch(number: Any) -> Tensor:
+                if isinstance(number, bool) or not isinstance(number, int) or str(number) not in names:
+                    raise RecordError(f"it has no tensor {number!r:.60}")
+                tensor: Tensor = file.get_tensor(str(number))
+                return tensor
+
+            return _build_record(header, fetch)
+    except (ClearheadError, SafetensorError) as error:
+        raise RecordError(f"{path} is no record that can be read: {error}") from error
+    except OSError as error:
+        said = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise RecordError(f"{path} cannot be read: {said}") from error
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError) as error:
+        # Not foreseen above, but from a file that somebody made up nothing else may come than this one error.
+        raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
+
+
+def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+    if not metadata or HEADER not in metadata:
+        raise RecordError("a safetensors file, but not of Record.save")
+    try:
+        header = json.loads(metadata[HEADER])
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"its header is not readable JSON ({error!s:.80})") from error
+    if not isinstance(header, dict):
+        raise RecordError(f"its header is a {type(header).__name__}")
+    check_format("its header", header.get("format"), FORMAT)
+    return header
+
+
+def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
+    return {
+        "ids": {kind: store(numbers) for kind, numbers in call.ids.items()},
+        "labels": {kind: list(texts.items()) for kind, texts in call.labels.items()},
+        "about": call.about,
+        "sights": [_sight_to_json(call[name], name, store) for name in call.names],
+    }
+
+
+def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
+    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", "visible", "norms"]}
+    return {
+        "name": name,
+        "cross": sight.cross,
+        "heads": list(sight.heads),
+        "blocks": list(sight.blocks),
+        "inputs": list(sight.inputs),
+        "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
+        "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
+        "kept": None if sight.kept is None else _kept_to_json(sight.kept, store),
+    }
+
+
+def _kept_to_json(kept: KeptInputs, store: Store) -> dict[str, Any]:
+    return {
+        "q": store(kept.q),
+        "k": store(kept.k),
+        "scale": kept.scale if isinstance(kept.scale, float) else None,
+        "scales": store(kept.scale) if isinstance(kept.scale, Tensor) else None,
+        "softcap": kept.softcap,
+        "sinks": None if kept.sinks is None else store(kept.sinks),
+        "lengths": store(kept.lengths),
+        "whole_rows": kept.logsumexp is not None,
+        "parts": [
+            {
+                "first_query": part.first_query,
+                "first_key": part.first_key,
+                "queries": part.queries,
+                "keys": part.keys,
+                "mask": mask_to_json(part.mask, store, part.queries, part.keys),
+                "bias": bias_to_json(part.bias, store, part.queries, part.keys),
+            }
+            for part in kept.parts
+        ],
+    }
+
+
+def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
+    names = read_field(header, "names", list)
+    if not all(isinstance(name, str) for name in names):
+        raise RecordError("its names are not all text")
+    record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
+    record.settings = read_field(header, "settings", dict)
+    record.expected_bytes = read_integer(header, "expected_bytes") or 0
+    return record
+
+
+def _build_call(given: Any, fetch: Fetch) -> Forward:
+    ids = {}
+    for kind, number in read_field(given, "ids", dict).items():
+        ids[kind] = numbers = fetch(number)
+        if numbers.dtype != torch.int64 or numbers.ndim != 2:
+            raise RecordError(f"the tokens of {kind!r:.40} are {numbers.dtype} with {numbers.ndim} axes")
+    call = Forward(ids=ids)
+    for kind, texts in read_field(given, "labels", dict).items():
+        if not isinstance(texts, list) or not all(_is_label(pair) for pair in texts):
+            raise RecordError(f"the texts of {kind!r:.40} are not pairs of a number and a text")
+        call.labels[kind] = dict(texts)
+    call.about = read_field(given, "about", dict)
+    for one in read_field(given, "sights", list):
+        sight = _build_sight(one, call, fetch)
+        if sight.name in call.sights:
+            raise RecordError(f"{sight.name!r:.60} is there twice")
+        call.sights[sight.name] = sight
+    return call
+
+
+def _is_label(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)
+
+
+def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
+    name, sizes = read_field(given, "name", str), {"1": 1}
+    references = read_field(given, "tensors", dict)
+    tensors: dict[str, Tensor | None] = {}
+    for measure in MEASURES:
+        axes = AXES.get(measure, "batch heads queries")
+        tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
+    tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
+    for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
+        there = other in references
+        tensors[other] = (
+            _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
+        )
+    probes = {
+        key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
+        for key, number in read_field(given, "probes", dict).items()
+    }
+    heads, inputs = _read_numbers(given, "heads", sizes["heads"]), _read_numbers(given, "inputs", sizes["batch"])
+    blocks = _read_numbers(given, "blocks", 2)
+    kept = None if given.get("kept") is None else _build_kept(given["kept"], sizes, tensors["logsumexp"], fetch)
+    return Sight(
+        **tensors,  # type: ignore[arg-type]
+        name=name,
+        cross=read_field(given, "cross", bool),
+        heads=heads,
+        blocks=(blocks[0], blocks[1]),
+        inputs=inputs,
+        probes=probes,
+        kept=kept,
+        forward=call,
+    )
+
+
+def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
+    """The tensor, if its dtype and shape agree with those read before."""
+    wanted = (torch.int32, torch.int64) if whole_numbers else (torch.float32, torch.float64)
+    names = axes.split()
+    fits = tensor.dtype in wanted and tensor.ndim == len(names)
+    for axis, size in zip(names, tensor.shape, strict=False):
+        fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
+    if not fits:
+        raise RecordError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit the rest")
+    return tensor
+
+
+def _read_numbers(given: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
+    values = read_field(given, name, list)
+    if len(values) != count or not all(type(value) is int and 0 <= value < 2**40 for value in values):
+        raise RecordError(f"{name} must be {count} numbers, got {values!r:.60}")
+    return tuple(values)
+
+
+def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fetch: Fetch) -> KeptInputs:
+    q, k, lengths = (fetch(read_field(given, name, int)) for name in ("q", "k", "lengths"))
+    batch, heads = sizes["batch"], sizes["heads"]
+    fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
+    fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
+    if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
+        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit the rest")
+    parts = tuple(_build_step(one, q, k, fetch) for one in read_field(given, "parts", list))
+    ends = [part.first_query + part.queries for part in parts]
+    if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:
+        raise RecordError("the parts of q do not follow each other")
+    whole_rows = read_field(given, "whole_rows", bool)
+    if whole_rows and (logsumexp is None or logsumexp.shape[2] != q.shape[2]):
+        raise RecordError("there is no logsumexp for each query")
+    scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
+    sinks = None if given.get("sinks") is None else fetch(given["sinks"])
+    if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
+        softcap is None or (isinstance(softcap, float) and softcap > 0)
+    ):
+        raise RecordError("its sinks or its softcap make no sense")
+    return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
+
+
+def _read_scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
+    if given.get("scales") is None:
+        return float(read_field(given, "scale", float))
+    scales = fetch(given["scales"])
+    if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
+        raise RecordError(f"scales of shape {tuple(scales.shape)} make no sense")
+    return scales
+
+
+def _build_step(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Step:
+    numbers = [read_integer(given, name) or 0 for name in ("first_query", "first_key", "queries", "keys")]
+    first_query, first_key, queries, keys = numbers
+    if min(numbers) < 0 or queries > q.shape[2] or first_key + keys > k.shape[2]:
+        raise RecordError(f"a part of {queries} queries and {keys} keys lies outside of q and k")
+    mask, bias = mask_from_json(given.get("mask"), fetch), bias_from_json(given.get("bias"), fetch)
+    for one in (mask, bias):
+        if one is not None:
+            one.check(q.shape[0], q.shape[1], queries, keys)
+    return Step(first_query, first_key, queries, keys, mask, bias)

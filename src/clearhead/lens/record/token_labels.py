@@ -1,0 +1,92 @@
+"""Token texts for display, from any tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from clearhead.errors import RecordError
+
+SPACE = "▁"  # SentencePiece's, and clearhead's own
+ESCAPED = re.compile("[\udc80-\udcff]")  # what Python makes of a byte that is no UTF-8
+
+
+def make_namer(namer: Any) -> Callable[[int], str]:
+    """A function from token id to text, made from a tokenizer of ours or Hugging Face's, or from a callable.
+
+    Where every character of a token stands for a byte, as in GPT-2's, Llama 3's and Qwen's, it is the text of these.
+    """
+    if hasattr(namer, "pieces"):
+        return lambda number: _format_token(namer.pieces([number])[0], number)
+    for method in ("convert_ids_to_tokens", "id_to_token"):
+        if hasattr(namer, method):
+            read, added, name = _find_byte_decoder(namer), _find_added_tokens(namer), getattr(namer, method)
+            return lambda number: _format_token(name(number), number, None if number in added else read)
+    if hasattr(namer, "decode"):
+        return lambda number: _format_token(namer.decode([number]), number)
+    if callable(namer):
+        return lambda number: _format_token(namer(number), number)
+    raise RecordError(
+        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
+    )
+
+
+def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
+    """Decodes a byte-level token to text; other tokens are returned unchanged.
+
+    >>> [decode_byte_characters(token, byte_alphabet()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
+    ['▁low', '我', '<0xE7><0x88>', '北<0xE4><0xBA>', '北京']
+    """
+    if not all(mark in bytes_of for mark in token):
+        return token
+    text = bytes(bytes_of[mark] for mark in token).decode("utf-8", "surrogateescape").replace(" ", SPACE)
+    return ESCAPED.sub(lambda found: f"<0x{ord(found[0]) - 0xDC00:02X}>", text)
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte-level alphabet as {character: byte}: printable bytes are themselves, the rest U+0100 and up."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
+    if not isinstance(name, str):
+        return f"<{number}>"  # a number that the tokenizer does not know
+    return name if bytes_of is None else decode_byte_characters(name, bytes_of)
+
+
+def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
+    """The {character: byte} table of a byte-level tokenizer; None for others."""
+    own = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
+    if isinstance(own, Mapping):
+        return own
+    engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    return byte_alphabet() if any("ByteLevel" in _find_types(part) for part in parts if part is not None) else None
+
+
+def _find_types(part: Any) -> set[str]:
+    """The type names of a tokenizer component and of all components inside it."""
+    try:
+        described = json.loads(part.__getstate__())
+    except Exception:  # the library's own, of a part that somebody wrote in Python: it has no description
+        return set()
+    found, waiting = set(), [described]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            found.add(str(one.get("type")))
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return found
+
+
+def _find_added_tokens(tokenizer: Any) -> set[int]:
+    """Ids of tokens added verbatim to the vocabulary, such as <|im_start|>."""
+    if hasattr(tokenizer, "get_added_tokens_decoder"):
+        return set(tokenizer.get_added_tokens_decoder())
+    return set(getattr(tokenizer, "added_tokens_decoder", ()))
