@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
+from clearhead.text.scripts import converter
 from copied import ALONE, FILLERS, WORDS, Pair, filled
 
 from clearhead.text import read
-from clearhead.text.scripts import converter
 
 HERE = Path(__file__).parent
 COLUMNS = ("chinese", "english")
