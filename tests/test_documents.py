@@ -139,6 +139,13 @@ def test_recipes_and_models_named_in_commands_are_shipped() -> None:
         assert set(called) <= known, f"{name} calls for {set(called) - known}"
 
 
+def test_files_named_in_the_architecture_exist() -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|js))`", read("docs/architecture.md")))
+    assert len(named) > 50
+    missing = [name for name in named if not any((ROOT / base / name).exists() for base in ("src/clearhead", "."))]
+    assert not missing
+
+
 def test_pictures_are_small() -> None:
     for path in (ROOT / "docs" / "images").iterdir():
         assert path.stat().st_size < 200_000, path.name
