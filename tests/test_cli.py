@@ -184,12 +184,18 @@ def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["predict", "MODEL", "abc", "--temperature", "1"], "predict has no option 'temperature'; choose from batch, "),
+        (
+            ["predict", "MODEL", "abc", "--temperature", "1"],
+            "echo has no option --temperature; it has --batch, --beam, --best",
+        ),
         (
             ["predict", "MODEL", "abc", "--stream", "--prefix", "x"],
-            "predict has no option 'prefix'; choose from batch, ",
+            "echo has no option --prefix; it has --batch, --beam, --best",
         ),
-        (["evaluate", "MODEL", "pairs.tsv", "--length-penalty", "2"], "evaluate has no option 'length_penalty'"),
+        (
+            ["evaluate", "MODEL", "pairs.tsv", "--length-penalty", "2"],
+            "echo has no option --length-penalty; it has --batch",
+        ),
         (["look", "MODEL", "abc", "--most", "3"], "look has no option 'most'"),
         (["predict", "MODEL", "abc", "--lowercase"], "No such option: --lowercase"),
     ],
@@ -507,3 +513,14 @@ def test_python_m_clearhead_is_quick_to_help() -> None:
 def test_the_command_is_installed_under_its_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"clearhead": "clearhead.__main__:main"}
+
+
+def test_only_commands_with_options_of_tasks_have_them() -> None:
+    for command in (["models", "--batch", "3"], ["train", "classify-tiny", "--beam", "3"]):
+        done = run(*command)
+        assert done.code == 2
+        assert "No such option" in done.err
+
+
+def test_too_many_threads_are_refused(model: Path) -> None:
+    assert run("predict", model, "--threads", 100_000, "a").code == 2

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
-from clearhead.text.scripts import converter
 from copied import ALONE, FILLERS, WORDS, Pair, filled
 
 from clearhead.text import read
+from clearhead.text.chinese import load_converter
 
 HERE = Path(__file__).parent
 COLUMNS = ("chinese", "english")
@@ -50,7 +50,7 @@ class Guard:
     """
 
     def __init__(self, dev: Iterable[str]) -> None:
-        self.convert = converter("simplified").convert
+        self.convert = load_converter("simplified").convert
         self.seen = {self.key(text) for text in dev} - {""}
         self.refused = 0
 

@@ -237,7 +237,7 @@ def test_the_command_writes_a_page(folder, text, tmp_path, capsys):
     assert scene["exact"]
     assert numbers["decoder.0.cross"]["weights"].shape[0] == 4
     assert any(head["effect"] for one in scene["attentions"] for head in one["heads"])
-    assert "page.html has" in capsys.readouterr().err
+    assert "page.html (" in capsys.readouterr().err
 
 
 def test_a_page_replaces_a_page_and_no_other_file(folder, text, tmp_path, capsys, monkeypatch):

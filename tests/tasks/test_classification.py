@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +146,7 @@ def test_an_empty_text_is_answered_too(classifier):
     empty, blank = classifier.predict(["", " \n"])
     assert empty.label in ("animal", "food", "time")
     assert empty == blank
+    assert list(empty.notes) == ["the text is empty"]
     assert classifier.predict([]) == []
 
 
@@ -182,6 +185,7 @@ def test_options_of_a_search_are_refused(classifier):
 
 def test_scores_are_those_counted_by_hand(classifier, monkeypatch):
     said = {"1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
+    monkeypatch.setattr(classifier.task, "labels", ["a", "b", "c"])
     monkeypatch.setattr(
         classifier.task, "predict", lambda model, inputs, options: [LabelPrediction(said[text]) for text in inputs]
     )
@@ -195,9 +199,32 @@ def test_scores_are_those_counted_by_hand(classifier, monkeypatch):
     }
 
 
-def test_a_label_that_the_model_does_not_know_counts_as_wrong(classifier):
-    scores = classifier.evaluate([("a dog", "animal"), ("a tree", "plant")])
-    assert scores["accuracy"] == 0.5
+def test_rows_that_training_would_have_dropped_are_left_out_with_a_note(classifier):
+    scores = classifier.evaluate([("a dog", "animal"), ("a tree", "plant"), (" ", "food")])
+    assert scores["accuracy"] == 1.0
+    assert scores["note"].startswith("kept 1 of 3; dropped 1 with a label that is not in the training data (example:2)")
+    with pytest.raises(DataError, match=r"no row is left to score: .* with a label that is not in the training data"):
+        classifier.evaluate([("animal", "a dog")])
+
+
+@pytest.mark.parametrize("looking", [1, 2])
+def test_predictions_go_on_while_other_threads_look(classifier, looking):
+    texts = ["a dog", "bread", "noon", "a cat and a dog"] * 3
+    alone = [(one.label, one.score) for one in classifier.predict(texts, batch=1)]
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            classifier.look("a dog")
+
+    with ThreadPoolExecutor(looking + 2) as pool:
+        lookers = [pool.submit(look) for _ in range(looking)]
+        others = [pool.submit(classifier.predict, texts, batch=1) for _ in range(12)]
+        found = [[(one.label, one.score) for one in other.result()] for other in others]
+        done.set()
+        for looker in lookers:
+            looker.result()
+    assert found == [alone] * 12
 
 
 def test_no_rows_cannot_be_scored(classifier):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.errors import ConfigError, DiskFullError
+from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import disk
 from clearhead.tasks import Translation
@@ -158,6 +160,9 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_step(tmp_path, monkey
 
 def test_final_scores_are_bounded_in_time(monkeypatch, capsys):
     class Slow(Translation):
+        def row_problem(self, row):
+            return None
+
         def evaluate(self, model, rows, options):
             return Evaluation({"bleu": float(len(rows))}, rows, [])
 
@@ -228,3 +233,45 @@ def test_old_names_of_keys_still_work():
     recipe = check_recipe(values, "test")
     assert recipe.loss.label_smoothing == 0.25
     assert values["train"] == {"label_smoothing": 0.25}, "what was given stays as it is"
+
+
+def test_an_old_name_beside_the_new_one_is_refused():
+    values = {"task": "translation", "data": {"train": "a.tsv"}, "train": {"label_smoothing": 0.25}}
+    values["loss"] = {"label_smoothing": 0.1}
+    with pytest.raises(ConfigError, match=r"train\.label_smoothing is an earlier name of loss\.label_smoothing"):
+        check_recipe(values, "test")
+
+
+@pytest.mark.parametrize("task", [["x"], {"a": 1}, 3])
+def test_a_task_that_is_no_name_is_refused(task):
+    with pytest.raises(ConfigError, match=r"task: .* is not known; choose from translation, classification"):
+        check_recipe({"task": task, "data": {"train": "a.tsv"}}, "test")
+
+
+def test_a_run_that_never_trained_begins_anew_with_the_new_recipe(tmp_path):
+    recipe = quick(tmp_path)
+    out = tmp_path / "run"
+    train(recipe, out)
+    for name in ("checkpoints", "model", "metrics.jsonl"):  # as a kill before the first checkpoint leaves it
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
+    before = contents(out)
+    with pytest.raises(DataError):
+        train(recipe, out, "data.train=nofile.tsv", resume=True)
+    assert contents(out) == before
+    train(recipe, out, "model.width=32", "model.heads=2", "seed=9", resume=True)
+    assert ModelFolder.open(out).config["model"]["width"] == 32
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    command = f"trap '' HUP; exec {sys.executable} {Path(__file__).with_name('signalled.py')} SIGHUP 2 train "
+    command += f"{write_recipe(tmp_path)} --out {tmp_path / 'run'} --device cpu"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model").is_dir(), "as under nohup"
+
+
+def test_a_test_entry_that_cannot_be_scored_is_refused_before_training(tmp_path):
+    (tmp_path / "empty.tsv").write_text("我\t\n你\t\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"data\.test has no row that can be scored; .*empty\.tsv:1 is with an empty"):
+        train(quick(tmp_path), tmp_path / "run", "data.test=empty.tsv")
+    assert not (tmp_path / "run").exists()

@@ -152,16 +152,17 @@ class MultiHeadAttention(nn.Module):
             scale = self.strength * scale
         bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
         dropout = self.dropout if self.training else 0.0
-        if self.observer is None:
+        observer, muted = self.observer, self.muted  # once: another thread may end its watch meanwhile
+        if observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
-            with observe_own_sdpa(q) as observer:
+            with observe_own_sdpa(q) as fused:
                 merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
-            logsumexp = None if observer is None else observer.logsumexp(q, keys=k.shape[2], scale=scale)
+            logsumexp = None if fused is None else fused.logsumexp(q, keys=k.shape[2], scale=scale)
             seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)
-            self.observer(seen)
-        if self.muted is not None:
-            merged = merged.masked_fill(self.muted, 0.0)
+            observer(seen)
+        if muted is not None:
+            merged = merged.masked_fill(muted, 0.0)
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
         return out.view(x.shape)  # beams that shared a context are samples again
 

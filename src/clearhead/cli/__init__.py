@@ -27,7 +27,7 @@ from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_c
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.stdin import batch_inputs, open_inputs
-from clearhead.cli.task_options import add_task_options, make_task_command
+from clearhead.cli.task_options import add_task_options, make_task_command, refuse_foreign_options
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
@@ -95,6 +95,7 @@ def predict(
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
+    refuse_foreign_options(predictor.task, "predict", options)
     ranked = predictor.task.read_options("predict", options).ranked
     if stream:
         _stream(predictor, waiting, options)
@@ -134,6 +135,7 @@ def evaluate(
     from clearhead.predictor import load
 
     predictor = load(model, device=device)
+    refuse_foreign_options(predictor.task, "evaluate", options)
     names = parse_columns(columns) if columns else list(predictor.task.columns)
     if len(data) > 1 and isinstance(names, dict):
         raise ConfigError(

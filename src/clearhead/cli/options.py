@@ -13,7 +13,7 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="How many CPU threads compute.", show_default="one for each core")
+    int | None, typer.Option(min=1, max=256, help="How many CPU threads compute.", show_default="one for each core")
 ]
 Columns = Annotated[
     str | None,

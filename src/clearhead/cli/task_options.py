@@ -6,7 +6,7 @@ Tasks are imported (and PyTorch with them) only for the command that is about to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -34,6 +34,7 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
     """
     own = inspect.signature(command, eval_str=True)
     fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    load = load and len(fixed) < len(own.parameters)  # only commands with **options take options of tasks
     added = list(_make_parameters(SHARED.get(name, name), {one.name for one in fixed})) if load else []
 
     @wraps(command)
@@ -45,6 +46,21 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that other tasks have and this one does not, in the spelling of the command line."""
+    from clearhead.errors import ConfigError
+    from clearhead.tasks import TASKS
+    from clearhead.tasks.settings import option_names
+
+    own = option_names(task.options, command)
+    kinds = [kind.options for kind in TASKS.values()]
+    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    for name in options:
+        if name not in own:
+            has = ", ".join(_flag(one, task.options.model_fields[one]) for one in own)
+            raise ConfigError(f"{task.name} has no option {_flag(name, fields[name])}; it has {has}")
 
 
 def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
@@ -72,20 +88,24 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
 
 def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
     """The type annotation from which typer makes an option."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    flag, kind = extra.get("flag") or f"--{name.replace('_', '-')}", _plain_type(name, field.annotation)
+    flag, kind = _flag(name, field), _plain_type(name, field.annotation)
     if kind is bool and field.default is True:
-        flag = f"{flag}/--no-{str(flag).removeprefix('--')}"
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
     limits = {}
     if kind in (int, float):
         found = {type(one).__name__: one for one in field.metadata}
         limits = {"min": getattr(found.get("Ge"), "ge", None), "max": getattr(found.get("Le"), "le", None)}
     plain = kind is not bool and field.default not in (None, "")
     option = typer.Option(
-        str(flag), help=field.description, show_default=str(field.default) if plain else False, rich_help_panel=panel
+        flag, help=field.description, show_default=str(field.default) if plain else False, rich_help_panel=panel
     )
     option.min, option.max = limits.get("min"), limits.get("max")
     return Annotated[kind | None, option]
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    return str(extra.get("flag") or f"--{name.replace('_', '-')}")
 
 
 def _plain_type(name: str, annotation: Any) -> Any:

@@ -139,10 +139,8 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
         kept: list[tuple[list[int], int, Row]] = []
         for row, tokens in zip(rows, self.tokenizer.encode_all([row.values[0] for row in rows]), strict=True):
             label = row.values[1]
-            if problem := self.row_problem(row) or (None if tokens else "without a text"):
+            if problem := self.row_problem(row):
                 report.drop(row, problem)
-            elif label not in numbers:
-                report.drop(row, "with a label that is not in the training data")
             elif longest is not None and len(tokens) > longest:
                 report.drop(row, f"longer than {longest} tokens")
             else:
@@ -154,7 +152,12 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
         return TextExamples(list(texts), list(labels), list(used), self.tokenizer.pad)
 
     def row_problem(self, row: Row) -> str | None:
-        return None if row.values[1] else "without a label"
+        text, label = row.values
+        if not label:
+            return "without a label"
+        if label not in self.labels:
+            return "with a label that is not in the training data"
+        return None if self.tokenizer.normal(text).strip() else "without a text"
 
     def _enclose(self, tokens: list[int]) -> list[int]:
         """With start and end, so that even an empty text has something to look at."""
@@ -185,13 +188,14 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
             tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
             scores = self._label_scores(model, tokens.to(device), lengths.to(device))
             for place, row in zip(places, scores.softmax(-1).tolist(), strict=True):
-                found[place] = self._prediction(row, options.best)
+                notes = () if len(texts[place]) > self.added_tokens else ("the text is empty",)
+                found[place] = self._prediction(row, options.best, notes)
         return [found[place] for place in range(len(texts))]
 
-    def _prediction(self, probabilities: list[float], best: int) -> LabelPrediction:
+    def _prediction(self, probabilities: list[float], best: int, notes: Sequence[str]) -> LabelPrediction:
         order = sorted(range(len(self.labels)), key=lambda number: -probabilities[number])
         scores = {self.labels[number]: probabilities[number] for number in order}
-        return LabelPrediction(self.labels[order[0]], (), probabilities[order[0]], scores, best)
+        return LabelPrediction(self.labels[order[0]], notes, probabilities[order[0]], scores, best)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
         return label_scores([row.values[1] for row in rows], [prediction.label for prediction in predictions])

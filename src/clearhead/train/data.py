@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.errors import DataError
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
@@ -44,6 +45,9 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     fitted = not recipe.model and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
     task = _prepare_task(where / "task", kind, rows, recipe, processes)
+    problems = [task.row_problem(row) for row in test]
+    if problems and all(problems):
+        raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
     report = Report()
     examples = task.examples(rows, report, recipe)
     said, dev = f"train: {report}", None

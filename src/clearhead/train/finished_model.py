@@ -92,7 +92,8 @@ def _score_rows(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row],
     used = rows
     if len(rows) > TRIAL:
         begin = time.monotonic()
-        task.evaluate(model, rows[:TRIAL], options)
+        trial = [row for row in rows if not task.row_problem(row)][:TRIAL]
+        task.evaluate(model, trial, options)
         expected = (time.monotonic() - begin) / TRIAL * len(rows)
         used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
         print_message(

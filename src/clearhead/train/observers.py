@@ -147,7 +147,7 @@ class LossPlot(Observer):
                     [step for step, _ in dev], [scores[self.metric] for _, scores in dev], "s--", color="tab:green"
                 )
                 other.set_ylabel(f"{self.metric} on dev (dashed)", color="tab:green")
-        axes.set(xlabel="step", ylabel="loss per token (nats)")
+        axes.set(xlabel="step", ylabel="loss (nats)")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper right")
         with atomic_file(self.folder / "loss.png") as fresh:

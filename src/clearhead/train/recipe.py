@@ -132,7 +132,7 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
 def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     """The validated recipe; the error has one line for each problem, and one for all missing keys."""
     name = values.get("task")
-    if name is not None and name not in TASKS:
+    if name is not None and (not isinstance(name, str) or name not in TASKS):
         raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
     kind = Recipe if name is None else recipe_class(TASKS[name])
     return validate(kind, _rename_keys(values), source)
@@ -143,11 +143,13 @@ def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:
     values = {section: dict(inside) if isinstance(inside, dict) else inside for section, inside in values.items()}
     for old, new in RENAMED.items():
         (old_section, old_key), (section, key) = old.split("."), new.split(".")
-        inside, target = values.get(old_section), values.setdefault(section, {})
-        if isinstance(inside, dict) and old_key in inside and isinstance(target, dict):
-            target[key] = inside.pop(old_key)
-        if not target:
-            del values[section]
+        inside = values.get(old_section)
+        if not isinstance(inside, dict) or old_key not in inside:
+            continue
+        target = values.setdefault(section, {})
+        if not isinstance(target, dict) or key in target:
+            raise ConfigError(f"{old} is an earlier name of {new}, and both are given: leave {old} out")
+        target[key] = inside.pop(old_key)
     return values
 
 

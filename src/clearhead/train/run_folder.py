@@ -47,13 +47,13 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
         raise ConfigError(
             f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
         )
-    elif inside and not resume:
+    elif inside:  # nothing was trained yet, so nothing is resumed: a new recipe must not meet old tokenizers
         aside = temporary_path(where, "old")
         shutil.rmtree(aside, ignore_errors=True)
         where.rename(aside)
         where.mkdir()
         _lock(where, held)
-    if not begun or not resume:  # a run that is resumed keeps its files until all is known to be right
+    if not begun or overwrite:  # a run that is resumed keeps its files until all is known to be right
         save_recipe(where, recipe)
     return aside
 

@@ -159,9 +159,10 @@ def _handle_signals(trainer: Trainer) -> Iterator[None]:
         trainer.interrupted = True
         signal.signal(number, before[signal.Signals(number)])
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    known = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
     try:
-        before = {signal.Signals[name]: signal.signal(signal.Signals[name], interrupt) for name in names}
+        before = {number: signal.signal(number, interrupt) for number in heeded}
     except ValueError:  # only the main thread may
         before = {}
     try:
