@@ -243,7 +243,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     def act(self, action: str, model: ModelT, folder: Path, arguments: Sequence[str]) -> list[str]:
         """Runs one of `actions` with the model in this folder; returns the lines to print."""
-        raise NotImplementedError
+        raise ConfigError(f"{self.name} has no action {action!r}")
 
     # Attention
 
