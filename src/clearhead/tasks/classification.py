@@ -17,7 +17,8 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import Classifier, ModelConfig
-from clearhead.tasks.base import Examples, Prediction, Scores, Task
+from clearhead.tasks.base import Baseline, Examples, Prediction, Scores, Task
+from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.metrics import label_scores
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 from clearhead.tasks.trace import Trace
@@ -200,6 +201,12 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
 
     def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
         return label_scores([row.values[1] for row in rows], [prediction.label for prediction in predictions])
+
+    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+        usable = [row for row in train if row.values[1]]
+        simple = TfidfBaseline().fit([row.values[0] for row in usable], [row.values[1] for row in usable])
+        found = simple.predict([row.values[0] for row in rows])
+        return Baseline(simple.name, label_scores([row.values[1] for row in rows], found))
 
     # Attention
 
