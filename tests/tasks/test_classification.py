@@ -103,7 +103,7 @@ def test_it_has_learned_which_word_decides(classifier):
     assert classifier.predict("soup is not very good").text == "food"
     scores = classifier.evaluate(labelled(60, seed=9))
     assert scores["accuracy"] > 0.9
-    assert set(scores) == {"accuracy", "macro_f1"}
+    assert set(scores) == {"accuracy", "macro_f1", "calibration_error", "calibration_error_before"}
 
 
 def test_what_was_left_out_of_training_is_reported(run):

@@ -25,6 +25,7 @@ class Report:
         self.kept = 0
         self.dropped: dict[str, int] = {}
         self.places: dict[str, list[Row]] = {}
+        self.remarks: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -40,6 +41,10 @@ class Report:
         if len(places) < SHOWN:
             places.append(Row((), row.file, row.line))
 
+    def remark(self, what: str) -> None:
+        """Counts a row that is kept, with something to know about it; `what` reads well after a number."""
+        self.remarks[what] = self.remarks.get(what, 0) + 1
+
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON values.
 
@@ -53,7 +58,9 @@ class Report:
         return {"kept": self.kept, "dropped": dropped}
 
     def __str__(self) -> str:
-        kept = f"kept {self.kept:,} of {self.total:,}"
+        kept = ", ".join(
+            [f"kept {self.kept:,} of {self.total:,}", *(f"{count:,} {what}" for what, count in self.remarks.items())]
+        )
         if not self.dropped:
             return kept
         reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in self.dropped.items()]

@@ -18,7 +18,7 @@ from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.report import SHOWN
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, resolve_sources
+from clearhead.train.recipe import Recipe, resolve_path, resolve_sources
 
 
 class TrainingData(NamedTuple):
@@ -43,7 +43,8 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     dev_rows, test = dev_rows or list(chain(*dev_files)), list(chain(*test_files))
     fitted = not recipe.model and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
-    task = _prepare_task(where / "task", kind, rows, recipe, processes)
+    complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})
+    task = _prepare_task(where / "task", kind, rows, complete, processes)
     problems = [task.row_problem(row) for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
