@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.base import Examples
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.report import SHOWN
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, resolve_path, resolve_sources
+from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
+from clearhead.train.starting_weights import read_pretrained
 
 
 class TrainingData(NamedTuple):
@@ -31,6 +33,7 @@ class TrainingData(NamedTuple):
     dev: tuple[Examples[Any], Sequence[Row]] | None
     test: list[Row]  # scored at the end
     report: str  # which rows were dropped
+    start: Pretrained | None  # trained weights to start from
 
 
 def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
@@ -41,10 +44,15 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
     rows, dev_rows = _split_rows(recipe, train_files)
     dev_rows, test = dev_rows or list(chain(*dev_files)), list(chain(*test_files))
-    fitted = not recipe.model and not (where / "task").is_dir()
+    start = None
+    if recipe.train.init_from is not None and not (where / "checkpoints").is_dir():  # a checkpoint has all weights
+        start = read_pretrained(recipe.train.init_from, base)
+    fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
     complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})
-    task = _prepare_task(where / "task", kind, rows, complete, processes)
+    task = _prepare_task(where / "task", kind, rows, complete, start, processes)
+    if start is not None and (problem := find_position_problem(recipe, task.config)):
+        raise ConfigError(problem)
     problems = [task.row_problem(row) for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
@@ -58,7 +66,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         said += f"\ndev: {report}"
         if repeated := find_repeated(task, examples.rows, usable.rows):
             said += f"\n{_describe_repeated(repeated, len(usable.rows))}"
-    return TrainingData(recipe, fitted, task, examples, dev, test, said)
+    return TrainingData(recipe, fitted, task, examples, dev, test, said, start)
 
 
 def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
@@ -119,11 +127,16 @@ def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path)
 
 
 def _prepare_task(
-    folder: Path, kind: type[AnyTask], rows: Sequence[Row], recipe: Recipe, processes: Processes
+    folder: Path,
+    kind: type[AnyTask],
+    rows: Sequence[Row],
+    recipe: Recipe,
+    start: Pretrained | None,
+    processes: Processes,
 ) -> AnyTask:
     """Prepares the task and stores it in the run folder once; all processes, and resumed runs, load it from there."""
     if processes.first and not folder.is_dir():
-        task = kind.prepare(rows, recipe)
+        task = kind.prepare(rows, recipe, start)
         with atomic_folder(folder) as fresh:
             task.save(fresh)
             write_json(fresh / "task.json", {"model": task.config.to_dict(), "settings": task.settings})
