@@ -1,0 +1,53 @@
+"""Tagger: an encoder with a score for each tag of each word, and the learned steps of a CRF if wanted."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.attention import Mask
+from clearhead.model import ModelConfig, TokenClassifier
+from clearhead.tasks.tagging.linear_chain import Steps
+from clearhead.tasks.tagging.word_case import CASES
+
+
+class Tagger(TokenClassifier):
+    """A TokenClassifier that scores words by their first pieces.
+
+    With `crf` it learns scores of steps from tag to tag; with `cases` vectors for how a word is capitalised, which are
+    added to the embeddings of its pieces. Both start at zero.
+    """
+
+    def __init__(self, config: ModelConfig, *, crf: bool = False, cases: bool = False) -> None:
+        super().__init__(config)
+        labels = config.labels
+        assert labels is not None
+        self.first_tag = nn.Parameter(torch.zeros(labels)) if crf else None
+        self.next_tag = nn.Parameter(torch.zeros(labels, labels)) if crf else None
+        self.last_tag = nn.Parameter(torch.zeros(labels)) if crf else None
+        self.cases = nn.Embedding(len(CASES), config.width) if cases else None
+        if self.cases is not None:
+            nn.init.zeros_(self.cases.weight)
+
+    def word_scores(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        lengths: Int[Tensor, " batch"],
+        words: Int[Tensor, "batch words"],
+        cases: Int[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch words labels"]:
+        """Scores of the tags of each word, whose first piece is the token of that number."""
+        mask = Mask.padding(lengths, queries=True)
+        if self.cases is None:
+            hidden = self(tokens, mask=mask)
+        else:
+            hidden = self(vectors=self.vocabulary(tokens) + self.cases(cases), mask=mask)
+        chosen = hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2]))
+        return self.label_scores(chosen)
+
+    def steps(self) -> Steps | None:
+        """The learned scores of steps, in float32; None without a CRF."""
+        if self.first_tag is None or self.next_tag is None or self.last_tag is None:
+            return None
+        return Steps(self.first_tag.float(), self.next_tag.float(), self.last_tag.float())
