@@ -1,7 +1,8 @@
 """Files of tagged sentences: CoNLL columns (one word a line), and JSONL with a text and its entities.
 
-A row has two values: the text, and a JSON text that says what is in it. Of columns that is {"words": characters from and
-to, "tags", "scheme"}; of JSONL the list of entities. Tags stay as they are in the file until a task reads them.
+A row has two values: the text, and a JSON text that says what is in it. Of columns that is an object of "words"
+(characters from and to), "tags" and "scheme"; of JSONL the list of entities. Tags stay as they are in the file until a
+task reads them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BYTE_ORDER_MARK = "\ufeff"
 class _Layout(NamedTuple):
     """How many columns a file has, and which are the word and its tag."""
 
-    count: int
+    columns: int
     word: int
     tag: int
 
@@ -123,7 +124,7 @@ def _is_comment(fields: list[str], layout: _Layout | None) -> bool:
         return False
     if layout is None:
         return len(fields) < 2 or not is_tag(fields[-1])
-    return len(fields) != layout.count or not is_tag(fields[layout.tag])
+    return len(fields) != layout.columns or not is_tag(fields[layout.tag])
 
 
 def _make_layout(path: Path, number: int, text: str, fields: list[str], names: list[str] | None) -> _Layout:
@@ -137,9 +138,9 @@ def _make_layout(path: Path, number: int, text: str, fields: list[str], names: l
 
 
 def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _Layout) -> _Line:
-    if len(fields) != layout.count:
+    if len(fields) != layout.columns:
         count = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
-        refuse_line(path, number, f"{count} where the first line has {layout.count}", text)
+        refuse_line(path, number, f"{count} where the first line has {layout.columns}", text)
     word, tag = fields[layout.word], fields[layout.tag]
     if not word:
         refuse_line(path, number, "a tag without a word", text)

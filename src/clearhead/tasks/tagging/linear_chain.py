@@ -6,6 +6,7 @@ learned steps these are 0 where legal; what is illegal is −∞. All functions 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ def viterbi(
     tensor([[1, 1, 0]])
     """
     emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST).double()
-    batch, words, tags = emissions.shape
+    _, words, tags = emissions.shape
     between = steps.between.double()
     best = steps.first.double() + emissions[:, 0]
     before: list[Tensor] = []
@@ -70,7 +71,7 @@ def viterbi(
 def best_sequences(
     emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps, *, learned: bool
 ) -> Int[Tensor, "batch words"]:
-    """As `viterbi`, which runs only where it must if no steps are learned: a legal sequence of best tags is the best."""
+    """As `viterbi`, which runs only where it must: if no steps are learned, best tags that are legal are the best."""
     if learned:
         return viterbi(emissions, lengths, steps)
     padding = torch.arange(emissions.shape[1], device=emissions.device) >= lengths[:, None]
@@ -153,7 +154,7 @@ class ChainProbabilities:
         """That the words from `begin` have these tags, and that none of `continuing` follows."""
         end = begin + len(tags)
         score = self.forward[sample, begin, tags[0]]
-        for word, (one, other) in enumerate(zip(tags, tags[1:], strict=False), start=begin + 1):
+        for word, (one, other) in enumerate(pairwise(tags), start=begin + 1):
             score = score + self.between[one, other] + self.emissions[sample, word, other]
         after = self.backward[sample, end - 1, tags[-1]]
         if end < self.lengths[sample] and continuing:

@@ -68,7 +68,7 @@ def write_tags(spans: Iterable[Span], words: int, scheme: str) -> list[str]:
     >>> write_tags([Span(0, 3, "ORG"), Span(3, 4, "ORG")], 5, "iob1")
     ['I-ORG', 'I-ORG', 'I-ORG', 'B-ORG', 'O']
     """
-    first, inner, last, only = LETTERS[scheme]
+    first, inner, last, only = list(LETTERS[scheme])
     tags = [OUTSIDE] * words
     for begin, end, label in sorted(spans):
         letters = [only] if end == begin + 1 else [first, *[inner] * (end - begin - 2), last]

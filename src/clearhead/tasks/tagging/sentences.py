@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import DataError
@@ -91,7 +92,7 @@ def parse_entity(value: Any, text: str, where: str) -> Span:
 
 def refuse_overlap(spans: tuple[Span, ...], where: str) -> tuple[Span, ...]:
     """The entities, sorted, if no two overlap."""
-    for one, other in zip(spans, spans[1:], strict=False):
+    for one, other in pairwise(spans):
         if other.begin < one.end:
             raise DataError(
                 f"{where}: two entities overlap, {one.label} from {one.begin} to {one.end} and "

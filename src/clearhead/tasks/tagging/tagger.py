@@ -30,21 +30,31 @@ class Tagger(TokenClassifier):
         if self.cases is not None:
             nn.init.zeros_(self.cases.weight)
 
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch tokens"] | None = None,
+        *,
+        vectors: Float[Tensor, "batch tokens width"] | None = None,
+        segments: Int[Tensor, "batch tokens"] | None = None,
+        positions: Int[Tensor, "*batch tokens"] | None = None,
+        mask: Mask | None = None,
+        cases: Int[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens width"]:
+        """As of an Encoder; `cases` are those of the words that tokens belong to."""
+        if self.cases is not None and cases is not None:
+            vectors, tokens = self._embed(tokens, vectors) + self.cases(cases), None
+        return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+
     def word_scores(
         self,
         tokens: Int[Tensor, "batch tokens"],
         lengths: Int[Tensor, " batch"],
-        words: Int[Tensor, "batch words"],
         cases: Int[Tensor, "batch tokens"],
+        words: Int[Tensor, "batch words"],
     ) -> Float[Tensor, "batch words labels"]:
-        """Scores of the tags of each word, whose first piece is the token of that number."""
-        mask = Mask.padding(lengths, queries=True)
-        if self.cases is None:
-            hidden = self(tokens, mask=mask)
-        else:
-            hidden = self(vectors=self.vocabulary(tokens) + self.cases(cases), mask=mask)
-        chosen = hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2]))
-        return self.label_scores(chosen)
+        """Scores of the tags of each word, given by the place of its first piece among the tokens."""
+        hidden = self(tokens, mask=Mask.padding(lengths, queries=True), cases=cases)
+        return self.label_scores(hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2])))
 
     def steps(self) -> Steps | None:
         """The learned scores of steps, in float32; None without a CRF."""

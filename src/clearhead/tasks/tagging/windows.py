@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -39,7 +39,7 @@ def plan_windows(pieces: Sequence[int], size: int) -> list[Window]:
             begin = _first_fitting(ends, end, size)  # the last one has more on its left
         reach.append((begin, end))
     cuts = [0]
-    for (_, end), (begin, _) in zip(reach, reach[1:], strict=False):
+    for (_, end), (begin, _) in pairwise(reach):
         middle = (ends[begin] + ends[end]) / 2
         cuts.append(max(cuts[-1], min(range(begin, end + 1), key=lambda word: abs(ends[word] - middle))))
     cuts.append(words)

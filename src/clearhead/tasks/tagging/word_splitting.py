@@ -4,8 +4,8 @@ The rule, in this order; a combining mark, an invisible character or a joined em
 
 1. White space and control characters separate words, and belong to none.
 2. A character of a script without spaces (Chinese, Japanese, Thai, …) is a word.
-3. Letters and digits in a row are a word. Between two of them `-`, `.`, `_`, `&`, `@`, `’` and `'` belong to it, and `,` and
-   `:` between digits: AL-AIN, AT&T, O'Brien, 1,000. A `#` or `@` right before belongs to it: #tag.
+3. Letters and digits in a row are a word. Between two of them `-`, `.`, `_`, `&`, `@`, `’` and `'` belong to it, and
+   `,` and `:` between digits: AL-AIN, AT&T, O'Brien, 1,000. A `#` or `@` right before belongs to it: #tag.
 4. But an apostrophe with one or two letters at the end of a word is a word: Germany 's.
 5. Single letters with a full stop after each, two or more, are a word: U.S.
 6. Every other character is a word: all other punctuation, symbols, emoji.
