@@ -34,10 +34,12 @@ class Counts:
     right: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     wanted: Counter[str] = field(default_factory=Counter)
+    of_tags: bool = False
 
     def names(self) -> list[str]:
-        """What was wanted or predicted: by label, then B before I; "O" last."""
-        return sorted({*self.wanted, *self.predicted}, key=tag_order)
+        """What was wanted or predicted; tags by label, B before I, and "O" last."""
+        names = {*self.wanted, *self.predicted}
+        return sorted(names, key=tag_order) if self.of_tags else sorted(names)
 
     def line(self, name: str) -> Line:
         return _line(self.right[name], self.predicted[name], self.wanted[name])
@@ -65,7 +67,7 @@ class Counts:
         shown = self.names()
         averages = {"micro avg": self.micro(), "macro avg": self.macro(), "weighted avg": self.weighted()}
         width = max(map(len, [*shown, *averages]))
-        lines = ["".join([" " * width, *(f" {header:>9}" for header in HEADERS)]), ""]
+        lines = ["".join([" " * (width + 1), *(f" {header:>9}" for header in HEADERS)]), ""]
         lines += [_format_line(name, self.line(name), width) for name in shown]
         lines += ["", *(_format_line(name, line, width) for name, line in averages.items())]
         return "\n".join(lines)
@@ -73,7 +75,7 @@ class Counts:
 
 def count_tags(wanted: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Counts:
     """Counts of tags, word by word."""
-    counts = Counts()
+    counts = Counts(of_tags=True)
     for one, other in zip(wanted, predicted, strict=True):
         counts.wanted.update(one)
         counts.predicted.update(other)
@@ -132,4 +134,4 @@ def _line(right: int, predicted: int, wanted: int) -> Line:
 
 
 def _format_line(name: str, line: Line, width: int) -> str:
-    return f"{name:>{width}}" + "".join(f" {value:>9.{DIGITS}f}" for value in line[:3]) + f" {line.support:>9}"
+    return f"{name:>{width}} " + "".join(f" {value:>9.{DIGITS}f}" for value in line[:3]) + f" {line.support:>9}"

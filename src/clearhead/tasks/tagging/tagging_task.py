@@ -112,7 +112,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         self.label_smoothing, self.unknown = recipe.loss.label_smoothing, recipe.text.unknown
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TaggedExamples:
-        kept, sentences = list[Row](), list[Sentence]()
+        kept: list[Row] = []
+        sentences: list[Sentence] = []
         for row in rows:
             if problem := self.row_problem(row):
                 report.drop(row, problem)
