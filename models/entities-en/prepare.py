@@ -2,8 +2,8 @@
 
     python models/entities-en/prepare.py WNUT17/train.conll src/clearhead/shipped/corpora
 
-Kept are sentences of 4 to 40 words in plain letters, without words that do not belong into a classroom: all with an entity,
-and as many without one. Names of users become @user, addresses become URL. Every sixth is for dev.
+Kept are sentences of 4 to 40 words in plain letters, without words that do not belong into a classroom: all with an
+entity, and as many without one. Names of users become @user, addresses become URL. Every sixth is for dev.
 """
 
 from __future__ import annotations

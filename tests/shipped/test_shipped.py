@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from clearhead import shipped
-from clearhead.tasks import Tagging
 from clearhead.text import read
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +56,7 @@ def test_no_row_of_dev_is_in_train(name):
 
 def test_no_message_of_dev_is_in_train():
     train, dev = (
-        {row.values[0].lower() for row in Tagging.read(shipped.corpus(f"entities-en.{part}"))}
+        set(gzip.decompress(shipped.corpus(f"entities-en.{part}").read_bytes()).decode().lower().split("\n\n"))
         for part in ("train", "dev")
     )
     assert (len(train), len(dev)) == (1625, 325)

@@ -206,12 +206,12 @@ def test_a_saved_model_answers_as_before(tagger, tmp_path):
     loaded = clearhead.load(tmp_path / "copy", device="cpu")
     inputs = [" ".join(word for word, _ in one) for one in tagged(13, seed=6)]
     assert loaded.predict(inputs) == tagger.predict(inputs)
-    assert loaded.task.labels == ["LOC", "PER"]
+    assert loaded.task.types == ["LOC", "PER"]
 
 
 def test_damaged_settings_are_refused(tagger, tmp_path):
     tagger.task.save(tmp_path)
-    for wrong in ({"labels": []}, {"tags": "iob9"}, {"window": "64"}, {"labels": ["A"]}):
+    for wrong in ({"labels": []}, {"tags": "iob9"}, {"window": "64"}, {"labels": ["O", "B-A"]}):
         with pytest.raises(CheckpointError):
             Tagging.load(tmp_path, tagger.task.config, {**tagger.task.settings, **wrong})
 

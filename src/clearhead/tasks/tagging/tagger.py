@@ -11,6 +11,8 @@ from clearhead.model import ModelConfig, TokenClassifier
 from clearhead.tasks.tagging.linear_chain import Steps
 from clearhead.tasks.tagging.word_case import CASES
 
+STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
+
 
 class Tagger(TokenClassifier):
     """A TokenClassifier that scores words by their first pieces.
@@ -60,4 +62,5 @@ class Tagger(TokenClassifier):
         """The learned scores of steps, in float32; None without a CRF."""
         if self.first_tag is None or self.next_tag is None or self.last_tag is None:
             return None
-        return Steps(self.first_tag.float(), self.next_tag.float(), self.last_tag.float())
+        parts = (self.first_tag, self.next_tag, self.last_tag)
+        return Steps(*(STEP_SCALE * part.float() for part in parts))

@@ -24,7 +24,7 @@ from clearhead.tasks.tagging.examples import TaggedExamples, TaggedWords, Window
 from clearhead.tasks.tagging.files import read_tagged
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.prediction import TaggedText
-from clearhead.tasks.tagging.schemes import Span, list_tags, write_tags
+from clearhead.tasks.tagging.schemes import OUTSIDE, Span, list_tags, write_tags
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities
 from clearhead.tasks.tagging.settings import TaggingRecipe
 from clearhead.tasks.tagging.tables import Tables, count_tables
@@ -59,9 +59,10 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         self.tokenizer, self.config, self._settings = tokenizer, config, dict(settings)
-        self.labels: list[str] = settings["labels"]
+        self.labels: list[str] = settings["labels"]  # the tags that the model has scores for
+        self.types = sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
         self.window, self.characters, self.scheme = settings["window"], settings["characters"], settings["scheme"]
-        self.decoder = Decoder(list_tags(self.labels, settings["tags"]), settings["tags"])
+        self.decoder = Decoder(self.labels, settings["tags"])
         unknown = bool(settings["unknown"])
         self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=unknown)
         self.label_smoothing = self.unknown = 0.0
@@ -86,15 +87,17 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Tagging:
         assert isinstance(recipe, TaggingRecipe)
         sentences = [Sentence.from_row(row, scheme=recipe.data.scheme) for row in rows]
-        labels = sorted({span.label for sentence in sentences for span in sentence.entities})
-        if not labels:
+        types = sorted({span.label for sentence in sentences for span in sentence.entities})
+        if not types:
             raise DataError(f"there is nothing to learn: no word of {len(rows):,} sentences is in an entity")
         given = [sentence for sentence in sentences if sentence.characters is None]
         single = bool(given) and all(end - begin == 1 for sentence in given for begin, end in sentence.words)
         words = [word for sentence in sentences for word in sentence.word_texts()]
         tokenizer = recipe.text.make_tokenizer(words, start)
-        tags = len(list_tags(labels, recipe.loss.tags))
-        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels=tags)
+        labels = list_tags(types, recipe.loss.tags)
+        if start is not None and sorted(start.labels) == sorted(labels):
+            labels = list(start.labels)  # in their order, so that the output head can be taken over, too
+        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels=len(labels))
         settings = {
             "labels": labels,
             "tags": recipe.loss.tags,
@@ -121,7 +124,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             report.keep()
             kept.append(row)
             sentences.append(self.input_of(row))
-            for what, count in find_flaws(sentences[-1], self.labels).items():
+            for what, count in find_flaws(sentences[-1], self.types).items():
                 report.repair(row, what, count)
         if not kept:
             raise DataError(f"no sentence is left to use\n{report}")
@@ -129,7 +132,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         windows, tags, origins = list[WindowTokens](), list[list[int]](), list[int]()
         for origin, (sentence, made) in enumerate(zip(sentences, self._windows(sentences), strict=True)):
             # A label that training never saw cannot be learned; it counts as wrong where entities are scored.
-            known = [span for span in sentence.entities if span.label in self.labels]
+            known = [span for span in sentence.entities if span.label in self.types]
             own = [numbers[tag] for tag in write_tags(known, len(sentence.words), self.decoder.scheme)]
             windows += made
             tags += [own[one.window.first : one.window.last] for one in made]
@@ -201,13 +204,13 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def evaluate(self, model: Tagger, rows: Sequence[Row], options: Options) -> Evaluation:
         found = super().evaluate(model, rows, options)
-        flaws = describe_flaws(found.rows, self.input_of, self.labels)
+        flaws = describe_flaws(found.rows, self.input_of, self.types)
         notes = [str(found.scores["note"])] if "note" in found.scores else []
         return found._replace(scores={**found.scores, "note": "; ".join([*notes, *flaws])}) if flaws else found
 
     def report(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> str:
         """The table of tags, word by word and with "O", the table of entities, and what was wrong in the data."""
-        flaws = describe_flaws(rows, self.input_of, self.labels)
+        flaws = describe_flaws(rows, self.input_of, self.types)
         return "\n".join([self._count(rows, predictions).format(), *([""] if flaws else []), *flaws])
 
     def confusion(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> tuple[list[str], NDArray[np.int64]]:
@@ -256,11 +259,10 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
         tokenizer = Tokenizer.load(folder)
         _check_settings(folder, settings)
-        tags = len(list_tags(settings["labels"], settings["tags"]))
+        tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
-                f"{config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and {config.vocabulary}"
             )
         return cls(tokenizer, config, settings)
 
@@ -303,10 +305,12 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         "window": int,
     }
     wrong = [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]
-    labels = settings.get("labels")
-    if not wrong and not (labels and all(isinstance(label, str) for label in labels)):
-        wrong = ["labels"]
     if not wrong and settings["tags"] not in ("bioes", "iob2"):
         wrong = ["tags"]
+    if not wrong:
+        tags = [tag for tag in settings["labels"] if isinstance(tag, str)]
+        types = {tag[2:] for tag in tags if tag != OUTSIDE}
+        if not types or sorted(tags) != sorted(list_tags(sorted(types), settings["tags"])):
+            wrong = ["labels"]
     if wrong:
         raise CheckpointError(f"the settings of {folder} are damaged: {', '.join(wrong)} missing or wrong")
