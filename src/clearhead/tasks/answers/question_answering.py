@@ -1,0 +1,433 @@
+"""Answers: finds the best known answer to a question, and says "I don't know" where there is none.
+
+Two kinds of data. Intents: few answers with many questions each, told apart by a classifier over the vector of a
+question. Pairs: many answers, each seen a few times; one encoder gives vectors of questions and of answers (two towers
+with shared weights), and those of a pair learn to be similar. In both an index of vectors lies in the model folder, to
+which questions and answers can be added without training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clearhead.errors import CheckpointError, DataError
+from clearhead.model import ModelConfig, PooledEncoder
+from clearhead.tasks.answers.answer_index import AnswerIndex, Entry
+from clearhead.tasks.answers.answer_ranking import NOBODY, Ranking, rank_intents, rank_pairs
+from clearhead.tasks.answers.answer_scores import make_report, score_answers
+from clearhead.tasks.answers.answer_settings import (
+    RANKED,
+    UNKNOWN,
+    AnswerOptions,
+    AnswerPrediction,
+    AnswersLoss,
+    AnswersRecipe,
+    AnswersSection,
+    Match,
+)
+from clearhead.tasks.answers.contrastive_losses import (
+    OUT_OF_SCOPE,
+    consistency_loss,
+    intent_loss,
+    pair_loss,
+    question_contrast,
+)
+from clearhead.tasks.answers.hard_negatives import mine_negatives
+from clearhead.tasks.answers.index_actions import ACTIONS, run_action
+from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, fit_temperature
+from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
+from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
+from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
+from clearhead.tasks.settings import TaskRecipe
+from clearhead.tasks.trace import Trace
+
+if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
+    from clearhead.text import Report, Row, Tokenizer
+
+MANY = 4  # questions to an answer, on average, from which on answers are intents
+GAUSSIANS = "detectors.safetensors"
+CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index
+HELD_OUT = 10  # without dev, every so many-th training question stands in for it
+
+AnswerBatch = Questions | Pairs
+
+
+class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
+    name = "answers"
+    recipe = AnswersRecipe
+    options = AnswerOptions
+    columns = ("question", "answer")
+    metrics = ("accuracy", "recall_at_5", "mrr")
+    metric = "accuracy"
+    added_tokens = 2
+    default_shape = "tiny"
+    splits_batches = False  # negatives come from the same batch
+    actions = MappingProxyType(ACTIONS)
+
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], config: ModelConfig, *, kind: str) -> None:
+        self.tokenizer, self.labels, self.config, self.kind = tokenizer, list(labels), config, kind
+        self.index = AnswerIndex.empty(config.width)
+        self.calibration: Calibration | None = None
+        self.gaussians: Gaussians | None = None
+        self.candidates: list[str] = []
+        self.losses, self.section = AnswersLoss(), AnswersSection()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        calibration = None if self.calibration is None else self.calibration.to_json()
+        section, loss = self.section.model_dump(), self.losses.model_dump()
+        return {"kind": self.kind, "labels": self.labels, "answers": section, "loss": loss, "calibration": calibration}
+
+    # Data
+
+    @classmethod
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Answers:
+        assert isinstance(recipe, AnswersRecipe)
+        pairs = [_clean(row) for row in rows]
+        answers = list(dict.fromkeys(answer for question, answer in pairs if question and answer))
+        if len(answers) < 2:
+            said = f"the only one is {answers[0]!r:.60}" if answers else "all are empty"
+            raise DataError(f"there are no different answers to choose from: {said}")
+        kind = recipe.answers.kind
+        if kind == "auto":
+            kind = "intents" if sum(bool(answer) for _, answer in pairs) >= MANY * len(answers) else "pairs"
+        texts = (text for pair in pairs for text in (pair if kind == "pairs" else pair[:1]))
+        tokenizer = recipe.text.make_tokenizer(texts, start)
+        config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
+        config = config.change(labels=len(answers) if kind == "intents" else None)
+        return cls(tokenizer, sorted(answers) if kind == "intents" else [], config, kind=kind)
+
+    def configure(self, recipe: TaskRecipe) -> None:
+        assert isinstance(recipe, AnswersRecipe)
+        self.losses, self.section = recipe.loss, recipe.answers
+
+    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[Any]:
+        rows = list(rows)
+        longest = recipe.data.longest if isinstance(recipe, AnswersRecipe) else None
+        towers, pairs = self.kind == "pairs", [_clean(row) for row in rows]
+        distinct = list(dict.fromkeys(answer for _, answer in pairs if answer))
+        texts = dict(zip(distinct, self._enclosed(distinct), strict=True)) if towers else {}
+        kept: list[tuple[list[int], str, Row]] = []
+        for row, (_, answer), tokens in zip(rows, pairs, self._enclosed([pair[0] for pair in pairs]), strict=True):
+            size = max(len(tokens), len(texts.get(answer, ()))) - self.added_tokens
+            if problem := self.row_problem(row):
+                report.drop(row, problem)
+            elif longest is not None and size > longest:
+                report.drop(row, f"longer than {longest} tokens")
+            else:
+                report.keep()
+                kept.append((tokens, answer, row))
+        used = dict.fromkeys(answer for _, answer, _ in kept if answer)
+        if not used:
+            raise DataError(f"no question with an answer is left to use\n{report}")
+        if recipe is not None:
+            self.candidates = list(used)[:CANDIDATES]
+        numbers = {text: number for number, text in enumerate(used if towers else self.labels)}
+        answers = [numbers.get(answer, OUT_OF_SCOPE) for _, answer, _ in kept]
+        questions, own, pad = [tokens for tokens, *_ in kept], [row for *_, row in kept], self.tokenizer.pad
+        if not towers:
+            return QuestionExamples(questions, answers, own, pad)
+        known = {text: texts[text] for text in used}
+        return PairExamples(questions, answers, known, own, pad=pad, negatives=self.section.hard_negatives)
+
+    def _enclosed(self, texts: Sequence[str]) -> list[list[int]]:
+        return [enclose(self.tokenizer, tokens) for tokens in self.tokenizer.encode_all(texts)]
+
+    def row_problem(self, row: Row) -> str | None:
+        question, answer = _clean(row)
+        if not self.tokenizer.normal(question).strip():
+            return "without a question"
+        if answer and self.kind == "intents" and answer not in {*self.labels, *self.index.answers.values()}:
+            return "with an answer that is not in the training data"
+        return None
+
+    def answer_of(self, row: Row) -> str:
+        return _clean(row)[1] or UNKNOWN
+
+    # Model
+
+    def build(self) -> PooledEncoder:
+        return PooledEncoder(self.config)
+
+    def loss(self, model: PooledEncoder, batch: Any) -> Tensor:
+        return self._pair_loss(model, batch) if self.kind == "pairs" else self._intent_loss(model, batch)
+
+    def _intent_loss(self, model: PooledEncoder, batch: Questions) -> Tensor:
+        settings, learning = self.losses, model.training
+        twice = learning and settings.r_drop > 0
+        tokens, lengths = (part.repeat(2, *[1] * (part.ndim - 1)) if twice else part for part in batch[:2])
+        vectors = pool_tokens(model, tokens, lengths)
+        scores = self._label_scores(model, vectors).float()
+        answers = batch.answers.repeat(2) if twice else batch.answers
+        smoothing, outliers = (settings.label_smoothing, settings.outliers) if learning else (0.0, 0.0)
+        loss = intent_loss(scores, answers, smoothing=smoothing, outliers=outliers)
+        if learning and settings.contrast:
+            unit = F.normalize(vectors.float(), dim=-1)
+            loss = loss + settings.contrast * question_contrast(unit, answers, settings.temperature)
+        if not twice:
+            return loss
+        one, other = scores.chunk(2)
+        return loss / 2 + settings.r_drop * consistency_loss(one, other)
+
+    def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
+        settings, learning = self.losses, model.training
+        questions = _unit(pool_tokens(model, batch.tokens, batch.lengths))
+        answers = _unit(pool_tokens(model, batch.answer_tokens, batch.answer_lengths))
+        negatives, numbers = questions[:0], batch.negatives[:0]
+        if learning and len(batch.negatives):
+            negatives = _unit(pool_tokens(model, batch.negative_tokens, batch.negative_lengths))
+            numbers = batch.negatives
+        loss = pair_loss(
+            questions,
+            answers,
+            negatives,
+            batch.answers,
+            numbers,
+            temperature=settings.temperature,
+            outliers=settings.outliers if learning else 0.0,
+        )
+        if learning and settings.contrast:
+            loss = loss + settings.contrast * question_contrast(questions, batch.answers, settings.temperature)
+        return loss
+
+    def _label_scores(self, model: PooledEncoder, vectors: Tensor) -> Tensor:
+        if self.section.head == "linear" or model.to_labels is None:
+            return model.label_scores(vectors)
+        weight, bias = model.to_labels.weight, model.to_labels.bias
+        cosine = F.linear(F.normalize(model.dropout(vectors), dim=-1), F.normalize(weight, dim=-1))
+        return cosine / self.losses.temperature + bias
+
+    @torch.no_grad()
+    def refresh(self, model: PooledEncoder, examples: Examples[Any], epoch: int) -> None:
+        """Mines hard negatives for pairs with the weights at the beginning of an epoch."""
+        if not isinstance(examples, PairExamples) or examples.negatives.shape[1] == 0:
+            return
+        if epoch % self.section.mine_every:
+            return
+        asked = [_clean(row)[0] for row in examples.rows]
+        questions, answers = (_unit(encode_texts(model, self.tokenizer, some)) for some in (asked, examples.distinct))
+        count = examples.negatives.shape[1]
+        examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
+
+    @torch.no_grad()
+    def calibrate(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
+        """Builds the index, and chooses detector and threshold on dev.
+
+        Without dev every tenth training question is used for that: the threshold is then too strict for new questions.
+        """
+        rest = list(train)
+        if not dev:
+            dev, rest = rest[::HELD_OUT], [row for place, row in enumerate(rest) if place % HELD_OUT]
+        self._build_index(model, rest, dev)
+        vectors, scores = self._encode(model, [_clean(row)[0] for row in dev], 64)
+        right = [_clean(row)[1] for row in dev]
+        inside = np.array([bool(answer) for answer in right])
+        temperature = 1.0
+        if scores is not None:
+            numbers = {text: number for number, text in enumerate(self.labels)}
+            places = [place for place, answer in enumerate(right) if answer in numbers]
+            wanted = torch.tensor([numbers[right[place]] for place in places])
+            temperature = fit_temperature(scores[places], wanted)
+        if inside.any():
+            ranking = self._rank(vectors, scores, best=RANKED, temperature=temperature)
+            self.calibration = Calibration.fit(
+                ranking.evidence,
+                ranking.nearest,
+                inside,
+                detector=self.section.detector,
+                reject=self.section.reject,
+                temperature=temperature,
+            )
+        if len(rest) < len(train):
+            self._build_index(model, train, dev)
+
+    def _build_index(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
+        """The index of training questions, and of pairs all answers, those of dev included, but not dev's questions."""
+        index = AnswerIndex.empty(self.config.width)
+        pairs = list(dict.fromkeys(pair for pair in map(_clean, train) if all(pair)))
+        entries: list[Entry]
+        if self.kind == "intents":
+            numbers = {text: number for number, text in enumerate(self.labels)}
+            entries = [Entry(numbers[answer], answer, question) for question, answer in pairs]
+        else:
+            answers = list(dict.fromkeys(answer for _, answer in [*pairs, *map(_clean, dev)] if answer))
+            places = {text: number for number, text in enumerate(answers)}
+            entries = [Entry(number, text, None) for text, number in places.items()]
+            entries += [Entry(places[answer], answer, question) for question, answer in pairs]
+        vectors = self._text_vectors(
+            model, [entry.answer if entry.question is None else entry.question for entry in entries]
+        )
+        self.index = index.extend(entries, vectors.numpy())
+        asked = torch.tensor([entry.question is not None for entry in entries])
+        classes = torch.tensor([entry.id if self.kind == "intents" else 0 for entry in entries])
+        count = len(self.labels) if self.kind == "intents" else 1
+        self.gaussians = Gaussians.fit(vectors[asked], classes[asked], count)
+
+    def _text_vectors(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
+        """Unit vectors of texts, on the CPU."""
+        return _unit(encode_texts(model, self.tokenizer, texts, batch)).cpu()
+
+    def _encode(self, model: PooledEncoder, texts: Sequence[str], batch: int) -> tuple[Tensor, Tensor | None]:
+        """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
+        vectors = encode_texts(model, self.tokenizer, texts, batch)
+        scores = self._label_scores(model, vectors).float().cpu() if self.kind == "intents" else None
+        return _unit(vectors).cpu(), scores
+
+    def _rank(self, vectors: Tensor, scores: Tensor | None, *, best: int, temperature: float) -> Ranking:
+        if scores is None:
+            return rank_pairs(vectors, self.index, self.gaussians, temperature=self.losses.temperature, best=best)
+        return rank_intents(
+            scores,
+            vectors,
+            self.index,
+            self.gaussians,
+            temperature=temperature,
+            neighbours=self.section.neighbours,
+            best=best,
+        )
+
+    # Answers
+
+    @torch.no_grad()
+    def predict(self, model: PooledEncoder, inputs: Sequence[str], options: AnswerOptions) -> list[AnswerPrediction]:
+        if not inputs:
+            return []
+        vectors, scores = self._encode(model, inputs, options.batch)
+        calibration = self.calibration
+        ranking = self._rank(
+            vectors,
+            scores,
+            best=max(RANKED, options.best or 0),
+            temperature=1.0 if calibration is None else calibration.temperature,
+        )
+        evidence, in_scope, known = ranking.evidence, ranking.evidence["energy"], np.ones(len(inputs), np.bool_)
+        if calibration is not None:
+            evidence = calibration.complete(evidence)
+            in_scope = evidence[calibration.detector]
+            # The detectors know nothing of what was added after training: there the nearest question decides.
+            near = ranking.added & (ranking.nearest >= calibration.nearest)
+            known = (in_scope >= calibration.thresholds[calibration.detector]) | near
+        texts = {**dict(enumerate(self.labels)), **self.index.answers}
+        found = []
+        for row, given in enumerate(inputs):
+            pairs = zip(ranking.ids[row].tolist(), ranking.scores[row].tolist(), strict=True)
+            matches = tuple(Match(number, texts[number], score) for number, score in pairs if number != NOBODY)
+            empty = not self.tokenizer.normal(given).strip()
+            sure = bool(known[row]) and not empty and bool(matches)
+            found.append(
+                AnswerPrediction(
+                    matches[0].text if sure else UNKNOWN,
+                    ("the question is empty",) if empty else (),
+                    known=sure,
+                    matches=matches,
+                    best=options.best,
+                    in_scope=float(in_scope[row]),
+                    evidence={name: float(values[row]) for name, values in evidence.items()},
+                )
+            )
+        return found
+
+    def evaluate(self, model: PooledEncoder, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
+        """Scores of a model's answers; answers of pairs that the index lacks are candidates for the time being."""
+        if self.kind == "intents":
+            return super().evaluate(model, rows, options)
+        own = {*self.index.answers.values()}
+        wanted = dict.fromkeys([*(answer for _, answer in map(_clean, rows)), *([] if own else self.candidates)])
+        texts = [text for text in wanted if text and text not in own]
+        there = copy.copy(self)
+        if texts:
+            ids = self.index.assign_ids(texts)
+            entries = [Entry(number, text, None) for number, text in zip(ids, texts, strict=True)]
+            with torch.no_grad():
+                there.index = self.index.extend(entries, self._text_vectors(model, texts, options.batch).numpy())
+        return super(Answers, there).evaluate(model, rows, options)
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction], options: AnswerOptions) -> Scores:
+        return score_answers([_clean(row)[1] for row in rows], predictions)
+
+    def report(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
+        return make_report([_clean(row)[1] for row in rows], predictions)
+
+    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+        from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf
+
+        simple = score_tf_idf if self.kind == "intents" else score_bm25
+        return simple([_clean(row) for row in train], [_clean(row) for row in rows])
+
+    def act(
+        self, action: str, model: PooledEncoder, folder: Path, arguments: Sequence[str], *, as_json: bool = False
+    ) -> list[str]:
+        def encode(texts: Sequence[str]) -> Any:
+            return self._text_vectors(model, texts).numpy()
+
+        return run_action(
+            action, folder, arguments, encode, read=self.read, towers=self.kind == "pairs", as_json=as_json
+        )
+
+    # Attention
+
+    def traces(self, model: PooledEncoder, given: str, *, answer: str | None, options: AnswerOptions) -> list[Trace]:
+        """A question, read once."""
+        if answer is not None:
+            raise DataError("answers reads no answer: leave --answer away")
+        [prediction] = self.predict(model, [given], options)
+        return [Trace({"tokens": enclose(self.tokenizer, self.tokenizer.encode(given))}, text=prediction.text)]
+
+    def run_trace(self, model: PooledEncoder, trace: Trace) -> None:
+        model(torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device))
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return self.tokenizer.pieces(numbers)
+
+    # Model folder
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        if self.index.entries:
+            self.index.save(folder)
+        if self.gaussians is not None:
+            save_file(self.gaussians.to_tensors(), folder / GAUSSIANS)
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Answers:
+        from clearhead.text import Tokenizer
+
+        tokenizer = Tokenizer.load(folder)
+        try:
+            kind, labels = settings["kind"], settings["labels"]
+            task = cls(tokenizer, labels, config, kind=kind)
+            task.section, task.losses = AnswersSection(**settings["answers"]), AnswersLoss(**settings["loss"])
+            if settings["calibration"] is not None:
+                task.calibration = Calibration.from_json(settings["calibration"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
+        if tokenizer.size != config.vocabulary or (config.labels or 0) != len(labels):
+            raise CheckpointError(
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
+            )
+        task.index = AnswerIndex.load(folder) or task.index
+        if (folder / GAUSSIANS).exists():
+            task.gaussians = Gaussians(**load_file(folder / GAUSSIANS))
+        return task
+
+
+def _clean(row: Row) -> tuple[str, str]:
+    """Question and answer without white space around them."""
+    question, answer = row.values
+    return question.strip(), answer.strip()
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return F.normalize(vectors.float(), dim=-1)
