@@ -147,7 +147,7 @@ def find_generation(folder: Path) -> int | None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_index(folder: Path) -> Iterator[None]:
     """Context manager: no other process changes the index in this folder."""
     until = time.monotonic() + PATIENCE
     while True:

@@ -44,7 +44,7 @@ def score_answers(right: Sequence[str], predictions: Sequence[AnswerPrediction])
 
 def _rank(text: str, prediction: AnswerPrediction) -> float:
     texts = [match.text for match in prediction.matches]
-    return texts.index(text) + 1 if text in texts else np.inf
+    return float(texts.index(text) + 1) if text in texts else np.inf
 
 
 def make_report(right: Sequence[str], predictions: Sequence[AnswerPrediction]) -> str:

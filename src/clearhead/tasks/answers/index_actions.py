@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import format_count
-from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, locked, replace_index
+from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, lock_index, replace_index
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -38,29 +38,29 @@ def run_action(
 ) -> list[str]:
     """Runs an action on the index in a folder; returns the lines to print. With `towers` answers have vectors, too."""
     if action == "list":
-        return _list(_open(folder), [_parse_id(one) for one in arguments], as_json)
+        return _list_answers(_open_index(folder), [_parse_id(one) for one in arguments], as_json)
     if action == "add":
         pairs = _read_pairs(arguments, read)
-        with locked(folder):
-            return _add(folder, pairs, encode, towers)
+        with lock_index(folder):
+            return _add_pairs(folder, pairs, encode, towers)
     if not arguments:
         raise ConfigError("remove needs the ids of answers; clearhead answers MODEL list shows them")
-    with locked(folder):
-        index, ids = _open(folder), [_parse_id(one) for one in arguments]
+    with lock_index(folder):
+        index, ids = _open_index(folder), [_parse_id(one) for one in arguments]
         known = index.answers
         replace_index(folder, index.remove(ids))
         return [f"removed answer {number}: {known[number]}" for number in ids]
 
 
-def _open(folder: Path) -> AnswerIndex:
+def _open_index(folder: Path) -> AnswerIndex:
     index = AnswerIndex.load(folder)
     if index is None:
         raise CheckpointError(f"{folder} has no index of answers; train the model again")
     return index
 
 
-def _add(folder: Path, pairs: Sequence[tuple[str, str]], encode: Encode, towers: bool) -> list[str]:
-    index = _open(folder)
+def _add_pairs(folder: Path, pairs: Sequence[tuple[str, str]], encode: Encode, towers: bool) -> list[str]:
+    index = _open_index(folder)
     known = {(entry.question, entry.answer) for entry in index.entries}
     fresh = [pair for pair in dict.fromkeys(pairs) if pair not in known]
     old = index.answers
@@ -106,7 +106,7 @@ def _parse_id(text: str) -> int:
     return int(text)
 
 
-def _list(index: AnswerIndex, ids: Sequence[int], as_json: bool) -> list[str]:
+def _list_answers(index: AnswerIndex, ids: Sequence[int], as_json: bool) -> list[str]:
     """A line for each answer (id, number of questions, text); of chosen ones, a line for each question."""
     known = index.answers
     if missing := [number for number in ids if number not in known]:

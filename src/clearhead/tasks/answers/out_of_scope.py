@@ -100,7 +100,8 @@ class Calibration:
     ) -> Calibration:
         """From the detectors' scores of dev; `inside` says which questions have an answer.
 
-        With `detector="auto"` the one with the largest AUROC is used; without out-of-scope questions "mean".
+        With `detector="auto"` the one with the largest AUROC is used; "mean" if it is among equals, or if dev has no
+        out-of-scope questions.
         """
         centres = {name: float(scores[inside].mean()) for name, scores in evidence.items()}
         spreads = {name: float(scores[inside].std()) or 1.0 for name, scores in evidence.items()}
@@ -108,10 +109,10 @@ class Calibration:
         auroc = {}
         if not inside.all():
             auroc = {name: area_under_curve(scores[inside], scores[~inside]) for name, scores in whole.items()}
-        chosen = detector if detector != "auto" else max(auroc, key=lambda name: auroc[name], default=DEFAULT)
+        best = max(auroc, key=lambda name: (round(auroc[name], 4), name == DEFAULT), default=DEFAULT)
         thresholds = {name: float(np.quantile(scores[inside], reject)) for name, scores in whole.items()}
         return cls(
-            detector=chosen,
+            detector=best if detector == "auto" else detector,
             reject=reject,
             thresholds=thresholds,
             centres=centres,

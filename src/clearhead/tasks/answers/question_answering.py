@@ -14,26 +14,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig, PooledEncoder
-from clearhead.tasks.answers.answer_index import AnswerIndex, Entry
-from clearhead.tasks.answers.answer_ranking import NOBODY, Ranking, rank_intents, rank_pairs
+from clearhead.tasks.answers.answer_finder import AnswerFinder
+from clearhead.tasks.answers.answer_index import Entry
 from clearhead.tasks.answers.answer_scores import make_report, score_answers
 from clearhead.tasks.answers.answer_settings import (
-    RANKED,
     UNKNOWN,
     AnswerOptions,
     AnswerPrediction,
     AnswersLoss,
     AnswersRecipe,
     AnswersSection,
-    Match,
 )
 from clearhead.tasks.answers.contrastive_losses import (
     OUT_OF_SCOPE,
@@ -44,7 +40,7 @@ from clearhead.tasks.answers.contrastive_losses import (
 )
 from clearhead.tasks.answers.hard_negatives import mine_negatives
 from clearhead.tasks.answers.index_actions import ACTIONS, run_action
-from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, fit_temperature
+from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
 from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
@@ -56,11 +52,8 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 MANY = 4  # questions to an answer, on average, from which on answers are intents
-GAUSSIANS = "detectors.safetensors"
 CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index
 HELD_OUT = 10  # without dev, every so many-th training question stands in for it
-
-AnswerBatch = Questions | Pairs
 
 
 class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
@@ -77,15 +70,17 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], config: ModelConfig, *, kind: str) -> None:
         self.tokenizer, self.labels, self.config, self.kind = tokenizer, list(labels), config, kind
-        self.index = AnswerIndex.empty(config.width)
-        self.calibration: Calibration | None = None
-        self.gaussians: Gaussians | None = None
         self.candidates: list[str] = []
         self.losses, self.section = AnswersLoss(), AnswersSection()
+        self.finder = self._make_finder()
+
+    def _make_finder(self) -> AnswerFinder:
+        return AnswerFinder(self.labels, self.config.width, self.section, self.losses.temperature)
 
     @property
     def settings(self) -> dict[str, Any]:
-        calibration = None if self.calibration is None else self.calibration.to_json()
+        found = self.finder.calibration
+        calibration = None if found is None else found.to_json()
         section, loss = self.section.model_dump(), self.losses.model_dump()
         return {"kind": self.kind, "labels": self.labels, "answers": section, "loss": loss, "calibration": calibration}
 
@@ -111,15 +106,16 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, AnswersRecipe)
         self.losses, self.section = recipe.loss, recipe.answers
+        self.finder = self._make_finder()
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
         longest = recipe.data.longest if isinstance(recipe, AnswersRecipe) else None
         towers, pairs = self.kind == "pairs", [_clean(row) for row in rows]
         distinct = list(dict.fromkeys(answer for _, answer in pairs if answer))
-        texts = dict(zip(distinct, self._enclosed(distinct), strict=True)) if towers else {}
+        texts = dict(zip(distinct, self._tokenize(distinct), strict=True)) if towers else {}
         kept: list[tuple[list[int], str, Row]] = []
-        for row, (_, answer), tokens in zip(rows, pairs, self._enclosed([pair[0] for pair in pairs]), strict=True):
+        for row, (_, answer), tokens in zip(rows, pairs, self._tokenize([pair[0] for pair in pairs]), strict=True):
             size = max(len(tokens), len(texts.get(answer, ()))) - self.added_tokens
             if problem := self.row_problem(row):
                 report.drop(row, problem)
@@ -141,14 +137,14 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         known = {text: texts[text] for text in used}
         return PairExamples(questions, answers, known, own, pad=pad, negatives=self.section.hard_negatives)
 
-    def _enclosed(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [enclose(self.tokenizer, tokens) for tokens in self.tokenizer.encode_all(texts)]
 
     def row_problem(self, row: Row) -> str | None:
         question, answer = _clean(row)
         if not self.tokenizer.normal(question).strip():
             return "without a question"
-        if answer and self.kind == "intents" and answer not in {*self.labels, *self.index.answers.values()}:
+        if answer and self.kind == "intents" and answer not in {*self.labels, *self.finder.index.answers.values()}:
             return "with an answer that is not in the training data"
         return None
 
@@ -182,12 +178,16 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
         settings, learning = self.losses, model.training
-        questions = _unit(pool_tokens(model, batch.tokens, batch.lengths))
-        answers = _unit(pool_tokens(model, batch.answer_tokens, batch.answer_lengths))
-        negatives, numbers = questions[:0], batch.negatives[:0]
-        if learning and len(batch.negatives):
-            negatives = _unit(pool_tokens(model, batch.negative_tokens, batch.negative_lengths))
-            numbers = batch.negatives
+        parts = [(batch.tokens, batch.lengths), (batch.answer_tokens, batch.answer_lengths)]
+        if learning:
+            parts.append((batch.negative_tokens, batch.negative_lengths))
+        # One pass over all texts: what watches a model, and DDP, want one.
+        size = max(tokens.shape[1] for tokens, _ in parts)
+        tokens = torch.cat([F.pad(one, (0, size - one.shape[1]), value=self.tokenizer.pad) for one, _ in parts])
+        vectors = _normalize(pool_tokens(model, tokens, torch.cat([lengths for _, lengths in parts])))
+        count = len(batch.tokens)
+        questions, answers, negatives = vectors[:count], vectors[count : 2 * count], vectors[2 * count :]
+        numbers = batch.negatives[: len(negatives)]
         loss = pair_loss(
             questions,
             answers,
@@ -216,7 +216,9 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         if epoch % self.section.mine_every:
             return
         asked = [_clean(row)[0] for row in examples.rows]
-        questions, answers = (_unit(encode_texts(model, self.tokenizer, some)) for some in (asked, examples.distinct))
+        questions, answers = (
+            _normalize(encode_texts(model, self.tokenizer, some)) for some in (asked, examples.distinct)
+        )
         count = examples.negatives.shape[1]
         examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
 
@@ -229,73 +231,35 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         rest = list(train)
         if not dev:
             dev, rest = rest[::HELD_OUT], [row for place, row in enumerate(rest) if place % HELD_OUT]
-        self._build_index(model, rest, dev)
-        vectors, scores = self._encode(model, [_clean(row)[0] for row in dev], 64)
-        right = [_clean(row)[1] for row in dev]
-        inside = np.array([bool(answer) for answer in right])
-        temperature = 1.0
-        if scores is not None:
-            numbers = {text: number for number, text in enumerate(self.labels)}
-            places = [place for place, answer in enumerate(right) if answer in numbers]
-            wanted = torch.tensor([numbers[right[place]] for place in places])
-            temperature = fit_temperature(scores[places], wanted)
-        if inside.any():
-            ranking = self._rank(vectors, scores, best=RANKED, temperature=temperature)
-            self.calibration = Calibration.fit(
-                ranking.evidence,
-                ranking.nearest,
-                inside,
-                detector=self.section.detector,
-                reject=self.section.reject,
-                temperature=temperature,
-            )
+        self._fill_index(model, rest, dev)
+        pairs = [_clean(row) for row in dev]
+        vectors, scores = self._encode(model, [question for question, _ in pairs])
+        self.finder.fit(vectors, scores, [answer for _, answer in pairs])
         if len(rest) < len(train):
-            self._build_index(model, train, dev)
+            self._fill_index(model, train, dev)
 
-    def _build_index(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
-        """The index of training questions, and of pairs all answers, those of dev included, but not dev's questions."""
-        index = AnswerIndex.empty(self.config.width)
+    def _fill_index(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
+        """Makes training questions known, and of pairs all answers, those of dev included, but not dev's questions."""
         pairs = list(dict.fromkeys(pair for pair in map(_clean, train) if all(pair)))
-        entries: list[Entry]
-        if self.kind == "intents":
-            numbers = {text: number for number, text in enumerate(self.labels)}
-            entries = [Entry(numbers[answer], answer, question) for question, answer in pairs]
-        else:
+        answers = self.labels
+        if self.kind == "pairs":
             answers = list(dict.fromkeys(answer for _, answer in [*pairs, *map(_clean, dev)] if answer))
-            places = {text: number for number, text in enumerate(answers)}
-            entries = [Entry(number, text, None) for text, number in places.items()]
-            entries += [Entry(places[answer], answer, question) for question, answer in pairs]
-        vectors = self._text_vectors(
-            model, [entry.answer if entry.question is None else entry.question for entry in entries]
-        )
-        self.index = index.extend(entries, vectors.numpy())
-        asked = torch.tensor([entry.question is not None for entry in entries])
-        classes = torch.tensor([entry.id if self.kind == "intents" else 0 for entry in entries])
-        count = len(self.labels) if self.kind == "intents" else 1
-        self.gaussians = Gaussians.fit(vectors[asked], classes[asked], count)
+        numbers = {text: number for number, text in enumerate(answers)}
+        entries = [Entry(numbers[answer], answer, question) for question, answer in pairs]
+        if self.kind == "pairs":
+            entries += [Entry(number, text, None) for text, number in numbers.items()]
+        texts = [entry.answer if entry.question is None else entry.question for entry in entries]
+        self.finder.fill(entries, self._text_vectors(model, texts))
 
     def _text_vectors(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
         """Unit vectors of texts, on the CPU."""
-        return _unit(encode_texts(model, self.tokenizer, texts, batch)).cpu()
+        return _normalize(encode_texts(model, self.tokenizer, texts, batch)).cpu()
 
-    def _encode(self, model: PooledEncoder, texts: Sequence[str], batch: int) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> tuple[Tensor, Tensor | None]:
         """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
         vectors = encode_texts(model, self.tokenizer, texts, batch)
         scores = self._label_scores(model, vectors).float().cpu() if self.kind == "intents" else None
-        return _unit(vectors).cpu(), scores
-
-    def _rank(self, vectors: Tensor, scores: Tensor | None, *, best: int, temperature: float) -> Ranking:
-        if scores is None:
-            return rank_pairs(vectors, self.index, self.gaussians, temperature=self.losses.temperature, best=best)
-        return rank_intents(
-            scores,
-            vectors,
-            self.index,
-            self.gaussians,
-            temperature=temperature,
-            neighbours=self.section.neighbours,
-            best=best,
-        )
+        return _normalize(vectors).cpu(), scores
 
     # Answers
 
@@ -304,53 +268,18 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         if not inputs:
             return []
         vectors, scores = self._encode(model, inputs, options.batch)
-        calibration = self.calibration
-        ranking = self._rank(
-            vectors,
-            scores,
-            best=max(RANKED, options.best or 0),
-            temperature=1.0 if calibration is None else calibration.temperature,
-        )
-        evidence, in_scope, known = ranking.evidence, ranking.evidence["energy"], np.ones(len(inputs), np.bool_)
-        if calibration is not None:
-            evidence = calibration.complete(evidence)
-            in_scope = evidence[calibration.detector]
-            # The detectors know nothing of what was added after training: there the nearest question decides.
-            near = ranking.added & (ranking.nearest >= calibration.nearest)
-            known = (in_scope >= calibration.thresholds[calibration.detector]) | near
-        texts = {**dict(enumerate(self.labels)), **self.index.answers}
-        found = []
-        for row, given in enumerate(inputs):
-            pairs = zip(ranking.ids[row].tolist(), ranking.scores[row].tolist(), strict=True)
-            matches = tuple(Match(number, texts[number], score) for number, score in pairs if number != NOBODY)
-            empty = not self.tokenizer.normal(given).strip()
-            sure = bool(known[row]) and not empty and bool(matches)
-            found.append(
-                AnswerPrediction(
-                    matches[0].text if sure else UNKNOWN,
-                    ("the question is empty",) if empty else (),
-                    known=sure,
-                    matches=matches,
-                    best=options.best,
-                    in_scope=float(in_scope[row]),
-                    evidence={name: float(values[row]) for name, values in evidence.items()},
-                )
-            )
-        return found
+        empty = [not self.tokenizer.normal(given).strip() for given in inputs]
+        return self.finder.answer(vectors, scores, empty=empty, best=options.best)
 
     def evaluate(self, model: PooledEncoder, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
         """Scores of a model's answers; answers of pairs that the index lacks are candidates for the time being."""
         if self.kind == "intents":
             return super().evaluate(model, rows, options)
-        own = {*self.index.answers.values()}
+        own = {*self.finder.index.answers.values()}
         wanted = dict.fromkeys([*(answer for _, answer in map(_clean, rows)), *([] if own else self.candidates)])
-        texts = [text for text in wanted if text and text not in own]
-        there = copy.copy(self)
-        if texts:
-            ids = self.index.assign_ids(texts)
-            entries = [Entry(number, text, None) for number, text in zip(ids, texts, strict=True)]
-            with torch.no_grad():
-                there.index = self.index.extend(entries, self._text_vectors(model, texts, options.batch).numpy())
+        texts, there = [text for text in wanted if text and text not in own], copy.copy(self)
+        with torch.no_grad():
+            there.finder = self.finder.with_answers(texts, self._text_vectors(model, texts, options.batch).numpy())
         return super(Answers, there).evaluate(model, rows, options)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction], options: AnswerOptions) -> Scores:
@@ -394,10 +323,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
-        if self.index.entries:
-            self.index.save(folder)
-        if self.gaussians is not None:
-            save_file(self.gaussians.to_tensors(), folder / GAUSSIANS)
+        self.finder.save(folder)
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Answers:
@@ -408,8 +334,9 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
             kind, labels = settings["kind"], settings["labels"]
             task = cls(tokenizer, labels, config, kind=kind)
             task.section, task.losses = AnswersSection(**settings["answers"]), AnswersLoss(**settings["loss"])
+            task.finder = task._make_finder()
             if settings["calibration"] is not None:
-                task.calibration = Calibration.from_json(settings["calibration"])
+                task.finder.calibration = Calibration.from_json(settings["calibration"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
         if tokenizer.size != config.vocabulary or (config.labels or 0) != len(labels):
@@ -417,9 +344,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
                 f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
                 f"{config.vocabulary}"
             )
-        task.index = AnswerIndex.load(folder) or task.index
-        if (folder / GAUSSIANS).exists():
-            task.gaussians = Gaussians(**load_file(folder / GAUSSIANS))
+        task.finder.load(folder)
         return task
 
 
@@ -429,5 +354,5 @@ def _clean(row: Row) -> tuple[str, str]:
     return question.strip(), answer.strip()
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def _normalize(vectors: Tensor) -> Tensor:
     return F.normalize(vectors.float(), dim=-1)

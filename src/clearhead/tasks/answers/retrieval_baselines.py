@@ -34,7 +34,7 @@ def score_bm25(known: Pairs, questions: Pairs) -> Baseline:
     try:
         import bm25s
     except ImportError:
-        raise _missing("bm25s") from None
+        raise _package_error("bm25s") from None
     documents = [(question, answer) for question, answer in known if answer]
     seen = {answer for _, answer in documents}
     documents += [(answer, answer) for answer in dict.fromkeys([*seen, *(one for _, one in questions)]) if answer]
@@ -50,8 +50,9 @@ def score_bm25(known: Pairs, questions: Pairs) -> Baseline:
     )
     predictions = []
     for question, _ in questions:
-        scores = retriever.get_scores([word for word in split_words(question) if word in numbers])
-        predictions.append(_ranked([answer for _, answer in documents], scores))
+        shared = [word for word in split_words(question) if word in numbers]
+        scores = retriever.get_scores(shared) if shared else np.zeros(len(documents))
+        predictions.append(_make_prediction([answer for _, answer in documents], scores))
     return Baseline("BM25", score_answers([answer for _, answer in questions], predictions))
 
 
@@ -62,13 +63,13 @@ def score_tf_idf(known: Pairs, questions: Pairs) -> Baseline:
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
     except ImportError:
-        raise _missing("scikit-learn") from None
+        raise _package_error("scikit-learn") from None
     inside = [(question, answer) for question, answer in known if answer]
     vectorizer = TfidfVectorizer(analyzer=_words_and_pairs, sublinear_tf=True)
     model = make_pipeline(vectorizer, LogisticRegression(C=10.0, max_iter=300))
     model.fit([question for question, _ in inside], [answer for _, answer in inside])
     shares = model.predict_proba([question for question, _ in questions])
-    predictions = [_ranked(list(model.classes_), row) for row in shares]
+    predictions = [_make_prediction(list(model.classes_), row) for row in shares]
     return Baseline("TF-IDF with logistic regression", score_answers([answer for _, answer in questions], predictions))
 
 
@@ -77,7 +78,7 @@ def _words_and_pairs(text: str) -> list[str]:
     return words + [" ".join(pair) for pair in pairwise(words)]
 
 
-def _ranked(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
+def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
     """The first different answers by descending score."""
     found: dict[str, float] = {}
     for place in np.argsort(-scores, kind="stable"):
@@ -88,7 +89,7 @@ def _ranked(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
     return AnswerPrediction(matches[0].text, matches=matches, in_scope=matches[0].score)
 
 
-def _missing(package: str) -> PackageError:
+def _package_error(package: str) -> PackageError:
     return PackageError(
         f"this baseline needs the package {package}, which is not installed; pip install 'clearhead[baselines]'"
     )
