@@ -27,7 +27,7 @@ def make_index(rows: int = 11, width: int = 7) -> AnswerIndex:
     return AnswerIndex.empty(width).extend(entries, random_vectors(rows, width))
 
 
-@pytest.mark.parametrize("questions", [1, 3, 8, 29])
+@pytest.mark.parametrize("questions", [1, 3, 16, 29])
 def test_the_search_is_exact_for_one_question_and_for_many(questions, monkeypatch):
     monkeypatch.setattr(answer_index, "CELLS", 900)  # so that many questions go in several blocks
     index, asked = make_index(211), random_vectors(questions, seed=1)

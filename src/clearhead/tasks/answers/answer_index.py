@@ -28,7 +28,7 @@ from clearhead.storage import CHECKSUMS, check_format, commit_files, flush_to_di
 
 FORMAT = 1
 NAME = re.compile(r"answers-(\d+)\.(jsonl|safetensors)")
-MANY = 8  # questions from which on one matrix product is faster than the library's search
+MANY = 16  # questions from which on one matrix product is faster than the library's search
 CELLS = 2**24  # similarities that are computed at once
 PATIENCE = 10.0  # seconds to wait for another process that changes the same index
 

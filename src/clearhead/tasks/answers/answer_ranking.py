@@ -40,11 +40,11 @@ def rank_intents(
 ) -> Ranking:
     """Answers by the probabilities of the classifier, in which questions added after training have a vote.
 
-    Label i is the answer with the id i; labels that the index no longer has are left out. An empty index counts as
-    one that was not built yet.
+    Label i is the answer with the id i; labels that the index no longer has are left out. Before the index is built
+    all labels count.
     """
-    labels = scores.shape[1]
-    present = torch.tensor(sorted({*index.owners.tolist()} & {*range(labels)}) if index.entries else range(labels))
+    labels, built = scores.shape[1], index.next_id > 0
+    present = torch.tensor(sorted({*index.owners.tolist()} & {*range(labels)}) if built else range(labels))
     inside = scores[:, present.long()]
     shares = torch.zeros(len(scores), max(labels, index.next_id), dtype=torch.float64)
     shares[:, present.long()] = (inside / temperature).softmax(-1).double()
@@ -58,6 +58,8 @@ def rank_intents(
         evidence["neighbours"] = similar.mean(-1)
         nearest, added = similar[:, 0], index.added[places[:, 0]]
         _add_votes(shares.numpy(), similar, places, index)
+    elif built:
+        evidence["neighbours"] = np.full(len(scores), -1.0)
     if gaussians is not None:
         evidence["mahalanobis"] = gaussians.nearness(vectors, present.long()).double().numpy()
     top = shares.topk(min(best, shares.shape[1]))
