@@ -16,8 +16,8 @@ from clearhead.attention.call import Call, check_call
 from clearhead.errors import LensError
 from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
-from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall
+from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,

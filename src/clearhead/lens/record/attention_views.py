@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,13 +14,20 @@ from clearhead.attention.call import Call
 from clearhead.errors import RecordError
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.exact_windows import HeadWindows
+from clearhead.lens.record.kept_inputs import KeptInputs
+
+if TYPE_CHECKING:
+    from clearhead.lens.capture.growing_call import BatchHistory, Reorder
 
 
 class Pending(Protocol):
     """An attention that is still being recorded."""
 
+    history: BatchHistory
+
     def sight(self, forward: Forward) -> Sight: ...
+    def reorder(self, reorder: Reorder, gone: int) -> None: ...
 
 
 class Forward:
@@ -169,8 +176,12 @@ class Sight(Measures):
 
         It takes time and memory for the window alone. One number instead of a slice keeps its axis.
         """
+        return self.windows(batch, head).weights(queries, keys)
+
+    def windows(self, batch: int, head: int) -> HeadWindows:
+        """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""
         self._check_sample(batch)
-        return self._kept().compute_window(batch, self.place_of(head), queries, keys)
+        return HeadWindows(self._kept(), batch, self.place_of(head))
 
     def attention(self) -> Call:
         """The kept inputs as one Call over the watched heads; v is not kept, k takes its place."""

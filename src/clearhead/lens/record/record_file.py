@@ -23,8 +23,7 @@ from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import KeptInputs
-from clearhead.lens.record.step_masks import Step
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 from clearhead.storage import atomic_file, check_format
 
 Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
