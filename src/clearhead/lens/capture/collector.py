@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.attention import Mask, Seen
 from clearhead.attention.call import Call, check_call
 from clearhead.errors import LensError
+from clearhead.formatting import format_bytes
 from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
@@ -23,7 +24,6 @@ from clearhead.lens.capture.watch_settings import (
     WatchSettings,
     count_dense_bytes,
     estimate_bytes,
-    format_bytes,
     warn_if_large,
 )
 from clearhead.lens.measures.definition import locate_first_query

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
+from clearhead.formatting import format_bytes
 
 LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
 
@@ -73,17 +74,6 @@ def count_dense_bytes(call: Call) -> int:
     numbers = [] if call.mask is None else [tensor for tensor in call.mask.tensors() if tensor.ndim == 4]
     numbers += [call.bias.parameter] if isinstance(call.bias, Dense) else []
     return sum(tensor.nbytes for tensor in numbers)
-
-
-def format_bytes(count: int) -> str:
-    """
-    >>> format_bytes(1_234_567), format_bytes(560)
-    ('1.2 MB', '560 bytes')
-    """
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def get_free_bytes() -> int | None:

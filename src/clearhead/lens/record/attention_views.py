@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtyping import Float, Int
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.errors import RecordError
+from clearhead.formatting import format_count, suggest_name
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.exact_windows import HeadWindows
@@ -214,23 +214,21 @@ class Sight(Measures):
     def _check_sample(self, batch: int) -> None:
         count = self.entropy.shape[0]
         if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
-            raise RecordError(f"{self.name!r} has {_format_count(count, 'sample')}, numbered from 0, not {batch!r}")
+            raise RecordError(f"{self.name!r} has {format_count(count, 'sample')}, numbered from 0, not {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape
-        sizes = ((batch, "sample"), (heads, "head"), (queries, "query"), (self.keys, "key"))
-        kept = ", q and k kept" if self.kept is not None else ""
-        return f"Sight({self.name!r}: {' × '.join(_format_count(n, what) for n, what in sizes)}{kept})"
+        sizes = (
+            format_count(batch, "sample"),
+            format_count(heads, "head"),
+            format_count(queries, "query", "queries"),
+            format_count(self.keys, "key"),
+        )
+        return f"Sight({self.name!r}: {' × '.join(sizes)}{', q and k kept' if self.kept is not None else ''})"
 
 
 def check_seen_name(name: str, names: Sequence[str]) -> None:
     """Raises RecordError for an unrecorded attention name, with the nearest match."""
     if name not in names:
-        near = get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"
-        raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
-
-
-def _format_count(count: int, what: str) -> str:
-    many = "queries" if what == "query" else f"{what}s"
-    return f"{count:,} {what if count == 1 else many}"
+        hint = suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}")
+        raise RecordError(f"no attention called {name!r} was recorded; {hint}")
