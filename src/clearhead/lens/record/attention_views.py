@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,6 +30,36 @@ class Pending(Protocol):
     def reorder(self, reorder: Reorder, gone: int) -> None: ...
 
 
+TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON
+
+
+class AblatedAnswer(TypedDict, total=False):
+    """The answer of a model without one head, beside the one with it."""
+
+    text: str | None
+    before_text: str | None
+    changed: bool
+    loss: list[float | None]  # with the head, and without it
+    next: list[list[TokenChance] | None]
+
+
+class CallMetadata(TypedDict, total=False):
+    """What is known of a forward pass besides its attention, as JSON. A file may hold anything: check before use."""
+
+    model: str
+    task: str
+    input: str
+    text: str  # the answer
+    given: bool  # whether the answer was given, instead of written by the model
+    notes: list[str]
+    written: list[int]  # the tokens of the answer, and their texts
+    writes: list[str]
+    next: list[list[TokenChance]]  # for each position the most probable tokens
+    loss: float | None
+    effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
+    without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
+
+
 class Forward:
     """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
 
@@ -40,7 +70,7 @@ class Forward:
     def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
-        self.about: dict[str, Any] = {}  # what else is known, as JSON: the model's name, its answer and how sure it was
+        self.about: CallMetadata = {}
         self._ids = dict(ids or {})
 
     @property
