@@ -299,9 +299,7 @@ def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_posit
     torch.manual_seed(3)
     q, k = torch.randn(2, 6, 29, 5), torch.randn(2, 3, 29, 5)
     record = Record(["decoder.0.self"])
-    collector = Collector(
-        WatchSettings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record, record.known
-    )
+    collector = Collector(WatchSettings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record)
 
     class Sliding:
         pass

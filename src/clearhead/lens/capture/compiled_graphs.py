@@ -144,6 +144,11 @@ def exclude_from_graphs(reason: str) -> Callable[[Function], Function]:
     return mark
 
 
+def is_recomputing() -> bool:
+    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class GraphReceiver(ABC):
     """A receiver that a compiled graph addresses by an integer id."""
 

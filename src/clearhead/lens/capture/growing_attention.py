@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.lens.capture.growing_call import BatchHistory, InputKeeper, Reorder, join_pieces, select_rows
+from clearhead.lens.capture.growing_call import (
+    BatchHistory,
+    InputKeeper,
+    Reorder,
+    join_all_pieces,
+    join_pieces,
+    select_rows,
+)
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
@@ -188,12 +195,7 @@ class GrowingAttention:
     def sight(self, forward: Forward) -> Sight:
         """The measures so far, as one Sight."""
         if self._sight is None:
-            whole = {
-                name: join_pieces(
-                    [(time, piece[name]) for time, piece in self.pieces], self.history, SEES_NOTHING.get(name, 0)
-                )
-                for name in self.pieces[0][1]
-            }
+            whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
             received, drawn = self._join_sums()
             kept = None
             if self.keeper is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -38,14 +38,10 @@ class BatchHistory:
     """
 
     def __init__(self, batch: int) -> None:
-        self.reorders: list[Reorder] = []
+        self.time, self.reorders = 0, list[Reorder]()
         self.here = list(range(batch))  # the input of each sample that is there now
         self.gone: list[tuple[int, int, int]] = []  # input, time, row of each sample that has left
         self._paths: list[Tensor] | None = None
-
-    @property
-    def time(self) -> int:
-        return len(self.reorders)
 
     def add(self, rows: Sequence[int] | Tensor, *, done: bool = False, finished: Collection[int] = ()) -> Reorder:
         """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
@@ -61,6 +57,7 @@ class BatchHistory:
         self.gone += [(self.here[row], self.time, row) for row in leaving]
         self.here, self._paths = new, None
         self.reorders.append(Reorder(rows, tuple(leaving)))
+        self.time += 1
         return self.reorders[-1]
 
     @property
@@ -97,8 +94,22 @@ class BatchHistory:
         return found[::-1]
 
 
-def join_pieces(pieces: Sequence[tuple[int, Tensor]], history: BatchHistory, fill: int | float = 0) -> Tensor:
-    """Concatenates (time, piece) pairs of shape (batch, heads, tokens, …), with rows in the order of the record."""
+def join_all_pieces(
+    pieces: Sequence[tuple[int, Mapping[str, Shaped[Tensor, "_ _ _ ..."]]]],
+    history: BatchHistory,
+    fills: Mapping[str, int | float],
+) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
+    """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
+    return {
+        name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
+        for name in pieces[0][1]
+    }
+
+
+def join_pieces(
+    pieces: Sequence[tuple[int, Shaped[Tensor, "_ _ _ ..."]]], history: BatchHistory, fill: int | float = 0
+) -> Shaped[Tensor, "samples _ _ ..."]:
+    """Concatenates (time, piece) pairs along the tokens, with samples in the order of the record."""
     heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
     if not history.reorders:
         return _concatenate([piece for _, piece in pieces], heads)
@@ -113,7 +124,9 @@ def _concatenate(pieces: Sequence[Tensor], heads: int) -> Tensor:
     return torch.cat(wide, 2) if len(wide) > 1 else wide[0]
 
 
-def select_rows(tensor: Tensor, rows: Tensor, fill: int | float = 0) -> Tensor:
+def select_rows(
+    tensor: Shaped[Tensor, "batch ..."], rows: Int[Tensor, " samples"], fill: int | float = 0
+) -> Shaped[Tensor, "samples ..."]:
     """Rows of a tensor, with `fill` where an index is −1; the tensor itself if nothing changes."""
     if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
         return tensor
@@ -204,8 +217,12 @@ class GrowingCall(Forward):
         self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # moves after which no query came yet
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
 
-    def bind(self, cache: object) -> None:
-        """Ties the call to a cache; a KeyValueCache of ours also reports its reorderings."""
+    def bind(self, cache: object, batch: int | None) -> None:
+        """Ties the call to a cache; with a batch size, its attentions grow. Our KeyValueCache reports reorderings."""
+        if batch is not None and self.history is None:
+            self.history = BatchHistory(batch)
+        if self.cache is not None:
+            return
         self.cache = weakref.ref(cache)
         if hasattr(cache, "followers"):
             cache.followers.append(self.reorder)
@@ -268,8 +285,9 @@ class GrowingCall(Forward):
         """Turns every attention into its final Sight and releases the cache."""
         self.release()
         self._ids = self.ids
-        # A part without pieces is one whose measuring failed.
-        self.sights = {name: self[name] for name, part in self.sights.items() if getattr(part, "pieces", True)}
+        # An attention without pieces is one whose measurement failed.
+        parts = {name: part for name, part in self.sights.items() if isinstance(part, Sight) or part.pieces}
+        self.sights = {name: part if isinstance(part, Sight) else part.sight(self) for name, part in parts.items()}
         self.history, self._tokens, self._pending_reorders = None, {}, []
 
     def release(self) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
@@ -16,7 +18,7 @@ from clearhead.formatting import format_bytes
 LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
 
 
-Probe = Callable[[Tensor], Tensor]  # query positions to one key position each, −1 for none
+Probe = Callable[[Int[Tensor, " queries"]], Int[Tensor, " queries"]]  # one key position for each query, or −1
 
 
 class MeasureDetail(NamedTuple):
@@ -37,6 +39,20 @@ class WatchSettings(NamedTuple):
     heads: tuple[int, ...] | None = None
     detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
+
+
+class AttentionShape(NamedTuple):
+    """The sizes of one attention module; `itemsize` is the bytes per element of its parameters."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+
+def read_itemsize(model: nn.Module) -> int:
+    """The bytes per element of a model's first floating-point parameter."""
+    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
 
 
 class Sizes(NamedTuple):

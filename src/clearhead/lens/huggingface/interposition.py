@@ -28,7 +28,7 @@ from clearhead.lens.capture.compiled_graphs import (
     send_to_receiver,
 )
 from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
-from clearhead.lens.huggingface.discovery import find_attending_modules, find_interface, refuse_unwatchable
+from clearhead.lens.huggingface.discovery import find_attending_modules, find_interfaces, refuse_unwatchable
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
@@ -83,17 +83,17 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it, the interfaces of these modules apply the wrappers of the calling module."""
-    interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
+    interfaces = find_interfaces(modules)
     with _lock:
-        shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
-        for shadow in shadows:
-            shadow.enter()
+        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in interfaces]
+        for patch in patches:
+            patch.enter()
     try:
         yield
     finally:
         with _lock:
-            for shadow in shadows:
-                shadow.leave()
+            for patch in patches:
+                patch.leave()
 
 
 class _InterfacePatch:

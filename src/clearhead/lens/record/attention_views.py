@@ -25,6 +25,7 @@ class Pending(Protocol):
     """An attention that is still being recorded."""
 
     history: BatchHistory
+    pieces: list[tuple[int, dict[str, Tensor]]]  # measures of queries, with the time of each
 
     def sight(self, forward: Forward) -> Sight: ...
     def reorder(self, reorder: Reorder, gone: int) -> None: ...
