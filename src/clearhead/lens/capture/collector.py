@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
@@ -77,7 +78,9 @@ class Collector:
             self.record.calls[:] = [call for call in self.record.calls if call.sights]
             self._calls.clear()
 
-    def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
+    def begin(
+        self, *, growing: object | None = None, ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None
+    ) -> None:
         """A forward pass of this thread begins; `growing` identifies the cache that it continues.
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
@@ -91,7 +94,7 @@ class Collector:
         """The forward pass is over; later passes join its call only through its cache."""
         self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
 
-    def note_tokens(self, kind: str, ids: Tensor | None) -> None:
+    def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
         waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
         waiting.pop(kind, None)
@@ -104,7 +107,10 @@ class Collector:
             self._thread.call.forget_ids(kind)
 
     def reorder(
-        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+        self,
+        rows: Sequence[int] | Int[Tensor, " samples"],
+        growing: object | None = None,
+        finished: Collection[int] = (),
     ) -> None:
         """Reorders the samples of the call that grows with this cache, or of the latest call.
 
@@ -132,7 +138,7 @@ class Collector:
         first_key: int = 0,
         cross: bool = False,
         still: bool = False,
-        out: Tensor | None = None,
+        out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 

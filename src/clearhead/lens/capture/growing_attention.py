@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -68,8 +69,8 @@ class GrowingAttention:
         call: Call,
         where: FirstPositions,
         *,
-        logsumexp: Tensor | None = None,
-        norms: Callable[[slice], Tensor] | None = None,
+        logsumexp: Float[Tensor, "batch heads queries"] | None = None,
+        norms: Callable[[slice], Float[Tensor, "batch heads keys"]] | None = None,
         grows: bool = False,
     ) -> None:
         """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
@@ -259,12 +260,12 @@ class GrowingSum:
     tensor([[[1., 2., 1.]]])
     """
 
-    def __init__(self, first: Tensor | None = None, most: int | None = None) -> None:
+    def __init__(self, first: Float[Tensor, "batch heads ..."] | None = None, most: int | None = None) -> None:
         self.buffer, self.most = first, most
         self.sizes: tuple[int, ...] = () if first is None else tuple(first.shape[2:])
 
     @property
-    def value(self) -> Tensor:
+    def value(self) -> Float[Tensor, "batch heads ..."]:
         assert self.buffer is not None
         return self.buffer[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
 
@@ -277,7 +278,7 @@ class GrowingSum:
             room = map(self._grow_size, self.sizes, self.buffer.shape[2:])
             self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *room))
 
-    def add(self, more: Tensor, at: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    def add(self, more: Float[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
         """Adds `more` at offset `at`, one offset for each axis after the first two.
 
         The sums are of this dtype, if it is given with the first of them.
@@ -294,19 +295,19 @@ class GrowingSum:
             return room
         return max(size, 2 * room if self.most is None else min(2 * room, self.most))
 
-    def select_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Int[Tensor, " samples"]) -> None:
         if self.buffer is not None:
             self.buffer = select_rows(self.buffer, rows)
 
 
-def pad_to(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+def pad_to(tensor: Float[Tensor, "..."], sizes: Sequence[int]) -> Float[Tensor, "..."]:
     """Pads a tensor with zeros to these sizes."""
     whole = tensor.new_zeros(*sizes)
     whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return whole
 
 
-def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_host(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
     """Copies tensors to the CPU, small ones packed by element size."""
     small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
     together: dict[str, Tensor] = {}
@@ -315,7 +316,7 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: together[name] if name in together else one.cpu() for name, one in tensors.items()}
 
 
-def copy_packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_packed(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
     """Copies tensors of one element size in a single transfer; each result owns its memory.
 
     >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -20,7 +20,7 @@ from clearhead.lens.record.kept_inputs import KeptInputs, Step, join_steps
 class Reorder(NamedTuple):
     """One reordering of a batch: sample n was row `rows[n]`; `leaving` rows are finished and stay in the record."""
 
-    rows: Tensor
+    rows: Int[Tensor, " samples"]
     leaving: tuple[int, ...]
 
 
@@ -43,7 +43,9 @@ class BatchHistory:
         self.gone: list[tuple[int, int, int]] = []  # input, time, row of each sample that has left
         self._paths: list[Tensor] | None = None
 
-    def add(self, rows: Sequence[int] | Tensor, *, done: bool = False, finished: Collection[int] = ()) -> Reorder:
+    def add(
+        self, rows: Sequence[int] | Int[Tensor, " samples"], *, done: bool = False, finished: Collection[int] = ()
+    ) -> Reorder:
         """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
 
         The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
@@ -71,7 +73,7 @@ class BatchHistory:
         ends = self._ends()
         return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.gone else path)
 
-    def paths(self, time: int) -> Tensor:
+    def paths(self, time: int) -> Int[Tensor, " samples"]:
         """The row that each sample of the record had at this time; −1 if it had finished before."""
         if self._paths is None:
             self._paths = self._trace_paths()
@@ -164,7 +166,7 @@ class InputKeeper:
             self.scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
             self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
 
-    def finish(self, history: BatchHistory, logsumexp: Tensor | None) -> KeptInputs:
+    def finish(self, history: BatchHistory, logsumexp: Float[Tensor, "samples heads queries"] | None) -> KeptInputs:
         """The KeptInputs, with samples in the order of the record."""
         q, k = join_pieces(self.q, history), join_pieces(self.k, history)
         lengths = torch.zeros(len(q), dtype=torch.long)
@@ -227,7 +229,9 @@ class GrowingCall(Forward):
         if hasattr(cache, "followers"):
             cache.followers.append(self.reorder)
 
-    def reorder(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
+    def reorder(
+        self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
+    ) -> None:
         """Sample n is now what rows[n] was; with `done` an input without samples is finished, not dropped.
 
         What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
@@ -249,7 +253,7 @@ class GrowingCall(Forward):
                         part.reorder(reorder, gone)
         self._pending_reorders.clear()
 
-    def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
+    def add_ids(self, kind: str, numbers: Int[Tensor, "batch tokens"], position: int) -> None:
         """Appends token ids; the first stands at this position."""
         time = 0 if self.history is None else self.history.time
         pieces = self._tokens.setdefault(kind, [])
@@ -267,7 +271,7 @@ class GrowingCall(Forward):
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
     @property
-    def ids(self) -> dict[str, Tensor]:
+    def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
         return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()} | self._ids
 
     def _join_tokens(self, pieces: list[tuple[int, int, Tensor]], reorders: bool) -> Tensor:

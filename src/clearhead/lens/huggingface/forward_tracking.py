@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
@@ -308,7 +309,7 @@ class ForwardTracker:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
 
-    def on_reorder(self, cache: Any, rows: Tensor) -> None:
+    def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
         finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
         self._thread.finished_beams = frozenset()

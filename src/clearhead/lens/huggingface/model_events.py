@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, is_recomputing, registry_lock
@@ -28,7 +29,7 @@ class ForwardCallbacks(Protocol):
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
     def on_finished_beams(self, rows: frozenset[int]) -> None: ...
-    def on_reorder(self, cache: Any, rows: Tensor) -> None: ...
+    def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None: ...
 
 
 class HookRegistry:
@@ -240,7 +241,7 @@ class ReorderListener:
     What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
     """
 
-    def __init__(self, on_reorder: Callable[[Any, Tensor], None]) -> None:
+    def __init__(self, on_reorder: Callable[[Any, Int[Tensor, " samples"]], None]) -> None:
         self.on_reorder = on_reorder
         self._places: set[tuple[type, str]] = set()
 

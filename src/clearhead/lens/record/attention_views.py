@@ -64,11 +64,15 @@ class CallMetadata(TypedDict, total=False):
 class Forward:
     """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
 
-    `ids` are the token numbers that went in, `(samples, tokens)`: of "source" and "target", or of "tokens"; −1 where
-    they are not known. `labels` say what they mean.
+    `ids` are the token numbers of the input: of "source" and "target", or of "tokens"; −1 where they are not known.
+    `labels` are their texts.
     """
 
-    def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self,
+        sights: Mapping[str, Sight | Pending] | None = None,
+        ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None,
+    ) -> None:
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
         self.about: CallMetadata = {}
@@ -79,7 +83,7 @@ class Forward:
         return list(self.sights)
 
     @property
-    def ids(self) -> dict[str, Tensor]:
+    def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
         return self._ids
 
     def __getitem__(self, name: str) -> Sight:
