@@ -14,7 +14,7 @@ from clearhead.errors import DataError, LensError
 from clearhead.explore.scene import probable
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward
+from clearhead.lens.record.attention_views import CallMetadata, Forward
 from clearhead.predictor import Predictor, describe_answer, look_through
 from clearhead.tasks.settings import option_names, validate
 from clearhead.tasks.trace import Trace, Traceable
@@ -83,7 +83,7 @@ class Live:
                 texts = {number: answers[number].text for number in numbers}
         return [_changes(*one) for one in zip(calls, again, [texts.get(number) for number in numbers], strict=True)]
 
-    def _repeat(self, trace: Trace) -> dict[str, Any]:
+    def _repeat(self, trace: Trace) -> CallMetadata:
         """What the model answers in a forward pass that it made before."""
         return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
 
@@ -95,7 +95,9 @@ class Live:
         trace = _trace(call)
 
         def loss() -> float:
-            return float(self._repeat(trace)["loss"])
+            value = self._repeat(trace)["loss"]
+            assert value is not None, "the recorded call has one"
+            return value
 
         with self.lock, torch.inference_mode():
             loss()
