@@ -17,7 +17,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.lens.record.record_file import HEADER
 from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS

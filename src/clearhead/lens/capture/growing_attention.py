@@ -25,7 +25,7 @@ from clearhead.lens.capture.growing_call import (
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 
 SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
@@ -168,8 +168,6 @@ class GrowingAttention:
     def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
         """The weight of the key that each probe asks for."""
         found: dict[str, Tensor] = {}
-        if self.detail.probes:
-            from clearhead.lens.measures.key_probes import compute_probe_weights
         for name, probe in (self.detail.probes or {}).items():
             positions = torch.tensor(job.rows, dtype=torch.long) + where.query
             keys = probe(positions).to(job.call.q.device)
