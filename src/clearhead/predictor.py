@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
@@ -21,7 +22,7 @@ from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
 from clearhead.tasks import AnyTask, Prediction
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
-from clearhead.tasks.trace import Trace, Traceable
+from clearhead.tasks.trace import CallDetails, Trace, Traceable
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
@@ -166,9 +167,9 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> dict[str, Any]:
-    """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
-    about: dict[str, Any] = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallDetails:
+    """The answer of a forward pass, its loss, and the most probable tokens at each place."""
+    about: CallDetails = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]
@@ -176,7 +177,7 @@ def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> dic
     best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
     pieces = [task.pieces(kind, row) for row in best.indices.tolist()]
     rows = zip(pieces, best.values.tolist(), strict=True)
-    about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
+    about["next"] = [list(zip(*row, strict=True)) for row in rows]
     about["written"], about["writes"] = list(trace.writes), task.pieces(kind, trace.writes)
     written = torch.tensor(trace.writes)
     lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]

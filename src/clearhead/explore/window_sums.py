@@ -1,7 +1,7 @@
-"""Windows: exact weights between some queries and some keys, summed in blocks, at the speed of the matrix product.
+"""Window sums: exact weights between some queries and some keys, summed in blocks, tile by tile.
 
-With the logsumexp that was measured, a weight is exp(score − logsumexp): a window costs what it holds, however long the
-text is. 8,000 × 8,000 tokens are 64 million weights, which are never all there at once.
+With the measured logsumexp a weight is exp(score − logsumexp), so a window costs time for its own size, however long
+the text is. Of 8,000 × 8,000 weights only a tile is in memory at a time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from clearhead.lens.measures.thread_pool import run_in_threads
 from clearhead.lens.record.attention_views import Sight
 from clearhead.lens.record.exact_windows import KeptInputs
 
-TILE = 2**19  # scores held at once: they should stay in the processor's cache
-GRAIN = 128  # the mask is asked by blocks of so many
+TILE = 2**19  # scores held at once, so that they stay in the processor's cache
+GRAIN = 128  # queries and keys in a block of the mask's summary
 LOG2E = math.log2(math.e)
 
 
-class Weights:
-    """The weights of one head in one sample, by document position."""
+class HeadWindows:
+    """Windows of the weights of one head in one sample, by document position; q and k are converted once."""
 
     def __init__(self, sight: Sight, sample: int, head: int) -> None:
         self.sight, self.sample, self.head, self.place = sight, sample, head, sight.place_of(head)
         self.kept = sight.kept
-        self.quick = self.kept is not None and len(self.kept.parts) == 1 and self.kept.logsumexp is not None
-        if self.kept is not None and self.quick:
+        self.tiled = self.kept is not None and len(self.kept.parts) == 1 and self.kept.logsumexp is not None
+        if self.kept is not None and self.tiled:
             self._prepare(self.kept)
 
     def _prepare(self, kept: KeptInputs) -> None:
@@ -45,19 +45,19 @@ class Weights:
         self.part = kept.parts[0]
         if self.part.mask is not None:
             blocks = self.part.mask.blocks(self.part.queries, self.part.keys, GRAIN, GRAIN)
-            self.some, self.every = (self._own(some) for some in blocks)
+            self.some, self.every = (self._select(some) for some in blocks)
 
     def sums(self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)) -> Float[Tensor, "rows columns"]:
         """Sums of the weights in blocks that begin with the first query and the first key; the last may be short."""
         height, width = blocks
         found = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
-        if not self.quick:
-            return self._slowly(found, queries, keys, blocks)
+        if not self.tiled:
+            return self._sum_untiled(found, queries, keys, blocks)
         step = max(1, min(2048, TILE // max(1, len(keys))) // height) * height
 
-        def band(start: int) -> None:
-            """The weights of some queries, into their place."""
-            columns, weights = self._tile(queries[start : start + step], keys)
+        def sum_band(start: int) -> None:
+            """Sums the weights of some queries into `found`."""
+            columns, weights = self._compute_tile(queries[start : start + step], keys)
             if columns:
                 inset = columns.start - keys.start
                 down = sum_blocks(weights, height, 0) if height > 1 else weights
@@ -67,13 +67,13 @@ class Weights:
                 first, left = start // height, inset // width
                 found[first : first + len(down), left : left + down.shape[1]] = down
 
-        run_in_threads(band, range(0, len(queries), step))
+        run_in_threads(sum_band, range(0, len(queries), step))
         return found
 
-    def _slowly(
+    def _sum_untiled(
         self, found: Tensor, queries: range, keys: range, blocks: tuple[int, int]
     ) -> Float[Tensor, "rows columns"]:
-        """Where every step of a growing text had a rule of its own, or only some queries were measured."""
+        """The same by `Sight.weights`: for steps with masks of their own, or if only some queries were measured."""
         step = max(1, TILE // max(1, len(keys)) // blocks[0]) * blocks[0]
         for start in range(0, len(queries), step):
             rows = queries[start : start + step]
@@ -83,12 +83,12 @@ class Weights:
             found[start // blocks[0] : start // blocks[0] + len(some)] = some
         return found
 
-    def _tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
-        """The keys of these that these queries may see, from the first to the last, and the weights."""
+    def _compute_tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
+        """The range of these keys that any of these queries sees, and the weights on it."""
         kept, part = self.kept, self.part
         assert kept is not None
         mine = slice(rows.start - part.first_query, rows.stop - part.first_query)
-        columns, unsure = self._visible(mine, range(keys.start - part.first_key, keys.stop - part.first_key))
+        columns, unsure = self._find_visible(mine, range(keys.start - part.first_key, keys.stop - part.first_key))
         if not columns:
             return range(0), self.q[:0]
         theirs = slice(columns.start, columns.stop)
@@ -103,26 +103,29 @@ class Weights:
                 scores = scores.div_(kept.softcap).tanh_().mul_(kept.softcap)
             if part.bias is not None:
                 tile = part.bias.of_heads(slice(self.place, self.place + 1)).tile(mine, theirs, part.queries, part.keys)
-                scores += self._own(tile)
+                scores += self._select(tile)
             scores = scores.sub_(lse[:, None]).mul_(LOG2E)
         weights = scores.exp2_()
         for some in unsure:
             assert part.mask is not None
-            seen = self._own(part.mask.tile(mine, some, part.queries, part.keys))
+            seen = self._select(part.mask.tile(mine, some, part.queries, part.keys))
             weights[:, some.start - columns.start : some.stop - columns.start].masked_fill_(~seen, 0.0)
         real = int(kept.lengths[self.sample])
-        blind = (lse == -math.inf) | (torch.arange(mine.start, mine.stop) >= real)
-        if bool(blind.any()):
-            weights[blind] = 0.0
+        empty = (lse == -math.inf) | (torch.arange(mine.start, mine.stop) >= real)
+        if bool(empty.any()):
+            weights[empty] = 0.0
         return range(columns.start + part.first_key, columns.stop + part.first_key), weights
 
-    def _visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
-        """What of these keys any of these queries may see, and about which the mask has to be asked."""
+    def _find_visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
+        """The range of keys that any of these queries sees, and the parts of it where the mask must be evaluated."""
         keys = range(max(keys.start, 0), min(keys.stop, self.part.keys))
         if self.part.mask is None or not keys:
             return keys, []
         tall, wide = (range(r.start // GRAIN, -(-r.stop // GRAIN)) for r in (rows, keys))
-        some, every = _part(self.some, tall, wide).any(0).tolist(), _part(self.every, tall, wide).all(0).tolist()
+        some, every = (
+            _select_blocks(self.some, tall, wide).any(0).tolist(),
+            _select_blocks(self.every, tall, wide).all(0).tolist(),
+        )
         seen = [place for place, one in enumerate(some) if one]
         if not seen:
             return range(0), []
@@ -136,15 +139,15 @@ class Weights:
                 unsure.append(slice(edges[place], edges[place + 1]))
         return range(edges[seen[0]], edges[seen[-1] + 1]), unsure
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        """Of what is for all samples and heads, this one's."""
+    def _select(self, tensor: Tensor) -> Tensor:
+        """The part of a mask or bias (batch, heads, …) for this sample and head."""
         samples, heads = tensor.shape[:2]
         own: Tensor = tensor[self.sample if samples > 1 else 0, self.place if heads > 1 else 0]
         return own
 
 
-def _part(blocks: Tensor, rows: range, columns: range) -> Tensor:
-    """Some rows and columns; what is the same for all of them has one."""
+def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:
+    """Some rows and columns of a summary; a size of one is broadcast."""
     blocks = blocks[rows.start : rows.stop] if len(blocks) > 1 else blocks
     blocks = blocks[:, columns.start : columns.stop] if blocks.shape[1] > 1 else blocks
     return blocks.expand(-1, len(columns))
