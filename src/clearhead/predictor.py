@@ -17,12 +17,13 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
 from clearhead.lens.analysis.ablation import count_heads
+from clearhead.lens.record.attention_views import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
 from clearhead.tasks import AnyTask, Prediction
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
-from clearhead.tasks.trace import CallDetails, Trace, Traceable
+from clearhead.tasks.trace import Trace, Traceable
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
@@ -151,7 +152,8 @@ def look_through(
         with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.run_trace(model, trace) for trace in traces]
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text, **describe_answer(task, trace, written)})
+        call.about.update({"model": name, "task": task.name, "input": text})
+        call.about.update(describe_answer(task, trace, written))
 
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
@@ -167,9 +169,9 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallDetails:
+def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
     """The answer of a forward pass, its loss, and the most probable tokens at each place."""
-    about: CallDetails = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+    about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]
@@ -177,7 +179,7 @@ def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens
     best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
     pieces = [task.pieces(kind, row) for row in best.indices.tolist()]
     rows = zip(pieces, best.values.tolist(), strict=True)
-    about["next"] = [list(zip(*row, strict=True)) for row in rows]
+    about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
     about["written"], about["writes"] = list(trace.writes), task.pieces(kind, trace.writes)
     written = torch.tensor(trace.writes)
     lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]

@@ -7,13 +7,12 @@ from hypothesis import given
 from torch import Tensor
 
 from clearhead import Alibi, Bias, KeyValueCache, Mask, MultiHeadAttention, measure, watch
-from clearhead.explore import attention_map, window_sums
+from clearhead.explore import attention_map
 from clearhead.explore.attention_map import AttentionMap
-from clearhead.explore.window_sums import HeadWindows
 from clearhead.lens.measures.definition import sum_blocks
+from clearhead.lens.record import exact_windows
 from clearhead.lens.record.attention_views import Sight
-from clearhead.lens.record.exact_windows import KeptInputs
-from clearhead.lens.record.step_masks import Step
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 from tests.explore.records import MEASURES, drawn, weights_of, writer
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-5}
@@ -53,8 +52,8 @@ def sight_of(q: Tensor, k: Tensor, mask: Mask | None, **options) -> Sight:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and grains so small that every window has many of them."""
-    monkeypatch.setattr(window_sums, "TILE", 97)
-    monkeypatch.setattr(window_sums, "GRAIN", 5)
+    monkeypatch.setattr(exact_windows, "TILE", 97)
+    monkeypatch.setattr(exact_windows, "GRAIN", 5)
 
 
 MASKS = {
@@ -75,7 +74,7 @@ def test_a_window_is_what_attention_weights_says_under_any_mask(name):
     seen = sight_of(torch.randn(2, 3, 23, 5), torch.randn(2, 3, 23, 5), MASKS[name]())
     for sample, head in ((0, 0), (1, 2)):
         whole = weights_of(seen, sample)[head]
-        weights = HeadWindows(seen, sample, head)
+        weights = seen.windows(sample, head)
         torch.testing.assert_close(weights.sums(range(23), range(23)), whole, **CLOSE)
         some = weights.sums(range(3, 22), range(2, 19), (4, 3))
         torch.testing.assert_close(some, sum_blocks(sum_blocks(whole[3:22, 2:19], 4, 0), 3, 1), **CLOSE)
@@ -96,16 +95,14 @@ def test_a_window_knows_scales_caps_sinks_and_biases(name):
     seen = sight_of(torch.randn(2, 3, 23, 5), torch.randn(2, 3, 23, 5), Mask.causal(), **OPTIONS[name]())
     for head in range(3):
         whole = weights_of(seen, 1)[head]
-        torch.testing.assert_close(HeadWindows(seen, 1, head).sums(range(23), range(23)), whole, **CLOSE)
+        torch.testing.assert_close(seen.windows(1, head).sums(range(23), range(23)), whole, **CLOSE)
 
 
 def test_heads_may_share_keys_and_keys_may_be_another_text():
     torch.manual_seed(3)
     seen = sight_of(torch.randn(1, 6, 7, 5), torch.randn(1, 3, 17, 5), None)
     for head in range(6):
-        torch.testing.assert_close(
-            HeadWindows(seen, 0, head).sums(range(7), range(17)), weights_of(seen)[head], **CLOSE
-        )
+        torch.testing.assert_close(seen.windows(0, head).sums(range(7), range(17)), weights_of(seen)[head], **CLOSE)
 
 
 @given(
@@ -129,7 +126,7 @@ def test_a_text_that_grew_step_by_step_is_one_window():
         for step in (slice(0, 7), *(slice(n, n + 1) for n in range(7, 17))):
             attention(x[:, step], mask=Mask.causal(), cache=cache)
     seen = record["attention"]
-    torch.testing.assert_close(HeadWindows(seen, 0, 1).sums(range(17), range(17)), weights_of(seen)[1], **CLOSE)
+    torch.testing.assert_close(seen.windows(0, 1).sums(range(17), range(17)), weights_of(seen)[1], **CLOSE)
 
 
 @pytest.mark.parametrize("near", [7, 8192])

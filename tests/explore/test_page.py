@@ -751,8 +751,8 @@ def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server
     watched.until("#another-problem", "一次请求最多 1,048,576 字节。")
     said = page.evaluate(
         """async (base) => { const { sayProblem } = await import(base + "words/languages.js");
-        return ["this text is no longer kept by the server; enter it again", "there is nothing to look at: '(' has no tokens",
-          "RuntimeError: out of memory"].map(sayProblem) }""",
+        return ["this text is no longer kept by the server; enter it again",
+          "there is nothing to look at: '(' has no tokens", "RuntimeError: out of memory"].map(sayProblem) }""",
         server,
     )
     assert said == [

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.explore.window_sums import HeadWindows
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 from clearhead.lens.record.attention_views import Sight
 
@@ -56,7 +55,7 @@ class AttentionMap:
             count = len(positions) * self.step
         self.first, self.counts = (max(start, 0), 0), (count, sight.keys)
         self.blocks = (max(1, sight.blocks[0]) * self.step, max(1, sight.blocks[1]))
-        self.windows = lru_cache(maxsize=8)(lambda head: HeadWindows(sight, sample, head))
+        self.windows = lru_cache(maxsize=8)(lambda head: sight.windows(sample, head))
 
     @property
     def ends(self) -> tuple[int, int]:

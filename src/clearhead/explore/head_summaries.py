@@ -10,11 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.explore.scene_json import HeadJson
-from clearhead.lens.analysis.role_measurement import LOCAL_FACTOR, MIN_VISIBLE
-from clearhead.lens.analysis.roles import NONE, ROLES, HeadRoles
+from clearhead.lens.analysis.roles import NEAR, NONE, ROLES, HeadRoles, counts_queries
 from clearhead.lens.record.attention_views import Sight
 
-NEAR = 2  # tokens on either side that count as local, as in head_roles
 ALIGNMENT = "alignment"  # the role of cross-attention heads that point at the source of what is written
 ALIGNMENT_THRESHOLD = 0.5
 
@@ -84,9 +82,9 @@ def _measure_roles(
     Weights on neighbours come from the top keys: any weight above 1/8 is among the eight largest.
     """
     visible = _count_visible(sight, sample)
-    real = seeing & (visible >= MIN_VISIBLE)
-    scores: dict[str, Tensor] = {"first": _mean(sight.first[sample], real)}
-    scores["broad"] = _mean(sight.entropy[sample] / visible.clamp(min=2).log(), real)
+    real = {role: seeing & counts_queries(role, visible) for role in ROLES}
+    scores: dict[str, Tensor] = {"first": _mean(sight.first[sample], real["first"])}
+    scores["broad"] = _mean(sight.entropy[sample] / visible.clamp(min=2).log(), real["broad"])
     if delimiters is not None and any(delimiters) and sight.received is not None:
         marks = torch.tensor(list(delimiters)[: sight.keys], dtype=torch.bool)
         received = sight.received[sample]
@@ -96,9 +94,9 @@ def _measure_roles(
         weights = sight.top_weights[sample]  # 0 where there is no key
         for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
             inside = (sight.queries + step >= 0) & (sight.queries + step < sight.keys)
-            scores[role] = _mean((weights * (apart == step)).sum(-1), real & inside)
+            scores[role] = _mean((weights * (apart == step)).sum(-1), real[role] & inside)
         local = (weights * (apart.abs_() <= NEAR)).sum(-1)
-        scores["local"] = _mean(local, real & (visible >= LOCAL_FACTOR * (2 * NEAR + 1)))
+        scores["local"] = _mean(local, real["local"])
     named = HeadRoles(
         (sight.name, place, {role: float(value[place]) for role, value in scores.items() if value[place] > -1})
         for place in range(len(sight.heads))

@@ -14,10 +14,10 @@ from clearhead.errors import DataError, LensError
 from clearhead.explore.token_display import display_next_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward
+from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
 from clearhead.predictor import Predictor, describe_answer, look_through
 from clearhead.tasks.settings import option_names, validate
-from clearhead.tasks.trace import Ablation, CallDetails, Trace, Traceable
+from clearhead.tasks.trace import Trace, Traceable
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
 MAX_SECONDS = 5.0  # that the effects of all heads may take
@@ -46,19 +46,19 @@ class LiveModel:
             self.last_duration = time.perf_counter() - begin
             return record
 
-    def answer_without(self, record: Record, call: int, heads: Mapping[str, Collection[int]]) -> Ablation:
+    def answer_without(self, record: Record, call: int, heads: Mapping[str, Collection[int]]) -> AblatedAnswer:
         """What the model answers without these heads, and its loss on the answer that it gave with them."""
         return self._ablate(record, [call], heads)[0]
 
     def answer_without_each(
         self, record: Record, calls: Sequence[int], progress: Callable[[int], None]
-    ) -> list[dict[str, dict[str, Ablation]]]:
+    ) -> list[dict[str, dict[str, AblatedAnswer]]]:
         """The same for every single head, by attention and head number, for each of these calls of one text.
 
         The model answers once for each head. `progress` is called with the number of heads that are done.
         """
         first = record.calls[calls[0]]
-        found: list[dict[str, dict[str, Ablation]]] = [{name: {} for name in first.names} for _ in calls]
+        found: list[dict[str, dict[str, AblatedAnswer]]] = [{name: {} for name in first.names} for _ in calls]
         heads = [(name, head) for name in first.names for head in first[name].heads]
         for done, (name, head) in enumerate(heads, start=1):
             for one, ablation in zip(found, self._ablate(record, calls, {name: [head]}), strict=True):
@@ -66,7 +66,9 @@ class LiveModel:
             progress(done)
         return found
 
-    def _ablate(self, record: Record, numbers: Sequence[int], heads: Mapping[str, Collection[int]]) -> list[Ablation]:
+    def _ablate(
+        self, record: Record, numbers: Sequence[int], heads: Mapping[str, Collection[int]]
+    ) -> list[AblatedAnswer]:
         """One result a call. A text that was read in several calls is answered once as a whole."""
         calls = [record.calls[number] for number in numbers]
         with self.lock, torch.inference_mode(), ablate(self.model, heads):
@@ -81,7 +83,7 @@ class LiveModel:
         new = [texts.get(number) for number in numbers]
         return [_compare_answers(*one) for one in zip(calls, again, new, strict=True)]
 
-    def _repeat(self, trace: Trace) -> CallDetails:
+    def _repeat(self, trace: Trace) -> CallMetadata:
         """The answer to a forward pass that was made before."""
         return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
 
@@ -95,7 +97,9 @@ class LiveModel:
         trace = _restore_trace(call)
 
         def loss() -> float:
-            return float(self._repeat(trace)["loss"] or 0.0)
+            value = self._repeat(trace)["loss"]
+            assert value is not None, "the recorded call has one"
+            return value
 
         with self.lock, torch.inference_mode():
             loss()
@@ -108,7 +112,7 @@ class LiveModel:
         return {name: effect.tolist() for name, effect in found.items()}
 
 
-def _compare_answers(call: Forward, again: CallDetails, text: str | None) -> Ablation:
+def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> AblatedAnswer:
     """The answer and loss of a call, before and after."""
     before = call.about.get("text")
     return {

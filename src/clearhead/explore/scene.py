@@ -18,8 +18,7 @@ from clearhead.explore.token_display import display_next_tokens
 from clearhead.formatting import suggest_name
 from clearhead.lens.analysis.roles import NONE, HeadRoles
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward, Sight, find_text
-from clearhead.tasks.trace import Ablation, CallDetails
+from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward, Sight, find_text
 
 FORMAT = 1
 LABEL = 24  # characters of the text in the label of a view
@@ -60,7 +59,7 @@ class Scene:
         return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, live=self.live)
 
     def add_ablations(
-        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, Ablation]] | None
+        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AblatedAnswer]] | None
     ) -> None:
         """Stores in the record what the model does without each head: its loss, and perhaps its answer."""
         self.forward.about["effects"] = effects
@@ -227,10 +226,10 @@ def _find_sample(sight: Sight, widest: Sight, sample: int) -> int:
     return text if text < own else sample * own // all_of_them
 
 
-def read_details(forward: Forward) -> CallDetails:
+def read_details(forward: Forward) -> CallMetadata:
     """What the record keeps of a call besides its attention; values of a wrong type are left out."""
     about = forward.about
-    found: CallDetails = {"given": about.get("given") is True}
+    found: CallMetadata = {"given": about.get("given") is True}
     texts: tuple[Literal["model", "input", "text"], ...] = ("model", "input", "text")
     for text in texts:
         if isinstance(about.get(text), str):
@@ -254,12 +253,12 @@ def read_details(forward: Forward) -> CallDetails:
     return found
 
 
-def _read_ablation(given: Any) -> Ablation | None:
+def _read_ablation(given: Any) -> AblatedAnswer | None:
     """The answer without a head, if that is what it is."""
     if not isinstance(given, dict) or not isinstance(given.get("text"), (str, NoneType)):
         return None
     loss, rows = (given[name] if isinstance(given.get(name), list) else [] for name in ("loss", "next"))
-    short = [row and [(token, round(share, 4)) for token, share in row] for row in display_next_tokens(rows)]
+    short = [row and [[token, round(float(share), 4)] for token, share in row] for row in display_next_tokens(rows)]
     return {"text": given.get("text"), "loss": [one if _is_number(one) else None for one in loss], "next": short}
 
 

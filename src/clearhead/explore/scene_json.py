@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from clearhead.tasks.trace import Ablation, NextTokens
+from clearhead.lens.record.attention_views import AblatedAnswer, TokenChance
 
 
 class AxisExtras(TypedDict, total=False):
@@ -65,7 +65,7 @@ class OutputJson(TypedDict):
     text: str
     axis: str
     shift: int  # 0 if row i of the axis is the i-th token written, 1 if it is the token read before
-    next: NextTokens | None  # at each place, the most probable tokens
+    next: list[list[TokenChance] | None] | None  # at each place, the most probable tokens
     loss: float | None  # nats a token
     given: bool  # whether the user gave the text
 
@@ -88,7 +88,7 @@ class SceneJson(TypedDict):
     axes: dict[str, AxisJson]
     output: OutputJson | None
     attentions: list[AttentionJson]
-    without: dict[str, dict[str, Ablation]] | None  # by attention and head: the answer without that head
+    without: dict[str, dict[str, AblatedAnswer]] | None  # by attention and head: the answer without that head
     start: StartJson
     views: list[str]  # labels of all views of the record
     view: int  # which of them this is

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from clearhead.lens.record.attention_views import TokenChance
 from clearhead.lens.record.token_labels import SPACE, byte_alphabet
-from clearhead.tasks.trace import NextTokens
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
@@ -62,17 +62,17 @@ def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], l
     return shown, glued, special
 
 
-def display_next_tokens(rows: Sequence[Any]) -> NextTokens:
+def display_next_tokens(rows: Sequence[Any]) -> list[list[TokenChance] | None]:
     """Candidates for the next token with their probabilities, displayed; None for rows that are not known.
 
     >>> display_next_tokens([[["▁a", 0.5]], "?"])
-    [[('a', 0.5)], None]
+    [[['a', 0.5]], None]
     """
-    found: NextTokens = []
+    found: list[list[TokenChance] | None] = []
     for row in rows:
-        if isinstance(row, list) and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in row):
+        if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
             pairs = [(token, share) for token, share in row if isinstance(token, str) and _is_share(share)]
-            found.append([(display_tokens([token])[0].shown, share) for token, share in pairs])
+            found.append([[display_tokens([token])[0].shown, share] for token, share in pairs])
         else:
             found.append(None)
     return found

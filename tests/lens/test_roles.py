@@ -10,8 +10,8 @@ from torch import Tensor
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
-from clearhead.lens.analysis.role_measurement import coverage, head_roles
-from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles
+from clearhead.lens.analysis.norms import coverage
+from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles, head_roles
 from clearhead.lens.attention_names import find_attentions
 from tests.lens.handmade_heads import COMMA, WORDS, Built
 from tests.lens.huggingface_zoo import made, tokens
@@ -155,8 +155,8 @@ def test_without_tokens_only_places_are_measured():
     roles = head_roles(model, run=lambda: model(text()), delimiters=[COMMA])
     assert [one.role for one in roles] == ["previous", "first"]
     assert set(roles["layers.0", 0].scores) == {"previous", "itself", "next", "first", "local", "broad"}
-    assert "Induction and duplicates were not looked for" in str(roles)
-    assert "Delimiters were not looked for" in str(roles)
+    assert "Induction and duplicates were not measured" in str(roles)
+    assert "Delimiters were not measured" in str(roles)
     with pytest.raises(LensError, match="'induction' was measured of no head"):
         roles.best("induction")
 

@@ -1,19 +1,21 @@
-"""One mask and one bias for all steps of a growing attention."""
+"""KeptInputs: the q, k, masks and biases of one attention, from which its weights can be computed again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
 from clearhead.attention.biases import Dense as DenseBias
+from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Both, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
-from clearhead.lens.capture.batch_history import select_rows
 
 MaskAndBias = tuple[Mask | None, Bias | None]
 
@@ -38,14 +40,31 @@ class Step(NamedTuple):
         """The position of the first query relative to the first key."""
         return self.first_query - self.first_key
 
-    def of_samples(self, rows: Tensor) -> Step:
-        """The same step for these samples; −1 marks a sample that had finished."""
-        present = None if bool((rows >= 0).all()) else rows >= 0
-        rows, bias = rows.clamp(min=0), self.bias
-        mask = None if self.mask is None else self.mask.map(lambda t: select_rows(t, rows) if len(t) > 1 else t)
-        if bias is not None and bias.batch > 1:
-            bias = bias.replace(select_rows(bias.parameter, rows))
-        return self._replace(mask=mask, bias=bias, present=present)
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """The inputs of an attention, on the CPU. Row 0 of q is the query at `first_query`, key 0 stands at position 0.
+
+    An attention that grew has one part for each step, unless all of them follow one rule.
+    """
+
+    q: Float[Tensor, "batch heads queries d"]
+    k: Float[Tensor, "batch kv_heads keys d"]
+    scale: float | Tensor
+    softcap: float | None
+    sinks: Tensor | None
+    parts: tuple[Step, ...]
+    lengths: Tensor  # how many queries each sample has: fewer, where it was done before the others
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None  # None where only some queries were measured
+
+    @property
+    def first_query(self) -> int:
+        return self.parts[0].first_query if self.parts else 0
+
+    def call(self) -> Call:
+        """All steps as one Call."""
+        mask, bias = join_steps(self.parts, self.q.shape[2], self.k.shape[2])
+        return Call(self.q, self.k, self.k, mask, self.scale, bias, self.softcap, self.sinks, 0.0)
 
 
 @overload
@@ -124,10 +143,9 @@ def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -
     return first if numbers is None else first.map(lambda _: numbers)
 
 
-def _rule_key(rule: Mask) -> tuple[object, ...]:
-    if isinstance(rule, Band):
-        return (Band, rule.left, rule.right)
-    return (Padding, rule.side, rule.hide_queries) if isinstance(rule, Padding) else (type(rule),)
+def _rule_key(rule: Mask) -> dict[str, object]:
+    """The kind of a mask and all its fields except tensors."""
+    return {name: value for name, value in (rule.state() or {}).items() if not isinstance(value, Tensor)}
 
 
 def _extend_rule(rule: Mask, first: int, queries: int, keys: int) -> Mask:
