@@ -15,7 +15,7 @@ from clearhead.errors import RecordError
 from clearhead.explore import Scene, page_file, show_record, write_page
 from clearhead.explore.module_bundle import bundle_modules
 from clearhead.explore.page_file import render_page
-from clearhead.explore.tensor_encoding import decode_tensor, from_text
+from tests.explore.decoding import decode_tensor, from_text
 from tests.explore.records import drawn, translator, weights_of, writer
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="(data-\d+)">([^<]*)</script>')

@@ -10,14 +10,13 @@ from hypothesis import given
 from clearhead.explore.tensor_encoding import (
     EncodedTensor,
     choose_levels,
-    decode_tensor,
     encode_bytes,
     encode_floats,
     encode_keys,
     encode_weights,
-    from_text,
     to_text,
 )
+from tests.explore.decoding import decode_tensor, from_text
 
 
 def there_and_back(packed: EncodedTensor, coding: str = "base64"):

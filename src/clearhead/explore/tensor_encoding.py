@@ -1,4 +1,4 @@
-"""Encodes tensors as compact text inside a page, and decodes them again.
+"""Encodes tensors as compact text inside a page; page/data/tensor_decoding.js decodes them.
 
 A weight becomes a level, round(weight · levels), so 1000 levels err by at most 0.0005. Levels of n keys have a mean of
 levels / n, so their entropy is at most that of a geometric distribution with this mean (2.7 bits for 512 keys). Deflate
@@ -36,9 +36,8 @@ def encode_weights(
 ) -> EncodedTensor:
     """Numbers from 0 to 1, or to the `scale` of each head, as levels: the error is at most scale / (2 · levels).
 
-    >>> packed = encode_weights(torch.tensor([[[0.25, 0.75]]]))
-    >>> decode_tensor(packed.data, packed.layout).tolist()
-    [[[0.25, 0.75]]]
+    >>> encode_weights(torch.tensor([[[0.25, 0.75]]])).layout
+    {'shape': [1, 1, 2], 'levels': 1000, 'planes': 2}
     """
     numbers = weights.double()
     if scale is not None:
@@ -70,22 +69,6 @@ def encode_bytes(numbers: NDArray[np.uint8]) -> EncodedTensor:
     return EncodedTensor(deflate(numbers.tobytes()), {"shape": list(numbers.shape), "planes": 1})
 
 
-def decode_tensor(data: bytes, layout: dict[str, Any]) -> NDArray[Any]:
-    """The numbers as the page decodes them; keys are still plus one."""
-    raw, count = np.frombuffer(zlib.decompress(data, -15), np.uint8), math.prod(layout["shape"])
-    if layout.get("type") == "float32":
-        numbers: NDArray[Any] = raw.view("<f4").reshape(layout["shape"])
-        return numbers
-    values = (
-        _from_nibbles(raw, count) if layout.get("pack") == "nibbles" else _from_planes(raw, count, layout["planes"])
-    )
-    if "levels" not in layout:
-        return values.reshape(layout["shape"])
-    scale = np.array(layout.get("scale", 1.0)).reshape(-1, 1, 1)
-    found: NDArray[Any] = values.reshape(layout["shape"]) * (scale / layout["levels"])
-    return found.astype(np.float32)
-
-
 def choose_levels(weights: int, keys: float, room: int) -> int:
     """The finest levels with which so many weights, in rows of `keys`, fit into `room` bytes of base64."""
     for levels in LEVELS:
@@ -110,8 +93,8 @@ def deflate(raw: bytes) -> bytes:
 def to_text(data: bytes, coding: str) -> str:
     """Bytes as text that is safe in HTML: "base64", or "seven", which has seven bits a character and is shorter.
 
-    >>> to_text(b"abc", "base64"), from_text(to_text(bytes(range(256)), "seven"), "seven") == bytes(range(256))
-    ('YWJj', True)
+    >>> to_text(b"abc", "base64")
+    'YWJj'
     """
     if coding == "base64":
         return base64.b64encode(data).decode("ascii")
@@ -119,15 +102,6 @@ def to_text(data: bytes, coding: str) -> str:
     bits = np.append(bits, np.zeros(-len(bits) % 7, np.uint8))
     codes = bits.reshape(-1, 7) @ (1 << np.arange(6, -1, -1)).astype(np.uint8)
     return codes.astype(np.uint8).tobytes().decode("ascii").translate(UNSAFE)
-
-
-def from_text(text: str, coding: str) -> bytes:
-    """The bytes again, as the page decodes them."""
-    if coding == "base64":
-        return base64.b64decode(text)
-    codes = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.uint8) & np.uint8(127)
-    bits = np.unpackbits(codes.reshape(-1, 1), axis=1)[:, 1:].ravel()
-    return np.packbits(bits[: len(bits) // 8 * 8]).tobytes()
 
 
 def _to_nibbles(values: NDArray[np.uint16]) -> tuple[bytes, int]:
@@ -138,21 +112,6 @@ def _to_nibbles(values: NDArray[np.uint16]) -> tuple[bytes, int]:
     return (small[0::2] | small[1::2] << 4).tobytes() + _to_planes(rest, 2), int(rest.size)
 
 
-def _from_nibbles(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
-    pairs = raw[: -(-count // 2)]
-    values = np.stack([pairs & 15, pairs >> 4], 1).ravel()[:count].astype(np.uint32)
-    more = values == ESCAPE
-    values[more] += _from_planes(raw[len(pairs) :], int(more.sum()), 2)
-    return values
-
-
 def _to_planes(values: NDArray[Any], count: int) -> bytes:
     """All low bytes, then all next higher bytes."""
     return b"".join(((values >> 8 * plane) & 255).astype(np.uint8).tobytes() for plane in range(count))
-
-
-def _from_planes(raw: NDArray[np.uint8], count: int, planes: int) -> NDArray[np.uint32]:
-    values = np.zeros(count, np.uint32)
-    for plane in range(planes):
-        values |= raw[plane * count : (plane + 1) * count].astype(np.uint32) << np.uint32(8 * plane)
-    return values
