@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
@@ -78,7 +78,8 @@ def _find_roles(forward: Forward) -> list[tuple[str, int, str, float]]:
 
 def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None, notes: Sequence[str]) -> Figure:
     theme = style.current_theme()
-    colours = {role: dark if theme.dark else light for role, (light, dark) in ROLE_COLOURS.items()}
+    colours: dict[str, Any] = {role: both[theme.dark] for role, both in ROLE_COLOURS.items()}
+    colours[NONE] = to_rgba(colours[NONE], 0.25)  # most heads: pale, so that the others stand out
     cells: dict[str, dict[int, tuple[str, Any]]] = {}
     for name, head, role, score in roles:
         text = "" if role == NONE else f"{role}\n{score:.2f}"
