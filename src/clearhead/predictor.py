@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
@@ -182,8 +183,8 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> CallMetadata:
-    """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
+def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
+    """The answer of a forward pass, its loss, and the most probable tokens at each place."""
     about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     if scores is None or not trace.writes:
         return about

@@ -55,7 +55,7 @@ class CallMetadata(TypedDict, total=False):
     notes: list[str]
     written: list[int]  # the tokens of the answer, and their texts
     writes: list[str]
-    next: list[list[TokenChance]]  # for each position the most probable tokens
+    next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
     loss: float | None
     effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
     without: dict[str, dict[str, AblatedAnswer]]  # by attention and head

@@ -1,4 +1,4 @@
-"""Windows and panoramas: what a page is shown is what attention_weights says, from near and from afar."""
+"""Maps, windows, rows and columns that a page gets agree with attention_weights."""
 
 import hypothesis.strategies as st
 import pytest
@@ -7,8 +7,8 @@ from hypothesis import given
 from torch import Tensor
 
 from clearhead import Alibi, Bias, KeyValueCache, Mask, MultiHeadAttention, measure, watch
-from clearhead.explore import panorama as panoramas
-from clearhead.explore.panorama import Panorama
+from clearhead.explore import attention_map
+from clearhead.explore.attention_map import AttentionMap
 from clearhead.lens.measures.definition import sum_blocks
 from clearhead.lens.record import exact_windows
 from clearhead.lens.record.attention_views import Sight
@@ -110,8 +110,8 @@ def test_heads_may_share_keys_and_keys_may_be_another_text():
 )
 def test_any_window_holds_the_sums_of_its_blocks(q0, high, k0, wide, rows, columns):
     seen = drawn(41, heads=1, mask=Mask.window(11))["encoder.0.self"]
-    whole, view = weights_of(seen)[0], Panorama(seen, 0)
-    found = view.window(0, range(q0, q0 + high), range(k0, k0 + wide), rows, columns)
+    whole, view = weights_of(seen)[0], AttentionMap(seen, 0)
+    found = view.sum_window(0, range(q0, q0 + high), range(k0, k0 + wide), rows, columns)
     cut = whole[q0 : min(41, q0 + high), k0 : min(41, k0 + wide)]
     assert found.exact
     assert all(n <= limit for n, limit in zip(found.sums.shape, (rows, columns), strict=True))
@@ -131,41 +131,41 @@ def test_a_text_that_grew_step_by_step_is_one_window():
 
 @pytest.mark.parametrize("near", [7, 8192])
 def test_rows_and_columns_are_lines_of_the_weights_however_long_the_text(near, monkeypatch):
-    monkeypatch.setattr(panoramas, "NEAR", near)
+    monkeypatch.setattr(attention_map, "MAX_EXACT", near)
     seen = drawn(29, mask=Mask.causal(), pixels=5)["encoder.0.self"]
-    whole, view = weights_of(seen), Panorama(seen, 0)
-    row, column = view.row(1, 20), view.column(1, 3)
+    whole, view = weights_of(seen), AttentionMap(seen, 0)
+    row, column = view.compute_row(1, 20), view.compute_column(1, 3)
     assert row.weights is not None
     assert column.weights is not None
     torch.testing.assert_close(row.weights, whole[1, 20], **CLOSE)
     torch.testing.assert_close(column.weights, whole[1, :, 3], **CLOSE)
     assert [key for key, _ in row.top] == whole[1, 20, :21].argsort(descending=True)[: len(row.top)].tolist()
     assert column.top[0] == pytest.approx((int(whole[1, :, 3].argmax()), float(whole[1, :, 3].max())), abs=1e-6)
-    torch.testing.assert_close(view.received(1), whole[1].sum(0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(view.compute_received(1), whole[1].sum(0), atol=1e-5, rtol=1e-5)
 
 
 def test_without_q_and_k_a_short_text_is_exact_and_a_long_one_has_its_top_keys():
-    short = Panorama(drawn(29, keep=False)["encoder.0.self"], 0)
+    short = AttentionMap(drawn(29, keep=False)["encoder.0.self"], 0)
     assert short.exact
-    assert short.window(0, range(29), range(29), 29, 29).exact
-    long = Panorama(drawn(61, keep=False, pixels=16)["encoder.0.self"], 0)
+    assert short.sum_window(0, range(29), range(29), 29, 29).exact
+    long = AttentionMap(drawn(61, keep=False, pixels=16)["encoder.0.self"], 0)
     assert not long.exact
-    assert not long.window(0, range(8), range(8), 8, 8).exact
-    line = long.row(0, 37)
+    assert not long.sum_window(0, range(8), range(8), 8, 8).exact
+    line = long.compute_row(0, 37)
     assert line.weights is None
     assert [key for key, _ in line.top] == long.sight.top_keys[0, 0, 37].tolist()
-    assert long.column(0, 3).weights is None
+    assert long.compute_column(0, 3).weights is None
 
 
 def test_from_afar_a_window_spreads_the_pixels_of_the_map(monkeypatch):
-    monkeypatch.setattr(panoramas, "NEAR", 20)
+    monkeypatch.setattr(attention_map, "MAX_EXACT", 20)
     seen = drawn(61, pixels=16)["encoder.0.self"]
-    whole, view = weights_of(seen)[0], Panorama(seen, 0)
-    far = view.window(0, range(61), range(61), 16, 16)
+    whole, view = weights_of(seen)[0], AttentionMap(seen, 0)
+    far = view.sum_window(0, range(61), range(61), 16, 16)
     assert not far.exact
     assert far.blocks == (4, 4)
     torch.testing.assert_close(far.sums, sum_blocks(sum_blocks(whole, 4, 0), 4, 1), **CLOSE)
-    finer = view.window(0, range(4, 40), range(8, 48), 40, 40)  # cells smaller than pixels, and nothing is lost
+    finer = view.sum_window(0, range(4, 40), range(8, 48), 40, 40)  # cells smaller than pixels, and nothing is lost
     assert finer.sums.shape == (36, 40)
     torch.testing.assert_close(finer.sums.sum(), whole[4:40, 8:48].sum(), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(finer.sums[0, 0], whole[4:8, 8:12].sum() / 16, atol=1e-6, rtol=1e-4)
@@ -173,31 +173,31 @@ def test_from_afar_a_window_spreads_the_pixels_of_the_map(monkeypatch):
 
 def test_a_map_is_made_of_whole_pixels(monkeypatch):
     seen = drawn(61, pixels=32)["encoder.0.self"]
-    view = Panorama(seen, 0)
-    assert view.overview(16) == (4, 4)
-    assert view.overview(7) == (10, 10)
-    grid = view.map(1, 16)
+    view = AttentionMap(seen, 0)
+    assert view.overview_blocks(16) == (4, 4)
+    assert view.overview_blocks(7) == (10, 10)
+    grid = view.sum_overview(1, 16)
     torch.testing.assert_close(grid.sums, sum_blocks(sum_blocks(weights_of(seen)[1], 4, 0), 4, 1), **CLOSE)
-    bare = Panorama(drawn(61, pixels=0)["encoder.0.self"], 0)
+    bare = AttentionMap(drawn(61, pixels=0)["encoder.0.self"], 0)
     torch.testing.assert_close(
-        bare.map(1, 16).sums, sum_blocks(sum_blocks(weights_of(bare.sight)[1], 4, 0), 4, 1), **CLOSE
+        bare.sum_overview(1, 16).sums, sum_blocks(sum_blocks(weights_of(bare.sight)[1], 4, 0), 4, 1), **CLOSE
     )
 
 
 def test_every_fourth_query_stands_for_four():
     record = writer(37, rows=1 / 4, pixels=64)
-    view = Panorama(record["decoder.0.self"], 0)
+    view = AttentionMap(record["decoder.0.self"], 0)
     assert (view.step, view.first, view.counts, view.blocks) == (4, (0, 0), (36, 37), (4, 1))
-    assert float(view.map(0).sums.sum()) == pytest.approx(36, abs=1e-3)
-    assert view.row(0, 3).top
-    assert view.row(0, 4).top == []
+    assert float(view.sum_overview(0).sums.sum()) == pytest.approx(36, abs=1e-3)
+    assert view.compute_row(0, 3).top
+    assert view.compute_row(0, 4).top == []
 
 
 def test_thumbnails_show_where_a_head_looks():
     torch.manual_seed(8)
     eye = torch.eye(48)[None, None] * 40
     seen = sight_of(eye, eye, None)
-    thumbs = Panorama(seen, 0).thumbs()
+    thumbs = AttentionMap(seen, 0).draw_thumbnails()
     assert thumbs.shape == (1, 24, 24)
     assert thumbs[0].diagonal().min() > 150
     assert thumbs.max() == 255
@@ -206,15 +206,18 @@ def test_thumbnails_show_where_a_head_looks():
 
 def test_a_thumbnail_of_even_weights_is_pale():
     even = sight_of(torch.zeros(1, 1, 48, 5), torch.zeros(1, 1, 48, 5), None)
-    assert set(Panorama(even, 0).thumbs().flatten().tolist()) <= {127, 128}  # a quarter of the scale, and its root
+    assert set(AttentionMap(even, 0).draw_thumbnails().flatten().tolist()) <= {
+        127,
+        128,
+    }  # a quarter of the scale, and its root
 
 
 def test_only_exact_and_large_windows_are_worth_several_threads(monkeypatch):
-    monkeypatch.setattr(panoramas, "NEAR", 50)
-    monkeypatch.setattr(panoramas, "MUCH", 200)
-    view = Panorama(drawn(61, pixels=16)["encoder.0.self"], 0)
-    assert view.is_much(range(50), range(50))
-    assert not view.is_much(range(5), range(5))
-    assert not view.is_much(range(61), range(61))  # from the map
-    assert not view.is_much(range(58, 900), range(50))  # of which three queries are there
-    assert not Panorama(drawn(61, pixels=16, keep=False)["encoder.0.self"], 0).is_much(range(50), range(50))
+    monkeypatch.setattr(attention_map, "MAX_EXACT", 50)
+    monkeypatch.setattr(attention_map, "LARGE", 200)
+    view = AttentionMap(drawn(61, pixels=16)["encoder.0.self"], 0)
+    assert view.is_large_window(range(50), range(50))
+    assert not view.is_large_window(range(5), range(5))
+    assert not view.is_large_window(range(61), range(61))  # from the map
+    assert not view.is_large_window(range(58, 900), range(50))  # of which three queries are there
+    assert not AttentionMap(drawn(61, pixels=16, keep=False)["encoder.0.self"], 0).is_large_window(range(50), range(50))

@@ -1,4 +1,4 @@
-// Numbers inside the file: raw deflate as text, integers in byte planes or two to a byte.
+// Decodes the numbers inside the file: raw deflate as text, integers in byte planes or two to a byte.
 
 /** The bytes of a text: base64, or seven bits a letter. */
 function bytesOf(text, coding) {
@@ -119,7 +119,5 @@ export class Blocks {
 export function meaning(entry, place) {
   const levels = entry.levels ?? 1;
   const scale = entry.scale ? entry.scale[place] : 1;
-  const power = entry.power ?? 1;
-  if (power === 1) return (raw) => (raw / levels) * scale;
-  return (raw) => (raw / levels) ** power * scale;
+  return (raw) => (raw / levels) * scale;
 }

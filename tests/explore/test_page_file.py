@@ -12,10 +12,10 @@ import torch
 
 from clearhead import Mask
 from clearhead.errors import RecordError
-from clearhead.explore import Scene, show_record, single, write_page
-from clearhead.explore.joining import joined
-from clearhead.explore.packing import from_text, unpack
-from clearhead.explore.single import page
+from clearhead.explore import Scene, page_file, show_record, write_page
+from clearhead.explore.module_bundle import bundle_modules
+from clearhead.explore.page_file import render_page
+from tests.explore.decoding import decode_tensor, from_text
 from tests.explore.records import drawn, translator, weights_of, writer
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="(data-\d+)">([^<]*)</script>')
@@ -37,7 +37,10 @@ def read(text: str) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]
     scene = json.loads(raw[1])
     blocks = dict(BLOCK.findall(text))
     numbers = {
-        name: {kind: unpack(from_text(blocks[how["id"]], how["coding"]), how) for kind, how in kinds.items()}
+        name: {
+            kind: decode_tensor(from_text(blocks[layout["id"]], layout["coding"]), layout)
+            for kind, layout in kinds.items()
+        }
         for name, kinds in scene["data"].items()
     }
     tensors = {name: {k: torch.from_numpy(v.copy()) for k, v in kinds.items()} for name, kinds in numbers.items()}
@@ -46,7 +49,7 @@ def read(text: str) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]
 
 def test_every_weight_of_a_short_text_is_in_the_file():
     record = translator()
-    scene, numbers = read(page(Scene(record)))
+    scene, numbers = read(render_page(Scene(record)))
     assert scene["exact"]
     assert not scene["notes"]
     assert list(numbers) == record.names
@@ -59,7 +62,7 @@ def test_every_weight_of_a_short_text_is_in_the_file():
 
 def test_weights_of_128_tokens_are_within_half_a_thousandth_in_three_megabytes():
     record = drawn(128, layers=12, heads=12, d=64)
-    text = page(Scene(record))
+    text = render_page(Scene(record))
     _, numbers = read(text)
     for name, found in numbers.items():
         assert (found["weights"] - weights_of(record[name])).abs().max() <= 0.0005 + 1e-6
@@ -68,21 +71,21 @@ def test_weights_of_128_tokens_are_within_half_a_thousandth_in_three_megabytes()
 
 def test_weights_of_512_tokens_are_within_half_a_thousandth_in_fifteen_megabytes(monkeypatch):
     record = drawn(512, layers=1, heads=12, d=64)
-    monkeypatch.setattr(single, "PLAIN", 100_000)  # as if all twelve layers were there
-    monkeypatch.setattr(single, "ROOM", 100_000)
-    text = page(Scene(record))
+    monkeypatch.setattr(page_file, "BASE64_BYTES", 100_000)  # as if all twelve layers were there
+    monkeypatch.setattr(page_file, "PRECISION_BYTES", 100_000)
+    text = render_page(Scene(record))
     scene, numbers = read(text)
     assert scene["data"]["encoder.0.self"]["weights"]["coding"] == "seven"
     found = numbers["encoder.0.self"]["weights"]
     assert (found - weights_of(record["encoder.0.self"])).abs().max() <= 0.0005 + 1e-6
-    code = len(page(Scene(drawn(2, heads=1))))
+    code = len(render_page(Scene(drawn(2, heads=1))))
     assert code + 12 * (len(text.encode()) - code) < 15_000_000
 
 
 def test_a_long_text_has_maps_and_top_keys_and_says_so():
-    limits = single.Limits(100, 100, 32, 100_000)
+    limits = page_file.Limits(100, 100, 32, 100_000)
     record = drawn(301, heads=3, mask=Mask.causal())
-    scene, numbers = read(page(Scene(record), heads={"encoder.0.self": [2]}, limits=limits))
+    scene, numbers = read(render_page(Scene(record), heads={"encoder.0.self": [2]}, limits=limits))
     seen, found, weights = record["encoder.0.self"], numbers["encoder.0.self"], weights_of(record["encoder.0.self"])
     assert not scene["exact"]
     assert scene["notes"] == [{"say": "chosenOnly", "pixels": 32, "chosen": 1}]
@@ -100,7 +103,7 @@ def test_a_long_text_has_maps_and_top_keys_and_says_so():
 def test_a_text_that_is_far_too_long_is_cut_to_fewer_top_keys_and_then_none():
     record = drawn(61, heads=3, pixels=16)
     for entries, top in ((10_000, 8), (61 * 3 * 2, 2), (61 * 3 - 1, 0)):
-        _, numbers = read(page(Scene(record), limits=single.Limits(10, 10, 8, entries)))
+        _, numbers = read(render_page(Scene(record), limits=page_file.Limits(10, 10, 8, entries)))
         found = numbers["encoder.0.self"]
         assert (found["top_keys"].shape[2] if "top_keys" in found else 0) == top
         assert ("received" in found) == (top > 0)
@@ -118,18 +121,18 @@ def test_a_file_holds_as_many_texts_as_there_is_room_for(tmp_path):
     assert read(one)[0]["views"] == ["2"]
     assert read(one)[0]["notes"] == [{"say": "someViews", "held": 1, "views": 3}]
     cells = 7 * 7 * 3 * 2
-    limits = [single.Limits(512, times * cells, 8, 1) for times in (0, 2, 9)]
-    assert [len(single.together(Scene(record, 1), one)) for one in limits] == [0, 1, 2]
+    limits = [page_file.Limits(512, times * cells, 8, 1) for times in (0, 2, 9)]
+    assert [len(page_file.select_other_views(Scene(record, 1), one)) for one in limits] == [0, 1, 2]
 
 
 def test_exact_weights_need_q_and_k():
     record = drawn(301, keep=False, pixels=32)
-    scene, _ = read(page(Scene(record)))
+    scene, _ = read(render_page(Scene(record)))
     assert not scene["exact"]
-    with pytest.raises(RecordError, match="keep='qk' keeps them"):
-        page(Scene(record), heads={"encoder.0.self": [0]})
+    with pytest.raises(RecordError, match="watch with keep='qk'"):
+        render_page(Scene(record), heads={"encoder.0.self": [0]})
     with pytest.raises(RecordError, match="not 5"):
-        page(Scene(record), heads={"encoder.0.self": [5]})
+        render_page(Scene(record), heads={"encoder.0.self": [5]})
 
 
 def test_hostile_tokens_stay_inside_the_json(tmp_path):
@@ -140,12 +143,12 @@ def test_hostile_tokens_stay_inside_the_json(tmp_path):
     assert scene["axes"]["tokens"]["tokens"] == HOSTILE
     assert scene["output"]["text"] == HOSTILE[0]
     assert "<img" not in text.replace('"<img', "")
-    plain = page(Scene(drawn(len(HOSTILE), texts=["x"] * len(HOSTILE))))
+    plain = render_page(Scene(drawn(len(HOSTILE), texts=["x"] * len(HOSTILE))))
     assert re.findall(r"<[a-zA-Z!/][^ >]*", text) == re.findall(r"<[a-zA-Z!/][^ >]*", plain)
 
 
 def test_the_policy_names_the_one_script_and_the_one_style():
-    text = page(Scene(translator()))
+    text = render_page(Scene(translator()))
     policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
     assert policy is not None
     assert text.index("Content-Security-Policy") < text.index("<style>") < text.index("<script>")
@@ -160,15 +163,15 @@ def test_the_policy_names_the_one_script_and_the_one_style():
 
 
 def test_the_file_names_no_other_host():
-    text = re.sub(BLOCK, "", page(Scene(translator())))
+    text = re.sub(BLOCK, "", render_page(Scene(translator())))
     hosts = set(re.findall(r"https?://([^/\"'`\s]+)", text))
     assert hosts <= {"www.w3.org"}  # the name of SVG, which nobody fetches
 
 
 def test_what_is_shown_first_comes_first():
-    scene, _ = read(text := page(Scene(translator())))
+    scene, _ = read(text := render_page(Scene(translator())))
     order = [found[0] for found in BLOCK.findall(text)]
-    first = {how["id"] for how in scene["data"][scene["start"]["name"]].values()}
+    first = {layout["id"] for layout in scene["data"][scene["start"]["name"]].values()}
     assert set(order[: len(first)]) == first
     assert text.index('id="scene"') < text.index("<script>") < text.index(f'id="{order[0]}">')
 
@@ -195,7 +198,7 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
     )
     (tmp_path / "deep.js").write_text("export const seven = 7;\n")
     (tmp_path / "last.js").write_text("// nothing\n")
-    script = joined(tmp_path, "app.js")
+    script = bundle_modules(tmp_path, "app.js")
     assert "</script" not in script
     assert not re.search(r"^(import|export)\b", script, re.M)
     order = [script.index(mark) for mark in ("seven = 7", "function one", "// nothing", "document.title")]
@@ -217,8 +220,8 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
         'import { self } from "./app.js";',
     ],
 )
-def test_what_cannot_be_joined_is_refused(tmp_path, code):
+def test_what_cannot_be_bundled_is_refused(tmp_path, code):
     (tmp_path / "app.js").write_text(f"{code}\n")
     (tmp_path / "parts.js").write_text("export const one = 1;\n")
-    with pytest.raises(ValueError, match="joined"):
-        joined(tmp_path, "app.js")
+    with pytest.raises(ValueError, match="bundled"):
+        bundle_modules(tmp_path, "app.js")

@@ -1,4 +1,4 @@
-"""A local folder of Hugging Face's as a model that one can look into; nothing is ever fetched."""
+"""Loads a local Hugging Face folder as a LiveModel; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
-from clearhead.explore.live import Live
+from clearhead.explore.live_model import LiveModel
 from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
 from clearhead.tasks.trace import Trace
 
-SCORED = 2**28  # scores over the vocabulary that fit: of longer texts none are computed
-WRITTEN = 64  # tokens that an encoder-decoder writes, at most
+MAX_SCORES = 2**28  # tokens × vocabulary: for longer texts no probabilities are computed
+MAX_NEW_TOKENS = 64  # that an encoder-decoder writes by default
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether this is a folder of Hugging Face's."""
+def is_huggingface_folder(path: Path) -> bool:
+    """Whether a folder has the config.json of a Hugging Face model."""
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -31,8 +32,8 @@ def is_checkpoint(path: Path) -> bool:
     return isinstance(config, dict) and "format" not in config and ("model_type" in config or "architectures" in config)
 
 
-def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live:
-    """The model and tokenizer of a folder, as they say themselves; code that comes with it is not run."""
+def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any) -> LiveModel:
+    """The model of the class that its config names, and its tokenizer; code in the folder is not run."""
     try:
         import transformers
     except ModuleNotFoundError:
@@ -50,12 +51,14 @@ def load_checkpoint(path: Path, *, device: str = "auto", **options: Any) -> Live
         kind = next((one for one in named if one is not None), transformers.AutoModel)
         model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read as a model of Hugging Face's: {_first_line(error)}") from error
+        raise CheckpointError(f"{path} cannot be read as a Hugging Face model: {_first_line(error)}") from error
     finally:
         if shown:
             bars.enable_progress_bar()
     model.requires_grad_(False)
-    return Live(model, HuggingFaceText(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options})
+    return LiveModel(
+        model, HuggingFaceReader(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options}
+    )
 
 
 class HuggingFaceOptions(Options):
@@ -63,53 +66,53 @@ class HuggingFaceOptions(Options):
     most: int | None = option(None, "How many tokens the model writes.", ge=1)
 
 
-class HuggingFaceText:
-    """How encoders, decoders and encoder-decoders of Hugging Face's read a text, with their own tokenizer."""
+class HuggingFaceReader:
+    """Traces Hugging Face encoders, decoders and encoder-decoders on a text, with their own tokenizer."""
 
     name: ClassVar[str] = "text"
     options: ClassVar[type[Options]] = HuggingFaceOptions
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.name_of = tokenizer, make_namer(tokenizer)
+        self.tokenizer, self.token_name = tokenizer, make_namer(tokenizer)
 
     def traces(self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
-        """One trace. A decoder reads the text, and `most` tokens that it writes itself, or the answer that is given.
+        """One trace. A decoder reads the text and then the given answer, or `most` tokens that it generates.
 
-        An encoder-decoder writes an answer of 64 tokens at most.
+        An encoder-decoder generates 64 tokens at most by default.
         """
-        numbers, beams, most = self._numbers(given), options.beams or 1, options.most
+        numbers, beams, most = self._tokenize(given), options.beams or 1, options.most
         if not numbers:
             return []
         if model.config.is_encoder_decoder:
-            return [self._pair(model, numbers, answer, beams, most or WRITTEN)]
+            return [self._trace_encoder_decoder(model, numbers, answer, beams, most or MAX_NEW_TOKENS)]
         if not model.can_generate():
             return [Trace({"tokens": numbers})]
-        more = self._written(model, numbers, beams, most) if answer is None and most else []
+        more = self._generate(model, numbers, beams, most) if answer is None and most else []
         if answer is not None:
             more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         whole = [*numbers, *more]
         return [Trace({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
 
-    def _pair(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
+    def _trace_encoder_decoder(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
         start = model.config.decoder_start_token_id
         start = model.config.bos_token_id if start is None else start
         if start is None:
             raise LensError("the model's config has no decoder_start_token_id, with which an answer begins")
         if answer is None:
-            target = self._written(model, source, beams, most)
+            target = self._generate(model, source, beams, most)
         else:
             target = list(self.tokenizer(text_target=answer)["input_ids"])
         target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
         text = self.tokenizer.decode(target, skip_special_tokens=True) if answer is None else answer
         return Trace({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
 
-    def _written(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
+    def _generate(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
         given = torch.tensor([numbers], device=model.device)
-        chosen = {"max_new_tokens": most or WRITTEN, "num_beams": beams, "do_sample": False}
+        chosen = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
         found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
         return found if model.config.is_encoder_decoder else found[len(numbers) :]
 
-    def run_trace(self, model: Any, trace: Trace) -> Tensor | None:
+    def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
         tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in trace.reads.items()}
         if "source" in tensors:
             found = model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
@@ -120,16 +123,16 @@ class HuggingFaceText:
         if not trace.writes:
             model(input_ids=tokens, **options)
             return None
-        if tokens.numel() * int(model.config.get_text_config().vocab_size) > SCORED and "logits_to_keep" in known:
+        if tokens.numel() * int(model.config.get_text_config().vocab_size) > MAX_SCORES and "logits_to_keep" in known:
             model(input_ids=tokens, **options, logits_to_keep=1)
             return None
         written: Tensor = model(input_ids=tokens, **options).logits[0]
         return written
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
-        return [self.name_of(int(number)) if number >= 0 else "" for number in numbers]
+        return [self.token_name(int(number)) if number >= 0 else "" for number in numbers]
 
-    def _numbers(self, text: str) -> list[int]:
+    def _tokenize(self, text: str) -> list[int]:
         if not text.strip():
             return []
         try:
@@ -139,7 +142,7 @@ class HuggingFaceText:
 
 
 def _has_norms(model: nn.Module) -> bool:
-    """Whether the map that merges the heads is known, so that the norms of values can be had."""
+    """Whether the output projections of all attentions are found, so that norms of values can be measured."""
     from clearhead.lens.huggingface.discovery import count_heads, find_output_weights
 
     try:

@@ -19,13 +19,12 @@ import torch
 from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.explore import Scene, looking, write_page
-from clearhead.explore.huggingface import is_checkpoint, load_checkpoint
-from clearhead.explore.live import Live
-from clearhead.explore.waiting import Waiting
+from clearhead.explore import Scene, subjects, write_page
+from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
+from clearhead.explore.live_model import LiveModel
 from clearhead.predictor import Predictor, _pixels
 from tests.explore.records import drawn, weights_of
-from tests.explore.test_single import read
+from tests.explore.test_page_file import read
 from tests.tasks.translators import learned, write
 from tests.train.corpus import sentences
 
@@ -93,7 +92,7 @@ def test_a_long_text_is_looked_at_part_by_part(predictor):
     record = predictor.look(text)
     assert len(record.calls) > 1
     assert "parts" in record.calls[0].about["notes"][0]
-    scene = Scene(record, 1).to_dict()
+    scene = Scene(record, 1).to_json()
     assert len(scene["views"]) == len(record.calls)
     assert scene["output"]["text"] == record.calls[1].about["text"]
 
@@ -122,7 +121,7 @@ def test_maps_of_long_texts_are_fine_as_far_as_there_is_room():
 def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):
     record = predictor.look(text)
     record.save(tmp_path / "a.record")
-    assert Scene(Record.load(tmp_path / "a.record")).to_dict() == Scene(record).to_dict()
+    assert Scene(Record.load(tmp_path / "a.record")).to_json() == Scene(record).to_json()
 
 
 @pytest.mark.parametrize(
@@ -135,17 +134,17 @@ def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):
 def test_what_a_made_up_record_says_about_itself_breaks_nothing(about):
     record = drawn(5)
     record.calls[0].about.update(about)
-    assert json.dumps(Scene(record).to_dict(), allow_nan=False)
+    assert json.dumps(Scene(record).to_json(), allow_nan=False)
 
 
 def test_heads_are_chosen_by_name_and_number():
     forward = drawn(5, layers=3, heads=4).calls[0]
-    assert looking.chosen_heads(["encoder.1.self:0,3", "encoder.1.self:2"], forward) == {"encoder.1.self": [0, 2, 3]}
-    assert looking.chosen_heads(["encoder.*.self:1"], forward) == {f"encoder.{n}.self": [1] for n in range(3)}
-    assert looking.chosen_heads(["encoder.2.self"], forward) == {"encoder.2.self": [0, 1, 2, 3]}
+    assert subjects.select_heads(["encoder.1.self:0,3", "encoder.1.self:2"], forward) == {"encoder.1.self": [0, 2, 3]}
+    assert subjects.select_heads(["encoder.*.self:1"], forward) == {f"encoder.{n}.self": [1] for n in range(3)}
+    assert subjects.select_heads(["encoder.2.self"], forward) == {"encoder.2.self": [0, 1, 2, 3]}
     for wrong in ("decoder.0.self:1", "encoder.1.self:x", "encoder.1.self:", ":1", "encoder.1.self:9"):
         with pytest.raises(ConfigError, match="--heads"):
-            looking.chosen_heads([wrong], forward)
+            subjects.select_heads([wrong], forward)
 
 
 # Hugging Face
@@ -187,25 +186,24 @@ def saved(folder: Path, words: Any, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertModel", "MarianMTModel"])
 def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     folder = saved(tmp_path / "theirs", words, kind)
-    assert is_checkpoint(folder)
-    live = load_checkpoint(folder, device="cpu")
+    assert is_huggingface_folder(folder)
+    live = load_huggingface_folder(folder, device="cpu")
     record = live.look("w3 w5 w8 w5")
-    scene = Scene(record).to_dict()
+    scene = Scene(record).to_json()
     tokens = scene["axes"]["source" if kind == "MarianMTModel" else "tokens"]["shown"]
     assert tokens[:4] == ["w3", "w5", "w8", "w5"]
     assert scene["title"] == "theirs"
-    assert scene["norms"]
     if kind == "BertModel":
         assert scene["output"] is None
         return
     assert len(scene["output"]["next"]) == (4 if kind == "GPT2LMHeadModel" else len(scene["axes"]["written"]["tokens"]))
-    without = live.without(record, 0, {record.names[-1]: [0, 1, 2]})
+    without = live.answer_without(record, 0, {record.names[-1]: [0, 1, 2]})
     assert without["loss"][0] == pytest.approx(scene["output"]["loss"], rel=1e-4)
     assert without["loss"][1] != without["loss"][0]
 
 
 def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
-    live = load_checkpoint(saved(tmp_path / "theirs", words, "GPT2LMHeadModel"), device="cpu")
+    live = load_huggingface_folder(saved(tmp_path / "theirs", words, "GPT2LMHeadModel"), device="cpu")
     longer = live.look("w3 w5", most=5).calls[0]
     assert 3 <= longer.ids["tokens"].shape[1] <= 7
     given = live.look("w3 w5", answer="w7 w9").calls[0]
@@ -214,11 +212,11 @@ def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
 
 
 def test_a_folder_that_is_none_is_refused_and_nothing_is_fetched(tmp_path):
-    assert not is_checkpoint(tmp_path)
+    assert not is_huggingface_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    assert is_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot be read as a model of Hugging Face's"):
-        load_checkpoint(tmp_path, device="cpu")
+    assert is_huggingface_folder(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read as a Hugging Face model"):
+        load_huggingface_folder(tmp_path, device="cpu")
 
 
 # The command line
@@ -247,19 +245,19 @@ def test_a_page_replaces_a_page_and_no_other_file(folder, text, tmp_path, capsys
         assert main([*command, str(page)]) == 0
         assert read(page.read_text(encoding="utf-8"))[0]["title"] == "toy"
     saved = tmp_path / "some.record"
-    looking.looked(str(folder), text).record.save(saved)
+    subjects.open_subject(str(folder), text).record.save(saved)
     (tmp_path / "thesis.html").write_text("<html><title>About clearhead</title>")
-    monkeypatch.setattr(looking, "looked", None)  # refused before any model is loaded
+    monkeypatch.setattr(subjects, "open_subject", None)  # refused before any model is loaded
     capsys.readouterr()
     for path in (saved, tmp_path / "thesis.html"):
         before = path.read_bytes()
         assert main([*command, str(path)]) == 2
         said = capsys.readouterr().err
-        assert f"{path} exists and is no page of clearhead's; name another file, or remove it first\n" in said
+        assert f"{path} exists and is not a clearhead page; name another file, or remove it first\n" in said
         assert said.count("\n") == 1
         assert path.read_bytes() == before
     assert main([*command, str(tmp_path / "no" / "page.html")]) == 2
-    assert f"there is no folder {tmp_path / 'no'} to write page.html into" in capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'no'}; create it first" in capsys.readouterr().err
 
 
 def test_a_page_goes_through_a_pipe_too(predictor, text, tmp_path):
@@ -278,20 +276,22 @@ def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
     scene, _ = read((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert scene["title"] == "some"
     with pytest.raises(ConfigError, match="a record has none"):
-        looking.write(looking.looked(str(tmp_path / "some.record"), None), tmp_path / "page.html", without=True)
+        subjects.write_subject(
+            subjects.open_subject(str(tmp_path / "some.record"), None), tmp_path / "page.html", without=True
+        )
 
 
 def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path, capsys):
-    live = Live.of(predictor)
+    live = LiveModel.from_predictor(predictor)
     record = live.look(text)
-    written = looking.write(looking.Seen(record, live, None), tmp_path / "page.html", without=True)
+    written = subjects.write_subject(subjects.Subject(record, live, None), tmp_path / "page.html", without=True)
     total = 4 * len(record.names)
     before, first, *_ = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"clearhead: 0 of {total} heads switched off, about \d+ s left", before)
     assert re.fullmatch(rf"clearhead: 1 of {total} heads switched off, about \d+ s left", first)
     scene, _ = read(written.read_text(encoding="utf-8"))
     assert {name: len(heads) for name, heads in scene["without"].items()} == dict.fromkeys(record.names, 4)
-    one, asked = scene["without"]["decoder.0.cross"]["2"], live.without(record, 0, {"decoder.0.cross": [2]})
+    one, asked = scene["without"]["decoder.0.cross"]["2"], live.answer_without(record, 0, {"decoder.0.cross": [2]})
     assert (one["text"], one["loss"]) == (asked["text"], asked["loss"])
     assert one["next"][0][0] == [asked["next"][0][0][0], pytest.approx(asked["next"][0][0][1], abs=0.00006)]
     effect = scene["attentions"][record.names.index("decoder.0.cross")]["heads"][2]["effect"]
@@ -299,7 +299,7 @@ def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, 
 
 
 def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeypatch):
-    live = Live.of(predictor)
+    live = LiveModel.from_predictor(predictor)
     record = live.look(text)
     record.calls.append(record.calls[0])  # as if it had been read in two parts
     answers, asked = predictor.task.traces, []
@@ -311,12 +311,12 @@ def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeyp
     monkeypatch.setattr(live, "task", copy.copy(live.task))
     monkeypatch.setattr(live.task, "traces", twice)
     done: list[int] = []
-    one, other = live.without_each(record, [0, 1], done.append)
+    one, other = live.answer_without_each(record, [0, 1], done.append)
     heads = sum(map(len, one.values()))
     assert asked == [text] * heads
     assert done == list(range(1, heads + 1))
     assert one == other
-    assert one["decoder.0.cross"]["2"] == live.without(record, 0, {"decoder.0.cross": [2]})
+    assert one["decoder.0.cross"]["2"] == live.answer_without(record, 0, {"decoder.0.cross": [2]})
 
 
 class Terminal(io.StringIO):
@@ -329,7 +329,7 @@ def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
     for stream in (io.StringIO(), Terminal()):
         times = iter(float(second) for second in range(0, 100, 10))
         monkeypatch.setattr(sys, "stderr", stream)
-        waiting = Waiting("heads", 4, each=7.0, clock=lambda times=times: next(times))
+        waiting = subjects.ProgressLine("heads", 4, seconds_each=7.0, clock=lambda times=times: next(times))
         for done in (1, 2, 3, 4):
             waiting(done)
         said = [
@@ -340,7 +340,7 @@ def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
         else:
             assert stream.getvalue().splitlines() == [said[0], said[1], said[3]]  # not so often
     monkeypatch.setattr(sys, "stderr", nothing := io.StringIO())
-    Waiting("heads", 0)
+    subjects.ProgressLine("heads", 0)
     assert nothing.getvalue() == ""
 
 
@@ -391,12 +391,12 @@ def test_the_command_serves_until_it_is_interrupted(folder, text):
 
 def test_new_text_is_not_endless(predictor):
     with pytest.raises(DataError, match="100,000 at most"):
-        Live.of(predictor).look("x" * 100_001)
+        LiveModel.from_predictor(predictor).look("x" * 100_001)
 
 
 def test_a_shipped_model_can_be_looked_into(tmp_path):
     if "zh-en" not in shipped.models():
         pytest.skip("the shipped model is not in this checkout")
-    seen = looking.looked("zh-en", "你好。", device="cpu")
+    seen = subjects.open_subject("zh-en", "你好。", device="cpu")
     assert seen.record.calls[0].about["text"]
     assert "decoder.0.cross" in seen.record

@@ -2,16 +2,16 @@
 
 import pytest
 
-from clearhead.explore.words import words
+from clearhead.explore.token_display import display_tokens
 
 
 def shown(*tokens: str) -> list[str]:
-    return [word.shown for word in words(tokens)]
+    return [word.shown for word in display_tokens(tokens)]
 
 
 def joined(*tokens: str) -> str:
     """The text that the eye reads: glued tokens side by side."""
-    return "".join(word.shown if word.glued else f" {word.shown}" for word in words(tokens)).strip()
+    return "".join(word.shown if word.glued else f" {word.shown}" for word in display_tokens(tokens)).strip()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cells: the weights of one head as they are drawn, from a Sight or a tensor."""
+"""WeightGrid: the weights of one head as a grid to draw, from a Sight or a tensor, with the texts of both axes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
-from clearhead.explore.figures import naming
+from clearhead.explore.figures import record_names
 from clearhead.lens import Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
 Tokens = Sequence[str | None] | None
-MOST = 512  # cells a side: more cannot be told apart in a figure
-LABELLED = 80  # tokens whose labels can still be read
+Source = Sight | Float[Tensor, "*heads queries keys"]
+MAX_CELLS = 512  # a side: more cannot be distinguished in a figure
+MAX_LABELS = 80  # tokens with readable labels
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The tokens along one side: their positions, how many share a cell, and their texts where they are known."""
+class GridAxis:
+    """The tokens along one side: their positions, how many share a cell, and their texts if known."""
 
     positions: Sequence[int]
     block: int = 1
@@ -34,68 +36,70 @@ class Axis:
 
     @property
     def labelled(self) -> bool:
-        """Whether each token gets its label."""
-        return self.block == 1 and len(self.positions) <= LABELLED
+        """Whether there is room for the label of each token."""
+        return self.block == 1 and len(self.positions) <= MAX_LABELS
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Weights to draw: of blocks, what a query there gives to all keys of the block together, on average."""
+class WeightGrid:
+    """Weights to draw. A cell of several tokens is the mean over its queries of the sum over its keys."""
 
     values: NDArray[np.float64]
-    queries: Axis
-    keys: Axis
+    queries: GridAxis
+    keys: GridAxis
 
     @property
     def exact(self) -> bool:
         return self.queries.block == self.keys.block == 1
 
 
-def cells_of(
-    source: Sight | Tensor,
+def make_grid(
+    source: Source,
     head: int | None = None,
     *,
     sample: int = 0,
     queries: Tokens = None,
     keys: Tokens = None,
     when: str | None = None,
-    most: int = MOST,
-) -> Cells:
-    """The weights of a head, or without one the mean of all, in at most so many cells a side.
+    most: int = MAX_CELLS,
+) -> WeightGrid:
+    """The weights of a head, by default the mean of all heads, in at most `most` cells a side.
 
-    `queries` and `keys` are the texts of the tokens, where the source does not know them; `when` says which of a
-    decoder's name its rows: those "written" there, or those "read".
+    `queries` and `keys` are the texts of the tokens if the source does not know them; `when` names a decoder's rows by
+    the token "written" or "read".
     """
-    naming.check_when(when)
+    record_names.check_row_naming(when)
     if isinstance(source, Sight):
-        sums, positions, blocks = _of_sight(source, head, sample)
+        sums, positions, blocks = _read_sight(source, head, sample)
         count = source.keys
-        queries = naming.query_texts(source, sample, when=when) if queries is None else queries
-        keys = naming.key_texts(source, sample) if keys is None else keys
+        queries = record_names.get_query_texts(source, sample, when=when) if queries is None else queries
+        keys = record_names.get_key_texts(source, sample) if keys is None else keys
     else:
-        sums = weights_of(source, head, sample)
+        sums = select_weights(source, head, sample)
         positions, count, blocks = list(range(sums.shape[0])), sums.shape[1], (1, 1)
         queries = keys if queries is None and len(positions) == count else queries
-    sums, blocks = _smaller(sums, blocks, (len(positions), count), most)
+    sums, blocks = _merge_cells(sums, blocks, (len(positions), count), most)
     sides = (
-        Axis(positions, blocks[0], _fitting(queries, len(positions), "queries")),
-        Axis(range(count), blocks[1], _fitting(keys, count, "keys")),
+        GridAxis(positions, blocks[0], _cut_texts(queries, len(positions), "queries")),
+        GridAxis(range(count), blocks[1], _cut_texts(keys, count, "keys")),
     )
-    return Cells(_shares(sums, len(positions), blocks[0]), *sides)
+    return WeightGrid(_average_rows(sums, len(positions), blocks[0]), *sides)
 
 
-def heads_of(source: Sight | Tensor) -> list[int]:
-    """The numbers of the heads that there are."""
+def list_heads(source: Source) -> list[int]:
+    """The numbers of all heads."""
     if isinstance(source, Sight):
         return list(source.heads)
     return list(range(source.shape[-3])) if source.ndim > 2 else [0]
 
 
-def _of_sight(sight: Sight, head: int | None, sample: int) -> tuple[Tensor, list[int], tuple[int, int]]:
+def _read_sight(
+    sight: Sight, head: int | None, sample: int
+) -> tuple[Float[Tensor, "rows columns"], list[int], tuple[int, int]]:
     positions = sight.queries.tolist()
     blocks = sight.blocks
     wanted = sight.heads if head is None else (head,)
-    if sight.kept is not None and blocks != (1, 1) and max(len(positions), sight.keys) <= MOST:
+    if sight.kept is not None and blocks != (1, 1) and max(len(positions), sight.keys) <= MAX_CELLS:
         found = torch.stack([sight.weights(sample, one).double() for one in wanted]).mean(0)
         return found, positions, (1, 1)
     if blocks == (0, 0):
@@ -106,8 +110,10 @@ def _of_sight(sight: Sight, head: int | None, sample: int) -> tuple[Tensor, list
     return sight.map[sample, places].double().mean(0), positions, blocks
 
 
-def weights_of(weights: Tensor, head: int | None, sample: int) -> Tensor:
-    """(queries, keys) of one head and sample, or the mean of all heads."""
+def select_weights(
+    weights: Float[Tensor, "*heads queries keys"], head: int | None, sample: int
+) -> Float[Tensor, "queries keys"]:
+    """The weights (queries, keys) of one head and sample, or the mean of all heads."""
     if not 2 <= weights.ndim <= 4:
         raise ShapeError(
             "weights must be (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys), "
@@ -123,25 +129,25 @@ def weights_of(weights: Tensor, head: int | None, sample: int) -> Tensor:
     return weights.detach().cpu().double()
 
 
-def _smaller(
-    sums: Tensor, blocks: tuple[int, int], counts: tuple[int, int], most: int
-) -> tuple[Tensor, tuple[int, int]]:
-    """Blocks that are so large that all fit."""
+def _merge_cells(
+    sums: Float[Tensor, "rows columns"], blocks: tuple[int, int], counts: tuple[int, int], most: int
+) -> tuple[Float[Tensor, "fewer_rows fewer_columns"], tuple[int, int]]:
+    """Merges cells until at most `most` are left on each side."""
     if not all(counts):
         raise ShapeError(f"there is nothing to draw: {counts[0]} queries, {counts[1]} keys")
     times = choose_blocks(sums.shape[0], sums.shape[1], most)
     return sum_blocks(sum_blocks(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
 
 
-def _shares(sums: Tensor, queries: int, block: int) -> NDArray[np.float64]:
-    """Sums over blocks of queries into means; the last block may be short."""
+def _average_rows(sums: Float[Tensor, "rows columns"], queries: int, block: int) -> NDArray[np.float64]:
+    """Means over the queries of each block from sums; the last block may be short."""
     starts = torch.arange(0, queries, block)
     sizes = (queries - starts).clamp(max=block)
     shares: NDArray[np.float64] = (sums / sizes[:, None]).numpy()
     return shares
 
 
-def _fitting(texts: Tokens, count: int, what: str) -> Sequence[str | None] | None:
+def _cut_texts(texts: Tokens, count: int, what: str) -> Sequence[str | None] | None:
     if texts is not None and len(texts) < count:
         raise ShapeError(f"{len(texts)} tokens are given for {count} {what}; give one for each")
     return texts if texts is None else texts[:count]

@@ -1,7 +1,7 @@
-"""Joining: ES modules as one script, since browsers refuse imports from file://.
+"""Bundles ES modules into one script, since browsers refuse module imports from file://.
 
-Each module becomes a function that returns what it exports, in the order in which they need each other. That is enough
-for named imports and exports, each at the beginning of a line; what is not understood is refused, never dropped.
+Each module becomes a function that returns its exports, in the order of their dependencies. Named imports and exports
+at the beginning of a line are supported; anything else raises ValueError.
 """
 
 from __future__ import annotations
@@ -15,36 +15,33 @@ IMPORT = re.compile(
     r"^import\s+(?:(\{[^}]*\}|\*\s+as\s+\w+)\s+from\s+)?\"(\.{1,2}/[\w./-]+)\";[^\S\n]*(?://.*)?$", re.M
 )
 EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const|let)\b\s*\*?\s*(\w+))", re.M)
-LIST = re.compile(r"^export\s+\{([^}]*)\};[^\S\n]*$", re.M)
-LEFT = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
+EXPORT_LIST = re.compile(r"^export\s+\{([^}]*)\};[^\S\n]*$", re.M)
+UNSUPPORTED = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
 
 
-def joined(folder: Path, entry: str) -> str:
-    """One script that does what the module `entry` and all that it imports do.
-
-    A tag that would end the script early is broken up, as are comments of HTML.
-    """
+def bundle_modules(folder: Path, entry: str) -> str:
+    """One script with the module `entry` and everything that it imports, safe inside a script element."""
     order: list[str] = []
-    for name in _ordered(folder, entry, []):
+    for name in _walk_imports(folder, entry, []):
         if name not in order:
             order.append(name)
     numbers = {name: f"module{number}" for number, name in enumerate(order)}
-    parts = [f"const {numbers[name]} = (() => {{\n{_body(folder, name, numbers)}}})();" for name in order]
+    parts = [f"const {numbers[name]} = (() => {{\n{_convert_module(folder, name, numbers)}}})();" for name in order]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.I)
 
 
-def _ordered(folder: Path, name: str, above: list[str]) -> Iterator[str]:
-    """What a module imports, and then itself."""
+def _walk_imports(folder: Path, name: str, above: list[str]) -> Iterator[str]:
+    """The modules that a module imports, in order, and then itself."""
     if name in above:
-        raise ValueError(f"modules that import each other cannot be joined: {' → '.join([*above, name])}")
+        raise ValueError(f"modules that import each other cannot be bundled: {' → '.join([*above, name])}")
     for found in IMPORT.finditer((folder / name).read_text(encoding="utf-8")):
-        yield from _ordered(folder, _resolve(name, found[2]), [*above, name])
+        yield from _walk_imports(folder, _resolve(name, found[2]), [*above, name])
     yield name
 
 
 def _resolve(name: str, imported: str) -> str:
-    """The path, from the folder of the entry, of what a module imports by a path from its own.
+    """The path of an imported module relative to the folder of the entry.
 
     >>> _resolve("panes/tips.js", "../data/tokens.js")
     'data/tokens.js'
@@ -52,11 +49,11 @@ def _resolve(name: str, imported: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
 
-def _body(folder: Path, name: str, numbers: dict[str, str]) -> str:
+def _convert_module(folder: Path, name: str, numbers: dict[str, str]) -> str:
     code = (folder / name).read_text(encoding="utf-8")
     exports: dict[str, str] = {}
 
-    def taken(found: re.Match[str]) -> str:
+    def convert_import(found: re.Match[str]) -> str:
         what, module = found[1], numbers[_resolve(name, found[2])]
         if what is None:
             return ""
@@ -65,18 +62,18 @@ def _body(folder: Path, name: str, numbers: dict[str, str]) -> str:
         names = re.sub(r"(\w+)\s+as\s+(\w+)", r"\1: \2", what)
         return f"const {names} = {module};"
 
-    def listed(found: re.Match[str]) -> str:
+    def collect_list(found: re.Match[str]) -> str:
         for one in filter(None, (part.strip() for part in found[1].split(","))):
             own, _, public = one.partition(" as ")
             exports[(public or own).strip()] = own.strip()
         return ""
 
-    def declared(found: re.Match[str]) -> str:
+    def collect_declaration(found: re.Match[str]) -> str:
         exports[found[1]] = found[1]
         return ""
 
-    code = EXPORT.sub(declared, LIST.sub(listed, IMPORT.sub(taken, code)))
-    if left := LEFT.search(code):
-        raise ValueError(f"{name}: cannot be joined: {left[0][:80]!r}")
+    code = EXPORT.sub(collect_declaration, EXPORT_LIST.sub(collect_list, IMPORT.sub(convert_import, code)))
+    if unsupported := UNSUPPORTED.search(code):
+        raise ValueError(f"{name}: cannot be bundled: {unsupported[0][:80]!r}")
     given = ", ".join(public if public == own else f"{public}: {own}" for public, own in exports.items())
     return f"{code.rstrip()}\nreturn {{ {given} }};\n"
