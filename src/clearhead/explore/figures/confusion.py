@@ -30,25 +30,25 @@ def confusion_matrix(names: Sequence[str], counts: NDArray[np.int64], *, title: 
         shown = [label_text.make_drawable(name, WIDEST) for name in names]
         size = style.TEXT if len(names) <= NUMBERED else style.SMALL * 0.75
         side = len(names) * (0.42 if len(names) <= NUMBERED else 0.135)
-        beside = max(fonts.width(one, size) for one in shown) + 0.4
+        beside = max(fonts.measure_width(one, size) for one in shown) + 0.4
         figure = style.make_figure(side + beside + 1.2, side + beside + 1.3, boxes=True)
         axes = figure.add_subplot()
         norm = style.make_norm(1.0, exact=len(names) <= NUMBERED)
-        axes.imshow(shares, cmap=theme.scale, norm=norm, aspect="equal")
+        axes.imshow(shares, cmap=theme.sequential, norm=norm, aspect="equal")
         axes.set_xticks(range(len(names)), shown, rotation=90, fontsize=size)
         axes.set_yticks(range(len(names)), shown, fontsize=size)
         axes.set_xlabel("given by the model")
         axes.set_ylabel("right")
         if len(names) <= NUMBERED:
             _write_counts(axes, counts, shares, theme)
-        style.add_colour_bar(figure, ScalarMappable(norm, theme.scale), axes, "share of the right label")
+        style.add_colour_bar(figure, ScalarMappable(norm, theme.sequential), axes, "share of the right label")
         style.write_title(figure, title, [_describe_worst(shown, counts), style.note_missing_fonts(names)])
     return figure
 
 
 def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], theme: style.Theme) -> None:
     for row, column in zip(*np.nonzero(counts), strict=True):
-        ink = style.choose_text_colour(theme.scale(shares[row, column]))
+        ink = style.choose_text_colour(theme.sequential(shares[row, column]))
         axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=style.SMALL, color=ink)
 
 

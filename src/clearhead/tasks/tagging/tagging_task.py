@@ -262,7 +262,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and {config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
             )
         return cls(tokenizer, config, settings)
 
