@@ -410,7 +410,7 @@ def test_chinese_is_read_character_by_character(tmp_path):
 
 def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
     rows = rows_of(tagged(5, seed=3), tmp_path)
-    task = Tagging.prepare(rows, recipe_of())
+    task = Tagging.prepare(rows, recipe_of(loss={"crf": False}))
     torch.manual_seed(2)
     model = task.build().double().eval()
     examples = task.examples(rows, Report())
@@ -453,7 +453,8 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
 
 def test_smoothing_and_crf_are_refused_together():
     with pytest.raises(ConfigError, match="label_smoothing is for the loss of single words"):
-        recipe_of(loss={"crf": True, "label_smoothing": 0.1})
+        recipe_of(loss={"label_smoothing": 0.1})
+    assert recipe_of(loss={"crf": False, "label_smoothing": 0.1}).loss.label_smoothing == 0.1
 
 
 # the shipped recipe

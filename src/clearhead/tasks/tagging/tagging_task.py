@@ -166,6 +166,15 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def build(self) -> Tagger:
         return Tagger(self.config, crf=self._settings["crf"], cases=self._settings["letter_case"])
 
+    @classmethod
+    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
+        chosen = super().fit(rows, gpu=gpu)
+        if "train" not in chosen:  # a large model on a GPU
+            return chosen
+        model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
+        train = {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear", "steps": 2000, "evaluate_every": 200}
+        return {"model": model, "train": {**chosen["train"], **train}}
+
     def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
         tokens = self._hide_pieces(batch.tokens, batch.lengths) if model.training and self.unknown else batch.tokens
         scores = model.word_scores(tokens, batch.lengths, batch.cases, batch.words)
@@ -262,7 +271,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and {config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels}, {config.vocabulary}"
             )
         return cls(tokenizer, config, settings)
 
