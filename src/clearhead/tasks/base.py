@@ -25,7 +25,7 @@ from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row
+    from clearhead.text import Report, Row, Tokenizer
     from clearhead.text.batches import Batch
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -119,6 +119,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     metric: ClassVar[str]  # the one of them that the best model is chosen by
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
+    predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
@@ -187,6 +188,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         This is the only place where one is made: trainer, model folder and memory check call it.
         """
 
+    def input_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
+        return getattr(self, "tokenizer", None)
+
     @classmethod
     def make_config(cls, recipe: TaskRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
         """The model that a recipe's [model] describes, with the sizes that the data decide.
@@ -195,7 +200,9 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            return start.config.change(**{**sizes, **changes})
+            plain = {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
+            head = {} if cls.predicts_tokens else plain
+            return start.config.change(**{"labels": None, **head, **sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 
     @classmethod

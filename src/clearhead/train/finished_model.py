@@ -167,6 +167,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         f"| data | {', '.join(data)}: {format_count(metrics['examples'], 'example')} |",
         f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
         f"{datetime.date.today().isoformat()} |",
+        *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

@@ -138,6 +138,9 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         task.adapt(rows)
         return task
 
+    def input_tokenizer(self) -> Tokenizer | None:
+        return self.source if self.source is self.target else None
+
     def adapt(self, rows: Sequence[Row]) -> None:
         """Settings that follow from the training data."""
 
