@@ -11,11 +11,12 @@ from clearhead import shipped
 from clearhead.text import read
 
 ROOT = Path(__file__).parents[2]
+PARTS = ("dev", "train")
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    split = [f"{name}.{part}" for name in ("sentiment-en", "service-en", "tatoeba-zh-en") for part in ("dev", "train")]
-    assert {"phrases-zh-en", *split} <= set(shipped.corpora())
+    split = ("entities-en", "sentiment-en", "service-en", "tatoeba-zh-en")
+    assert shipped.corpora() == sorted(["phrases-zh-en", *(f"{name}.{part}" for name in split for part in PARTS)])
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"
@@ -53,6 +54,15 @@ def test_no_row_of_dev_is_in_train(name):
     assert not train & dev
 
 
+def test_no_message_of_dev_is_in_train():
+    train, dev = (
+        set(gzip.decompress(shipped.corpus(f"entities-en.{part}").read_bytes()).decode().lower().split("\n\n"))
+        for part in ("train", "dev")
+    )
+    assert (len(train), len(dev)) == (1625, 325)
+    assert not train & dev
+
+
 def test_the_labels_of_the_comments_are_balanced():
     rows = list(read(shipped.corpus("sentiment-en.train"), ["text", "label"]))
     assert Counter(row.values[1] for row in rows) == {"positive": 3000, "negative": 3000}
@@ -73,6 +83,7 @@ def test_the_notice_names_licence_and_source():
         assert "https://www.manythings.org/anki/" in text
         assert "CC-BY 4.0" in text
         assert "GoEmotions" in text
+        assert "WNUT 2017" in text
         assert "CC-BY 3.0" in text
         assert "CLINC150" in text
 

@@ -66,13 +66,13 @@ def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, An
 def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
     """An option for each name that some task has; tasks with the same name mean the same."""
     import_torch(None)  # before the tasks do: how its threads wait is decided then
-    from clearhead.explore.huggingface import HuggingFaceText
+    from clearhead.explore.huggingface_folder import HuggingFaceReader
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
     kinds: dict[str, type[Options]] = {name: task.options for name, task in TASKS.items()}
     if command == "look":
-        kinds["Hugging Face models"] = HuggingFaceText.options
+        kinds["Hugging Face models"] = HuggingFaceReader.options
     owners: dict[str, list[str]] = {}
     for task, kind in kinds.items():
         for name in option_names(kind, command):

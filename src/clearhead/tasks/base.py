@@ -114,9 +114,9 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     name: ClassVar[str]
     recipe: ClassVar[type[TaskRecipe]]  # with the task's own sections
     options: ClassVar[type[Options]] = Options  # of predict, evaluate and look: OptionsT
-    columns: ClassVar[tuple[str, ...]]  # of its data
+    columns: tuple[str, ...]  # of its data; a task may have others for some data, such as pairs of texts
     metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
-    metric: ClassVar[str]  # the one of them that the best model is chosen by
+    metric: str  # the one of them that the best model is chosen by
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
     predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
