@@ -160,7 +160,7 @@ def test_tokens_are_named_by_tokenizers_and_functions():
         assert [one.weight for one in looked] == sorted((one.weight for one in looked), reverse=True)
     record.label(lambda number: chr(97 + number))
     assert record.calls[0].labels["target"] == {3: "d", 5: "f", 7: "h", 11: "l"}
-    with pytest.raises(RecordError, match="no tokens of 'tokens' went in; there are source, target"):
+    with pytest.raises(RecordError, match="the record has no tokens of 'tokens'; it has source, target"):
         record.label(tokens=Pieces())
     with pytest.raises(RecordError, match="a int cannot name tokens"):
         record.label(5)

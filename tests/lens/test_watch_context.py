@@ -135,7 +135,7 @@ def test_a_model_that_ran_twice_has_two_calls():
 
 def test_a_watched_model_that_did_not_run_is_an_error():
     model = built("Decoder")
-    with pytest.raises(LensError, match="nothing was seen"), watch(model):
+    with pytest.raises(LensError, match="watched attentions ran"), watch(model):
         pass
     with pytest.raises(ZeroDivisionError), watch(model):
         1 / 0  # noqa: B018
