@@ -23,6 +23,8 @@ from clearhead import (
     from_huggingface,
     to_huggingface,
 )
+from clearhead.errors import CheckpointError
+from clearhead.model import Classifier, TokenClassifier
 from tests.model.checkpoints import (
     BERT,
     GPT2,
@@ -420,11 +422,58 @@ def test_tied_weights_may_be_kept_under_any_of_their_names_and_more_than_once(tm
     assert_same(translated(ours), translated(theirs), EXACT)
 
 
-def test_the_head_of_a_task_is_left_out_with_a_warning(tmp_path):
-    theirs = shaken(transformers.BertForSequenceClassification(transformers.BertConfig(**BERT)))
-    with pytest.warns(UserWarning, match=r"classifier\.bias, classifier\.weight left out"):
+def test_the_head_of_another_task_is_left_out_with_a_warning(tmp_path):
+    theirs = shaken(transformers.BertForQuestionAnswering(transformers.BertConfig(**BERT)))
+    with pytest.warns(UserWarning, match=r"qa_outputs\.bias, qa_outputs\.weight left out"):
         ours = from_huggingface(saved(theirs, tmp_path))
     assert_same(ours(tokens()), theirs.bert(tokens()).last_hidden_state, EXACT)
+
+
+LABELLED = {
+    "bert": (transformers.BertForTokenClassification, transformers.BertForSequenceClassification),
+    "roberta": (transformers.RobertaForTokenClassification, transformers.RobertaForSequenceClassification),
+}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "sequence"])
+@pytest.mark.parametrize("family", LABELLED)
+def test_scores_of_labels_are_those_of_transformers(family, whole, tmp_path):
+    pad = 1 if family == "roberta" else 0
+    kind, config = LABELLED[family][whole], getattr(transformers, f"{family.title()}Config")
+    theirs = shaken(kind(config(**BERT, num_labels=5, pad_token_id=pad)))
+    ours = from_huggingface(saved(theirs, tmp_path))
+    assert type(ours) is (Classifier if whole else TokenClassifier)
+    lengths, read = torch.tensor(LENGTHS), tokens(pad=pad)
+    hidden = ours(read, mask=Mask.padding(lengths, queries=True))
+    wanted = theirs(read, attention_mask=REAL.long()).logits
+    if whole:
+        assert_same(ours.label_scores(hidden, lengths), wanted, EXACT)
+    else:
+        assert_same(ours.label_scores(hidden)[REAL], wanted[REAL], EXACT)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "sequence"])
+def test_a_written_classifier_is_read_by_transformers_with_its_labels(whole, tmp_path):
+    shape = {"positions": "learned", "embedding_norm": True, "scale_embeddings": False, "activation": "gelu"}
+    kind = Classifier if whole else TokenClassifier
+    sizes = {"vocabulary": 31, "width": 21, "heads": 3, "layers": 2, "feedforward": 37, "max_length": 19}
+    pooling = "first" if whole else "mean"
+    ours = shaken(kind(ModelConfig(**sizes, **shape, labels=3, segments=2, pooling=pooling)))
+    to_huggingface(ours, tmp_path, pad=0, labels=["bad", "好", "</s>"])
+    theirs = LABELLED["bert"][whole].from_pretrained(tmp_path)
+    assert theirs.config.id2label == {0: "bad", 1: "好", 2: "</s>"}
+    hidden, lengths = ours(tokens()), torch.full((3,), 11)
+    assert_same(
+        ours.label_scores(hidden, lengths) if whole else ours.label_scores(hidden), theirs(tokens()).logits, EXACT
+    )
+    with pytest.raises(CheckpointError, match="names 2 labels, but the model has 3"):
+        to_huggingface(ours, tmp_path, labels=["a", "b"])
+
+
+def test_a_mean_over_tokens_cannot_be_expressed_as_bert(tmp_path):
+    config = ModelConfig.named("classic", vocabulary=31, width=12, heads=3, labels=2, positions="learned")
+    with pytest.raises(CheckpointError, match="pooling='mean'"):
+        to_huggingface(Classifier(config.change(embedding_norm=True, scale_embeddings=False)), tmp_path)
 
 
 def test_a_decoder_alone_is_read_with_a_warning_that_it_has_no_output_layer(tmp_path):

@@ -21,7 +21,7 @@ def on_gpu(monkeypatch):
 def test_recorded_passes_train_as_plain_ones(on_gpu, tmp_path):
     plain = test_loop.trainer(tmp_path, precision="float32", steps=30, evaluate_every=1000)
     recorded = test_loop.trainer(tmp_path, precision="float32", steps=30, evaluate_every=1000, compile=True)
-    assert recorded.graphed is not None
+    assert recorded.updater.graphed is not None
     for step in range(1, 31):
         batch = plain.plan.epoch(step // 4)[step % 4]
         one, _ = plain.updater.update([batch], step)

@@ -1,9 +1,9 @@
-"""Transformer models: encoder, decoder, encoder-decoder, and classifier; their configuration; checkpoints."""
+"""Transformer models: encoder, decoder, encoder-decoder, and classifiers; their configuration; checkpoints."""
 
 from clearhead.model.config import ModelConfig
-from clearhead.model.output_heads import Classifier
+from clearhead.model.output_heads import Classifier, TokenClassifier
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
 
-__all__ = ["Classifier", "Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig"]
+__all__ = ["Classifier", "Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "TokenClassifier"]

@@ -15,6 +15,7 @@ CHOICES = {
     "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"),
     "positions": ("none", "sinusoidal", "learned", "rotary", "alibi", "relative"),
     "temperature": ("fixed", "learned"),
+    "pooling": ("mean", "first"),
 }
 
 MOST_LAYERS = 1000
@@ -61,7 +62,8 @@ class ModelConfig:
     tie_embeddings: bool = True
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
-    labels: int | None = None  # of a Classifier: how many there are to choose from
+    labels: int | None = None  # of a Classifier or TokenClassifier: how many there are to choose from
+    pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
     dropout: float = 0.1
     attention_dropout: float | None = None  # None: dropout
 

@@ -1,4 +1,4 @@
-"""Output heads: modules that turn an encoder's hidden states into label scores."""
+"""Output heads: encoders with scores for labels, of a whole text or of each token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,26 @@ def mean_pool(
     return total / lengths.clamp(min=1)[:, None].to(total.dtype)
 
 
-class Classifier(Encoder):
+class _LabelledEncoder(Encoder):
+    """Base class of encoders with scores for `config.labels` labels."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        kind = type(self).__name__
+        if config.labels is None:
+            raise ConfigError(f"a {kind} needs to know how many labels there are: set labels in its ModelConfig")
+        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
+            raise ConfigError(f"a {kind} scores labels, not words: leave tie_embeddings, logits_bias and _transform")
+        self.dropout = nn.Dropout(config.dropout)
+        self.to_labels = nn.Linear(config.width, config.labels)
+        nn.init.xavier_uniform_(self.to_labels.weight)
+        nn.init.zeros_(self.to_labels.bias)
+
+
+class Classifier(_LabelledEncoder):
     """An encoder with one score for each of `config.labels`, from the mean of its hidden states.
+
+    With `pooling="first"` it scores the first hidden state, after a layer with tanh, as BERT does.
 
     >>> from clearhead.attention import Mask
     >>> model = Classifier(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
@@ -37,18 +55,29 @@ class Classifier(Encoder):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        if config.labels is None:
-            raise ConfigError("a Classifier needs to know how many labels there are: set labels in its ModelConfig")
-        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
-            raise ConfigError("a Classifier scores labels, not words: leave tie_embeddings, logits_bias and _transform")
-        self.dropout = nn.Dropout(config.dropout)
-        self.to_labels = nn.Linear(config.width, config.labels)
-        nn.init.xavier_uniform_(self.to_labels.weight)
-        nn.init.zeros_(self.to_labels.bias)
+        self.pooler = nn.Linear(config.width, config.width) if config.pooling == "first" else None
+        if self.pooler is not None:
+            nn.init.xavier_uniform_(self.pooler.weight)
+            nn.init.zeros_(self.pooler.bias)
 
     def label_scores(
         self, hidden: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch labels"]:
         """Scores of the labels, before the softmax; only the first `lengths` tokens of each sample count."""
-        scores: Tensor = self.to_labels(self.dropout(mean_pool(hidden, lengths)))
+        pooled = mean_pool(hidden, lengths) if self.pooler is None else self.pooler(hidden[:, 0]).tanh()
+        scores: Tensor = self.to_labels(self.dropout(pooled))
+        return scores
+
+
+class TokenClassifier(_LabelledEncoder):
+    """An encoder with one score for each of `config.labels`, for every token.
+
+    >>> model = TokenClassifier(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> model.label_scores(model(torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]))).shape
+    torch.Size([2, 4, 3])
+    """
+
+    def label_scores(self, hidden: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens labels"]:
+        """Scores of the labels of each token, before the softmax."""
+        scores: Tensor = self.to_labels(self.dropout(hidden))
         return scores

@@ -24,7 +24,8 @@ from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_u
 from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
-    from clearhead.text import Report, Row
+    from clearhead.tasks.pretrained import Pretrained
+    from clearhead.text import Report, Row, Tokenizer
     from clearhead.text.batches import Batch
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -93,6 +94,13 @@ class Evaluation(NamedTuple):
     predictions: Sequence[Prediction]
 
 
+class Baseline(NamedTuple):
+    """The scores of a simple method on the same rows, such as TF-IDF with logistic regression."""
+
+    name: str
+    scores: Scores
+
+
 class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     """Base class of tasks, generic in the types of its model, input, batch and options."""
 
@@ -104,6 +112,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     metric: ClassVar[str]  # the one of them that the best model is chosen by
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
+    predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
@@ -131,8 +140,13 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Task[ModelT, InputT, BatchT, OptionsT]:
-        """From training data: tokenizers trained, labels collected, sizes of the model known."""
+    def prepare(
+        cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None
+    ) -> Task[ModelT, InputT, BatchT, OptionsT]:
+        """From training data: tokenizers trained, labels collected, sizes of the model known.
+
+        With trained weights to `start` from, their tokenizer and the sizes of their model are taken over.
+        """
 
     def configure(self, recipe: TaskRecipe) -> None:
         """Takes over what a recipe sets and training does not learn, such as loss and decoding; at every start."""
@@ -167,10 +181,21 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         This is the only place where one is made: trainer, model folder and memory check call it.
         """
 
+    def input_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
+        return getattr(self, "tokenizer", None)
+
     @classmethod
-    def make_config(cls, recipe: TaskRecipe, **sizes: int) -> ModelConfig:
-        """The model that a recipe's [model] describes, with the sizes that the data decide."""
+    def make_config(cls, recipe: TaskRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+        """The model that a recipe's [model] describes, with the sizes that the data decide.
+
+        With trained weights to `start` from, their model with the recipe's changes, such as another dropout.
+        """
         changes = dict(recipe.model)
+        if start is not None:
+            plain = {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
+            head = {} if cls.predicts_tokens else plain
+            return start.config.change(**{"labels": None, **head, **sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 
     @classmethod
@@ -192,6 +217,12 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     def compile_loss(self) -> None:
         """Compiles the parts of the loss outside the layers, where that is faster."""
+
+    def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> None:
+        """Fits what training does not learn (temperatures, thresholds, an index) with the finished weights.
+
+        Called once, before the finished model is scored and saved. `dev` may be empty.
+        """
 
     # Answers
 
@@ -226,6 +257,18 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         missing = {*self.metrics, self.metric} - scores.keys()
         assert not missing, f"score of {self.name} gives {', '.join(scores)}; metrics promises {', '.join(missing)}"
         return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
+
+    def report(self, rows: Sequence[Row], predictions: Sequence[Any]) -> str:
+        """The tables that `evaluate --report` prints below the scores."""
+        raise ConfigError(f"{self.name} has no tables to report")
+
+    def confusion(self, rows: Sequence[Row], predictions: Sequence[Any]) -> tuple[list[str], NDArray[np.int64]]:
+        """Labels, and how often a row of the one (rows) was given the other (columns), for `evaluate --figure`."""
+        raise ConfigError(f"{self.name} has no confusion matrix to draw")
+
+    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+        """What a simple method scores on `rows` that learns from the same training rows, for `evaluate --baseline`."""
+        raise ConfigError(f"{self.name} has no baseline to compare with")
 
     def quick_options(self) -> OptionsT:
         """Options for the evaluations during training, where speed matters more than the last tenth of a score."""

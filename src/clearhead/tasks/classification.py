@@ -24,6 +24,7 @@ from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Batch, Ragged, length_batches
 
 if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
 
@@ -119,13 +120,13 @@ class Classification(Task[Classifier, str, LabelledTexts, LabelOptions]):
     # Data
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe) -> Classification:
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Classification:
         assert isinstance(recipe, ClassificationRecipe)
         labels = Counter(label for _, label in (row.values for row in rows) if label)
         if len(labels) < 2:
             raise DataError(f"there is nothing to tell apart: the labels are {', '.join(labels) or 'all empty'}")
-        tokenizer = recipe.text.train_tokenizer(row.values[0] for row in rows)
-        config = cls.make_config(recipe, vocabulary=tokenizer.size, labels=len(labels))
+        tokenizer = recipe.text.make_tokenizer((row.values[0] for row in rows), start)
+        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels=len(labels))
         return cls(tokenizer, sorted(labels), config)
 
     def configure(self, recipe: TaskRecipe) -> None:

@@ -15,6 +15,7 @@ from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 
 if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Tokenizer
 
 Source = str | dict[str, str]  # one file, or one file for each column
@@ -68,6 +69,10 @@ class Text(Section):
     vocabulary: int = Field(8000, ge=300)
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
+
+    def make_tokenizer(self, texts: Iterable[str], start: Pretrained | None) -> Tokenizer:
+        """The tokenizer of the trained weights to start from, or else a new one for these texts."""
+        return self.train_tokenizer(texts) if start is None else start.tokenizer
 
     def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
         """A tokenizer for these texts, with another size of vocabulary if one is given."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -61,6 +61,11 @@ def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool) -> Tok
     engine.pre_tokenizer = make_word_splitter()
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
+
+
+def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int]) -> processors.PostProcessor:
+    """A post-processor that puts a text between two special tokens, each given with its number."""
+    return processors.TemplateProcessing(single=f"{start[0]} $A {end[0]}", special_tokens=[start, end])
 
 
 # The library's threads do not survive a fork. Versions before 0.23 warn about it on stderr unless this is set.

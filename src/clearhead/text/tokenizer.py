@@ -1,4 +1,4 @@
-"""Tokenizer: text to token numbers and back; bytes cover every character, so no token is unknown."""
+"""Tokenizer: text to token numbers and back, trained here or taken over from a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
 from clearhead.formatting import suggest_name
-from clearhead.storage import check_format
+from clearhead.storage import atomic_file, check_format
 from clearhead.text.chinese import load_converter
 
 FORMAT = 1
 KINDS = ("bpe", "unigram", "character")
+HUGGINGFACE = "huggingface"  # the kind of a tokenizer that was taken over
+ROLES = {"pad": ("pad_token",), "start": ("cls_token", "bos_token"), "end": ("sep_token", "eos_token")}
 SPACE_MARK = "▁"
 AT_ONCE = 8192  # texts passed to the library at a time, which limits memory
 
@@ -25,6 +27,9 @@ class Tokenizer:
     Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
     character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
     whatever is written in the text.
+
+    One `from_huggingface` keeps its own numbers and normalisation: there `pad`, `start` and `end` are, for instance,
+    [PAD], [CLS] and [SEP], and a text with unknown characters may not be decoded as it was.
 
     >>> tokenizer = Tokenizer.train(["Low, lower, lowest.", "我爱你", "我爱他"] * 3, vocabulary=300)
     >>> numbers = tokenizer.encode("lower 我爱她")
@@ -39,9 +44,11 @@ class Tokenizer:
     end: int = 2
 
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
-        """Internal; use `train` or `load`."""
+        """Internal; use `train`, `load` or `from_huggingface`."""
         self.engine = engine
         self.settings = settings
+        if special := settings.get("special"):
+            self.pad, self.start, self.end = (engine.token_to_id(special[role]) for role in ROLES)
         self.notes: list[str] = []  # differences from the time of training, such as another OpenCC version
         self._convert: Callable[[str], str] | None = None
         if settings["script"] is not None:
@@ -83,6 +90,52 @@ class Tokenizer:
         engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
+    @classmethod
+    def from_huggingface(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a local Hugging Face checkpoint, with its own normalisation; it needs a tokenizer.json."""
+        folder, library = Path(folder), _import_library()
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no tokenizer.json; write one with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        engine = _parse(library, path)
+        config = _read_special_tokens(folder)
+        special = {}
+        for role, keys in ROLES.items():
+            named = [config[key] for key in keys if config.get(key) is not None]
+            known = [token for token in named if engine.token_to_id(token) is not None]
+            if known:
+                special[role] = known[0]
+        special.setdefault("pad", special.get("end", ""))
+        if missing := [role for role in ROLES if not special.get(role)]:
+            raise CheckpointError(f"{folder}: no token for {', '.join(missing)} is named in tokenizer_config.json")
+        settings = {"format": FORMAT, "kind": HUGGINGFACE, "script": None, "lowercase": False}
+        settings |= {"size": engine.get_vocab_size(), "special": special, "tokens": config}
+        return cls(_read_plainly(engine), settings)
+
+    def to_huggingface(self, folder: str | Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
+        if self._convert is not None:
+            raise ConfigError(f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r})")
+        engine = _import_library().Tokenizer.from_str(self.engine.to_str())
+        tokens = self.settings.get("tokens")
+        if tokens is None:
+            pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
+            tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
+            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), (end, self.end))
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("tokenizer.json", engine.to_str()),
+            ("tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False)),
+        ):
+            with atomic_file(folder / name) as fresh:
+                fresh.write_text(text + "\n", encoding="utf-8")
+
     @property
     def size(self) -> int:
         """The size of the vocabulary."""
@@ -109,11 +162,30 @@ class Tokenizer:
             numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
         return numbers
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The numbers of each text, and where the piece of each begins and ends in it, in characters.
+
+        Offsets refer to the text as given, whatever normalisation did to it, and leave out the space before a word.
+
+        >>> tokenizer = Tokenizer.train(["low lower"], vocabulary=300, lowercase=True)
+        >>> tokenizer.encode_with_offsets(["Ｌow  LOWER"])[0][1]
+        [(0, 3), (5, 10)]
+        """
+        found: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for first in range(0, len(texts), AT_ONCE):
+            some = texts[first : first + AT_ONCE]
+            aligned = [self._convert_aligned(text) for text in some]
+            encodings = self.engine.encode_batch([text for text, _ in aligned], add_special_tokens=False)
+            for text, (_, places), encoding in zip(some, aligned, encodings, strict=True):
+                found.append((encoding.ids, [_trim(text, places, *span) for span in encoding.offsets]))
+        return found
+
     def decode(self, numbers: Sequence[int]) -> str:
         """The text of these numbers; padding, start and end are left out, and bytes that are no UTF-8 become �."""
-        kept = [int(number) for number in self._check_numbers(numbers) if number > self.end]
+        special = (self.pad, self.start, self.end)
+        kept = [int(number) for number in self._check_numbers(numbers) if number not in special]
         text: str = self.engine.decode(kept, skip_special_tokens=False)
-        if "\ufffd" in text:
+        if "\ufffd" in text and self.settings["kind"] != HUGGINGFACE:
             text = self._decode_bytes(kept)
         return text.removeprefix(" ")
 
@@ -145,12 +217,10 @@ class Tokenizer:
         library = _import_library()
         path = Path(folder) / f"{name}.json"
         settings = _read_settings(Path(folder), name)
-        try:
-            engine = library.Tokenizer.from_str(_read(path))
-        except CheckpointError:
-            raise
-        except Exception as error:  # the library raises no class of its own
-            raise CheckpointError(f"{path} is damaged, or no tokenizer: {error}") from None
+        engine = _parse(library, path)
+        if settings["kind"] == HUGGINGFACE:
+            _check_special_tokens(path, engine, settings)
+            return cls(_read_plainly(engine), settings)
         fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
         if fixed != [*library.SPECIAL, *library.BYTES] or engine.get_vocab_size() != settings["size"]:
             raise CheckpointError(
@@ -170,9 +240,19 @@ class Tokenizer:
         text = _repair_surrogates(text)
         return text if self._convert is None else self._convert(text)
 
+    def _convert_aligned(self, text: str) -> tuple[str, list[int] | None]:
+        """The text as the library reads it; if its length changed, the place in the text of each of its characters."""
+        converted = self._convert_script(text)
+        if len(converted) == len(text):
+            return converted, None
+        characters = [self._convert_script(character) for character in text]
+        places = [place for place, character in enumerate(characters) for _ in character]
+        return "".join(characters), places
+
     def _normal(self, text: str) -> str:
-        normal: str = self.engine.normalizer.normalize_str(self._convert_script(text))
-        return normal
+        text = self._convert_script(text)
+        normalizer = self.engine.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def _check_numbers(self, numbers: Sequence[int]) -> Sequence[int]:
         if len(numbers) and not 0 <= min(numbers) <= max(numbers) < self.size:
@@ -181,6 +261,58 @@ class Tokenizer:
                 "is this the tokenizer that they come from?"
             )
         return numbers
+
+
+def _trim(text: str, places: list[int] | None, begin: int, end: int) -> tuple[int, int]:
+    """The span of a piece in the text as given, without spaces around it."""
+    if places is not None and begin < end:
+        begin, end = places[begin], places[end - 1] + 1
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while end > begin and text[end - 1].isspace():
+        end -= 1
+    return begin, end
+
+
+def _read_plainly(engine: Any) -> Any:
+    """Switches off what must not happen in `encode`: cutting, padding, and special tokens that a text spells out."""
+    engine.no_truncation()
+    engine.no_padding()
+    engine.encode_special_tokens = True
+    return engine
+
+
+def _parse(library: ModuleType, path: Path) -> Any:
+    text = _read(path)
+    try:
+        return library.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no class of its own
+        raise CheckpointError(f"{path} is damaged, or no tokenizer: {error}") from None
+
+
+def _read_special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that a Hugging Face folder names, by their roles, such as cls_token."""
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            values = json.loads(_read(path))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        for key, value in values.items() if isinstance(values, dict) else ():
+            token = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(token, str):
+                tokens[key] = token
+    return tokens
+
+
+def _check_special_tokens(path: Path, engine: Any, settings: dict[str, Any]) -> None:
+    special = settings.get("special")
+    whole = isinstance(special, dict) and all(engine.token_to_id(str(special.get(role))) is not None for role in ROLES)
+    if not whole or engine.get_vocab_size() != settings["size"]:
+        raise CheckpointError(f"{path} is not the tokenizer that its settings describe; copy the folder again")
 
 
 def _repair_surrogates(text: str) -> str:

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.base import Examples
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, resolve_sources
+from clearhead.train.recipe import Recipe, find_position_problem, resolve_sources
+from clearhead.train.starting_weights import read_pretrained
 
 
 class TrainingData(NamedTuple):
@@ -30,6 +32,7 @@ class TrainingData(NamedTuple):
     dev: tuple[Examples[Any], Sequence[Row]] | None
     test: list[Row]  # scored at the end
     report: str  # which rows were dropped
+    start: Pretrained | None  # trained weights to start from
 
 
 def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
@@ -42,9 +45,14 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     dev_rows, test = list(chain(*dev_files)), list(chain(*test_files))
     if isinstance(data.dev, float):
         rows, dev_rows = split_off(rows, data.dev, recipe.seed)
-    fitted = not recipe.model and not (where / "task").is_dir()
+    start = None
+    if recipe.train.init_from is not None and not (where / "checkpoints").is_dir():  # a checkpoint has all weights
+        start = read_pretrained(recipe.train.init_from, base)
+    fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
-    task = _prepare_task(where / "task", kind, rows, recipe, processes)
+    task = _prepare_task(where / "task", kind, rows, recipe, start, processes)
+    if start is not None and (problem := find_position_problem(recipe, task.config)):
+        raise ConfigError(problem)
     problems = [task.row_problem(row) for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
@@ -56,7 +64,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         usable = task.examples(dev_rows, report)
         dev = (usable, usable.rows)
         said += f"\ndev: {report}"
-    return TrainingData(recipe, fitted, task, examples, dev, test, said)
+    return TrainingData(recipe, fitted, task, examples, dev, test, said, start)
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -86,11 +94,16 @@ def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path)
 
 
 def _prepare_task(
-    folder: Path, kind: type[AnyTask], rows: Sequence[Row], recipe: Recipe, processes: Processes
+    folder: Path,
+    kind: type[AnyTask],
+    rows: Sequence[Row],
+    recipe: Recipe,
+    start: Pretrained | None,
+    processes: Processes,
 ) -> AnyTask:
     """Prepares the task and stores it in the run folder once; all processes, and resumed runs, load it from there."""
     if processes.first and not folder.is_dir():
-        task = kind.prepare(rows, recipe)
+        task = kind.prepare(rows, recipe, start)
         with atomic_folder(folder) as fresh:
             task.save(fresh)
             write_json(fresh / "task.json", {"model": task.config.to_dict(), "settings": task.settings})

@@ -41,6 +41,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     model.load_state_dict(weights)
     load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))  # scored as it is stored
     model.to(processes.device).eval()
+    trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else [])
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
         "averaged": _averaged_steps(trainer, recipe),
@@ -166,6 +167,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         f"| data | {', '.join(data)}: {format_count(metrics['examples'], 'example')} |",
         f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
         f"{datetime.date.today().isoformat()} |",
+        *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

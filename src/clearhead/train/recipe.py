@@ -17,6 +17,7 @@ from pydantic import Field, create_model, model_validator
 import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
+from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
@@ -33,12 +34,17 @@ CHANGEABLE = {
     *("keep", "weights", "tensorboard"),
 }
 
+# Defaults of [train] for a run that starts from trained weights.
+FINE_TUNING = {"learning_rate": 1e-4, "warmup": 100, "schedule": "linear", "steps": 2000}
+
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Train(Section):
     """`[train]` of a recipe: optimization, evaluation, checkpoints and logs."""
 
+    # A model folder, or a Hugging Face one, whose trained weights and tokenizer the run starts from.
+    init_from: str | None = Field(None, min_length=1)
     steps: int = Field(10_000, ge=1)  # updates of the weights
     minutes: float | None = Field(None, gt=0)  # stop after this time, too; the schedule then ends with it
     batch_tokens: int = Field(8192, ge=16)  # of one batch: all sides, pads included
@@ -47,6 +53,9 @@ class Train(Section):
     learning_rate: float = Field(5e-4, gt=0)
     warmup: int = Field(1000, ge=0)  # steps in which the learning rate rises to that
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
+    layer_decay: float = Field(1.0, gt=0, le=1)  # each layer learns at this share of the rate of the layer above it
+    frozen_layers: int = Field(0, ge=0)  # lowest layers that do not change, and the embeddings with them
+    head_warmup: int = Field(0, ge=0)  # steps at the start in which only the output head changes
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[Share, Share] = Field((0.9, 0.98), strict=False)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
@@ -89,16 +98,26 @@ class Recipe(TaskRecipe):
         for key, remedy in DECIDED.items():
             if key in self.model:
                 raise ValueError(f"model.{key}: {remedy}")
+        if self.train.init_from is not None and "shape" in self.model:
+            raise ValueError("model.shape: the weights in train.init_from decide that; leave it out")
         try:
             config = TASKS[self.task].make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
-        needed = self.data.longest + TASKS[self.task].added_tokens
-        if config.positions == "learned" and config.max_length < needed:
-            raise ValueError(
-                f"model.max_length: {config.max_length} learned positions are too few for data.longest = "
-                f"{self.data.longest} with start and end; make it at least {needed}"
-            )
+        if self.train.init_from is None and (problem := find_position_problem(self, config)):
+            raise ValueError(problem)
+
+
+def find_position_problem(recipe: Recipe, config: ModelConfig) -> str | None:
+    """Why a model's learned positions are too few for the longest texts of a recipe; None if they are enough."""
+    needed = recipe.data.longest + TASKS[recipe.task].added_tokens
+    if config.positions != "learned" or config.max_length >= needed:
+        return None
+    remedy = f"make it at least {needed}" if recipe.train.init_from is None else "make data.longest smaller"
+    return (
+        f"model.max_length: {config.max_length} learned positions are too few for data.longest = "
+        f"{recipe.data.longest} with start and end; {remedy}"
+    )
 
 
 @cache
@@ -135,7 +154,11 @@ def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     if name is not None and (not isinstance(name, str) or name not in TASKS):
         raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
     kind = Recipe if name is None else recipe_class(TASKS[name])
-    return validate(kind, _rename_keys(values), source)
+    values = _rename_keys(values)
+    train = values.get("train")
+    if isinstance(train, dict) and train.get("init_from") is not None:
+        values["train"] = {**FINE_TUNING, **train}
+    return validate(kind, values, source)
 
 
 def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:

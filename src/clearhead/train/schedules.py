@@ -1,8 +1,10 @@
-"""Learning rate schedules: linear warm-up, then inverse square root, cosine, linear or constant."""
+"""Learning rates: warm-up and schedule of a run, and factors of single layers."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 
 def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
@@ -26,3 +28,23 @@ def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float
     else:
         falling = 1.0
     return peak * min(rising, 1.0) * falling
+
+
+def layer_factor(name: str, layers: Mapping[str, int], decay: float) -> float:
+    """The factor of a parameter's learning rate: `decay` once for each layer from the output down to it.
+
+    `layers` says how many layers a stack has. Output heads have the whole rate, embeddings the least.
+
+    >>> [layer_factor(name, {"encoder": 2}, 0.5) for name in ("to_labels.bias", "encoder.layers.1.x", "vocabulary.x")]
+    [1.0, 0.5, 0.125]
+    """
+    return decay ** layer_depth(name, layers)
+
+
+def layer_depth(name: str, layers: Mapping[str, int]) -> int:
+    """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings."""
+    if found := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
+        return layers[found[1]] - int(found[2])
+    if re.match(r"(source_)?vocabulary\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name):
+        return max(layers.values()) + 1
+    return 0

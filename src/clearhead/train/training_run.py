@@ -66,10 +66,13 @@ def run_training(
             torch.manual_seed(wanted.seed)
             with refuse_out_of_memory(processes.device):
                 check_memory(data.task, wanted.train, processes)
+                model = data.task.build()
+                labels = getattr(data.task, "labels", ())
+                transfer = None if data.start is None else data.start.fill(model, labels)
                 trainer = Trainer(
                     wanted.train,
                     data.task,
-                    data.task.build(),
+                    model,
                     data.examples,
                     data.dev,
                     checkpoints,
@@ -86,6 +89,8 @@ def run_training(
         if aside is not None:
             shutil.rmtree(aside)
         _print_summary(where, trainer, data, base)
+        if processes.first and transfer is not None:
+            print_message(f"starting from {wanted.train.init_from}: {transfer}")
         with (
             _attach_observers(trainer, where, wanted, processes, observers),
             _handle_signals(trainer),

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from clearhead.errors import CheckpointError
+from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model
+from clearhead.model.layers import Stack
 from clearhead.tasks import AnyTask
 from clearhead.tasks.base import Examples
 from clearhead.text.batches import Batch
@@ -21,7 +22,7 @@ from clearhead.train.cuda_graphs import GraphedLoss
 from clearhead.train.parallel import LossModule, compile_layers, distribute, resolve_precision
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
-from clearhead.train.schedules import learning_rate
+from clearhead.train.schedules import layer_depth, layer_factor, learning_rate
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each weight
@@ -37,6 +38,7 @@ class Updater:
         self.precision = resolve_precision(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
+        self._freeze_layers()
         if train.compile:
             compile_layers(self.model, task)
         self.forward = distribute(LossModule(self.model, task), self.model, processes, shard=train.shard)
@@ -49,7 +51,8 @@ class Updater:
         }
         self.graphed: GraphedLoss | None = None
         if train.compile and processes.device.type == "cuda" and processes.count == 1 and not scaled:
-            self.graphed = GraphedLoss(self.compute_loss, self.parameters.values(), processes.device)
+            trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+            self.graphed = GraphedLoss(self.compute_loss, trained, processes.device)
 
     def update(self, window: Sequence[Batch], step: int) -> tuple[Tensor, Tensor]:
         """Changes the weights once, from all batches of a window; their summed loss, and the gradient's norm.
@@ -101,7 +104,8 @@ class Updater:
         train = self.train
         rate = learning_rate(train.schedule, train.learning_rate, step, warmup=train.warmup, done=done)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            waits = step <= train.head_warmup and not group["head"]
+            group["lr"] = 0.0 if waits else rate * group["factor"]
 
     @contextlib.contextmanager
     def use_average(self) -> Iterator[None]:
@@ -159,13 +163,39 @@ class Updater:
         self.scaler.scale(loss * factor).backward()
         return loss.detach()
 
+    @property
+    def _layers(self) -> dict[str, int]:
+        """How many layers each stack of the model has."""
+        return {name: len(stack.layers) for name, stack in self.model.named_children() if isinstance(stack, Stack)}
+
+    def _freeze_layers(self) -> None:
+        """Excludes the embeddings and the lowest layers from training, as many as the recipe says."""
+        frozen, layers = self.train.frozen_layers, self._layers
+        if not frozen:
+            return
+        if frozen > min(layers.values()):
+            raise ConfigError(f"train.frozen_layers: {frozen} cannot be frozen of {min(layers.values())} layers")
+        for name, parameter in self.model.named_parameters():
+            depth = layer_depth(name, layers)
+            lowest = layers.get(name.split(".")[0], max(layers.values())) - frozen
+            parameter.requires_grad_(depth <= lowest)
+
     def _make_optimizer(self) -> torch.optim.AdamW:
         """AdamW with weight decay for matrices; norms, biases and other vectors have none."""
-        matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
-        vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
+        train, members = self.train, dict[tuple[bool, float, bool], list[Tensor]]()
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad:
+                head = train.head_warmup > 0 and layer_depth(name, self._layers) == 0
+                key = parameter.ndim < 2, layer_factor(name, self._layers, train.layer_decay), head
+                members.setdefault(key, []).append(parameter)
         groups = [
-            {"params": matrices, "weight_decay": self.train.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {
+                "params": parameters,
+                "weight_decay": 0.0 if vector else train.weight_decay,
+                "factor": factor,
+                "head": head,
+            }
+            for (vector, factor, head), parameters in sorted(members.items(), key=lambda item: item[0])
         ]
         return torch.optim.AdamW(groups, lr=self.train.learning_rate, betas=self.train.betas, eps=1e-9, fused=True)
 

@@ -1,8 +1,9 @@
-"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions and a norm on the embeddings."""
+"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions, a norm on the embeddings, and perhaps labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
@@ -17,6 +18,7 @@ from clearhead.model.huggingface.mapping import (
     map_norm,
     map_words,
 )
+from clearhead.model.output_heads import Classifier, TokenClassifier
 from clearhead.model.transformer import Encoder
 
 HARMLESS = "|".join(
@@ -29,6 +31,9 @@ HARMLESS = "|".join(
 )
 
 
+POOLED = ("bert.pooler.dense", "classifier")  # BERT's names of the two layers that score a whole text
+
+
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
     kind = settings.read_string("model_type")
     trunk = find_trunk(names, "bert." if kind == "bert" else "roberta.")
@@ -37,7 +42,10 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     # RoBERTa's positions start after the padding token's id, ours at 0: the rows before are never used.
     skipped = 0 if kind == "bert" else settings.read_int("pad_token_id", 1, least=0) + 1
     tied = settings.read_bool("tie_word_embeddings", True)
+    task, labels = _read_task(settings, names)
     config = settings.make_config(
+        labels=labels,
+        pooling="first" if task is Classifier else "mean",
         vocabulary=settings.read_int("vocab_size"),
         width=settings.read_int("hidden_size"),
         heads=settings.read_int("num_attention_heads"),
@@ -50,9 +58,9 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
         segments=settings.read_int("type_vocab_size", 2),
         embedding_norm=True,
         scale_embeddings=False,
-        tie_embeddings=tied or masked not in names,
-        logits_bias=masked in names,
-        logits_transform=masked in names,
+        tie_embeddings=tied or masked not in names or labels is not None,
+        logits_bias=masked in names and labels is None,
+        logits_transform=masked in names and labels is None,
         dropout=settings.read_float("hidden_dropout_prob", 0.1),
         attention_dropout=settings.read_float("attention_probs_dropout_prob", 0.1),
     )
@@ -62,7 +70,34 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
             f"{settings.read_string('hidden_act')!r}; here both use the same"
         )
     head = "cls.predictions" if kind == "bert" else "lm_head"
-    return CheckpointMapping(Encoder, config, map_parameters(config, names, trunk, head, skipped), trunk, HARMLESS)
+    parameters = chain(
+        map_parameters(config, names, trunk, head, skipped),
+        map_label_head(config, *(("classifier.dense", "classifier.out_proj") if kind != "bert" else POOLED)),
+    )
+    return CheckpointMapping(task, config, parameters, trunk, HARMLESS)
+
+
+def _read_task(settings: HuggingFaceConfig, names: frozenset[str]) -> tuple[type[Encoder], int | None]:
+    """Which of our encoders the checkpoint is, by its architecture, and how many labels it has."""
+    architectures = settings.values.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else ""
+    tasks = {"ForTokenClassification": TokenClassifier, "ForSequenceClassification": Classifier}
+    task = next((kind for ending, kind in tasks.items() if str(architecture).endswith(ending)), Encoder)
+    if task is Encoder or not any(name.startswith("classifier.") for name in names):
+        return Encoder, None
+    given = settings.values.get("id2label")
+    return task, len(given) if isinstance(given, dict) and given else settings.read_int("num_labels", 2)
+
+
+def map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterator[ParameterMapping]:
+    """The layers of a Classifier or TokenClassifier; none for an Encoder."""
+    if config.labels is None:
+        return
+    if config.pooling == "first":
+        yield from map_linear_in("pooler", pooler)
+    else:
+        classifier = "classifier"
+    yield from map_linear_in("to_labels", classifier)
 
 
 def map_parameters(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface import bert, marian
 from clearhead.model.huggingface.checkpoint_files import write
 from clearhead.model.huggingface.mapping import Model, ParameterMapping
+from clearhead.model.output_heads import Classifier, TokenClassifier
 from clearhead.model.transformer import Encoder, EncoderDecoder
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
@@ -48,20 +51,23 @@ def to_huggingface(
     eos: int | None = None,
     start: int | None = None,
     max_length: int = 1024,
+    labels: Sequence[str] = (),
 ) -> None:
     """Writes config.json and model.safetensors such that transformers loads the same model.
 
     An Encoder of BERT's shape becomes a BertForMaskedLM if it has the masked-word head (`logits_transform`),
     else a BertModel; that one has a pooler, which ours has not, so one is written that hands on the first
-    token, but for its tanh. An EncoderDecoder of the 2017 shape becomes a MarianMTModel. Both files appear
-    whole or not at all; others in the folder stay. What these formats cannot express is refused by name.
+    token, but for its tanh. A TokenClassifier becomes a BertForTokenClassification, a Classifier with
+    `pooling="first"` a BertForSequenceClassification, with `labels` as their names. An EncoderDecoder of the
+    2017 shape becomes a MarianMTModel. Both files appear whole or not at all; others in the folder stay. What
+    these formats cannot express is refused by name.
 
     `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
     padding, as Marian does, by default). Without them the model computes the same, but `generate` needs
     them. `max_length` is how many positions Marian makes sinusoids for; ours know no limit.
     """
     if isinstance(model, Encoder):
-        settings, tensors = _convert_bert(model)
+        settings, tensors = _convert_bert(model, labels)
     elif isinstance(model, EncoderDecoder):
         settings, tensors = _convert_marian(model, max_length)
         settings["forced_eos_token_id"] = eos
@@ -81,24 +87,34 @@ def to_huggingface(
     write(Path(folder), settings, tensors)
 
 
-def _convert_bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config, width = model.config, model.config.width
     masked = config.logits_transform
-    _check_expressible(config, "BERT", BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True})
-    trunk = "bert." if masked else ""
-    tensors = _collect_tensors(model, list(bert.map_parameters(config, frozenset(), trunk, "cls.predictions")), None)
+    required = BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True}
+    architecture = "BertForMaskedLM" if masked else "BertModel"
+    if isinstance(model, (Classifier, TokenClassifier)):
+        whole = isinstance(model, Classifier)
+        required["pooling"] = "first" if whole else "mean"
+        architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
+    _check_expressible(config, "BERT", required)
+    trunk = "" if architecture == "BertModel" else "bert."
+    mappings = chain(
+        bert.map_parameters(config, frozenset(), trunk, "cls.predictions"), bert.map_label_head(config, *bert.POOLED)
+    )
+    tensors = _collect_tensors(model, list(mappings), None)
     like = model.vocabulary.words.weight.detach()
     if not config.segments:
         tensors[f"{trunk}embeddings.token_type_embeddings.weight"] = like.new_zeros(1, width).cpu()
-    if not masked:
+    if architecture == "BertModel":
         tensors["pooler.dense.weight"] = torch.eye(width, dtype=like.dtype)
         tensors["pooler.dense.bias"] = torch.zeros(width, dtype=like.dtype)
-    else:
+    elif masked:
         bias = tensors.setdefault("cls.predictions.bias", torch.zeros(config.vocabulary, dtype=like.dtype))
         if not config.tie_embeddings:
             tensors["cls.predictions.decoder.bias"] = bias.clone()
     return {
-        "architectures": ["BertForMaskedLM" if masked else "BertModel"],
+        **_name_labels(config, labels),
+        "architectures": [architecture],
         "model_type": "bert",
         "vocab_size": config.vocabulary,
         "hidden_size": width,
@@ -113,6 +129,15 @@ def _convert_bert(model: Encoder) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "layer_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": config.tie_embeddings,
     }, tensors
+
+
+def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
+    if config.labels is None:
+        return {}
+    names = list(labels) or [f"LABEL_{number}" for number in range(config.labels)]
+    if len(names) != config.labels:
+        raise CheckpointError(f"labels names {len(names)} labels, but the model has {config.labels}")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
 def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -58,6 +58,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
     """What translation, summaries, captions and transcription share. A subclass says how inputs become parts."""
 
     options = SearchOptions
+    predicts_tokens = True
     output_name: ClassVar[str]  # what its answer is called in notes: "translation"
     target: Tokenizer
     decode: Decode

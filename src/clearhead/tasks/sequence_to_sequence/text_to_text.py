@@ -27,6 +27,7 @@ from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
 TextToTextT = TypeVar("TextToTextT", bound="TextToText")
@@ -118,20 +119,27 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     # Data
 
     @classmethod
-    def prepare(cls: type[TextToTextT], rows: Sequence[Row], recipe: TaskRecipe) -> TextToTextT:
+    def prepare(
+        cls: type[TextToTextT], rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None
+    ) -> TextToTextT:
         assert isinstance(recipe, TextToTextRecipe)
         text = recipe.text
         sources, targets = [row.values[0] for row in rows], [row.values[1] for row in rows]
         if text.shared:
-            source = target = text.train_tokenizer(chain(sources, targets))
+            source = target = text.make_tokenizer(chain(sources, targets), start)
             sizes = {"vocabulary": target.size}
+        elif start is not None:
+            raise ConfigError("weights to start from have one tokenizer for both sides: set text.shared = true")
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
-        task = cls(source, target, cls.make_config(recipe, **sizes), recipe.decode)
+        task = cls(source, target, cls.make_config(recipe, start, **sizes), recipe.decode)
         task.configure(recipe)
         task.adapt(rows)
         return task
+
+    def input_tokenizer(self) -> Tokenizer | None:
+        return self.source if self.source is self.target else None
 
     def adapt(self, rows: Sequence[Row]) -> None:
         """Settings that follow from the training data."""
