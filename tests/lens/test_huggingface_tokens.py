@@ -100,7 +100,7 @@ def test_what_counts_is_what_the_model_within_reads():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_texts_of_different_kinds_in_one_pass_are_not_told_apart(order):
+def test_texts_of_different_kinds_in_one_pass_are_not_distinguished(order):
     vectors = {"inputs_embeds": torch.randn(3, 11, 21)}
     with pytest.raises(RecordError, match=UNKNOWN):
         recorded(Around(made("bert")), *[{"input_ids": tokens()}, vectors][::order]).label(text)

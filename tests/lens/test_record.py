@@ -1,4 +1,4 @@
-"""Record: what can be asked of it."""
+"""Record: windows, top keys, labels, statistics, merging."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_what_is_kept_is_not_what_is_overwritten_later():
     assert sight.weights(0, 1).sum() > 6
 
 
-def test_windows_are_asked_for_as_python_slices_are():
+def test_windows_are_selected_like_python_slices():
     q = torch.randn(1, 1, 7, 3)
     sight = recorded(Seen(q, q, q, Mask.causal(), 1.0, None))
     whole = sight.weights(0, 0)
