@@ -16,7 +16,7 @@ export function nameRows(explorer) {
 }
 
 /** What they are called by now: "written" or "read", or null where there is no choice. */
-export function rowsNow(explorer) {
+export function currentRows(explorer) {
   const { attention } = explorer;
   return Object.entries(namesOf(explorer, attention) ?? {}).find(([, axis]) => axis === attention.queries)?.[0] ?? null;
 }

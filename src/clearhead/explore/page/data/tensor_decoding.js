@@ -23,7 +23,7 @@ function fromSevens(text) {
   return bytes;
 }
 
-async function inflated(bytes) {
+async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Response(stream).arrayBuffer();
 }
@@ -98,7 +98,7 @@ export class Blocks {
 
   async decode(entry) {
     const element = await complete(entry.id);
-    const buffer = await inflated(bytesOf(element.textContent, entry.coding));
+    const buffer = await inflate(bytesOf(element.textContent, entry.coding));
     if (entry.type === "float32") return new Float32Array(buffer);
     const bytes = new Uint8Array(buffer);
     if (entry.pack === "nibbles") return joinNibbles(bytes, entry.shape.reduce((one, other) => one * other), entry.rest);

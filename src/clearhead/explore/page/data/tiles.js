@@ -1,7 +1,7 @@
 // The tiles of one head: first the coarse map of everything, then tiles in the resolution of the screen.
 
 import { intensity } from "../draw/colours.js";
-import { pooledWeights } from "./pooling.js";
+import { poolWeights } from "./pooling.js";
 
 const TILE = 512; // pixels
 const TILES_KEPT = 40;
@@ -72,7 +72,7 @@ export class HeadTiles {
       const { rows, columns, shares } = this.base;
       const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
       const sizes = levels.map((level) => 2 ** level);
-      const found = pooledWeights(unit, 0, rows, 0, columns, ...sizes);
+      const found = poolWeights(unit, 0, rows, 0, columns, ...sizes);
       this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks: sizes, exact: true }));
     }
     return this.tiles.get(key);

@@ -1,6 +1,6 @@
 // Labels along both sides of a map: every token if there is room, else positions.
 
-import { counted } from "../data/tokens.js";
+import { formatCount } from "../data/tokens.js";
 
 export const LABEL_CELL = 6.8; // pixels from which on every token gets its label
 const WIDEST = 132;
@@ -165,7 +165,7 @@ function paintRuler(plot, cell, start, end, first, draw) {
   context.font = look.smallFont;
   const step = rulerStep(cell, 64);
   for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
-    draw(position - first, counted(position));
+    draw(position - first, formatCount(position));
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { written } from "../data/tokens.js";
+import { formatNumber } from "../data/tokens.js";
 
 const answers = new Map();
 
@@ -38,7 +38,7 @@ export function ablationOf(explorer) {
 }
 
 /** Forgets what was computed for another text. */
-export function forgetAblations() {
+export function clearAblations() {
   answers.clear();
 }
 
@@ -59,7 +59,7 @@ export function paintAblation(explorer) {
       ? make("p", { class: "soft", id: "ablated", text: say("sameText") })
       : make("p", { class: "ablated", id: "ablated" }, ...differences(before, answer.text)));
   }
-  if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: written(answer.loss[0], 2), after: written(answer.loss[1], 2) }) }));
+  if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
   refill(box, button, ...found);
 }
 

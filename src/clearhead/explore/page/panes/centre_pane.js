@@ -106,7 +106,7 @@ export class Centre {
     if (this.pictured) {
       const axis = explorer.answered;
       this.pictures ??= [];
-      const hands = explorer.handsOf(axis);
+      const hands = explorer.callbacksOf(axis);
       const point = (position, place) => {
         hands.point(position);
         this.tellPicture(one, position, place);

@@ -2,7 +2,7 @@
 
 import { between, make, refill, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { counted } from "../data/tokens.js";
+import { formatCount } from "../data/tokens.js";
 
 /**
  * What a text shows.
@@ -119,7 +119,7 @@ export class TokenFlow {
       tokens.push(token);
     }
     refill(this.list, ...tokens);
-    if (this.long) this.where.textContent = say("positions", { first: counted(this.start), last: counted(end - 1), count: counted(this.axis.length) });
+    if (this.long) this.where.textContent = say("positions", { first: formatCount(this.start), last: formatCount(end - 1), count: formatCount(this.axis.length) });
   }
 
   classes(position) {

@@ -3,7 +3,7 @@
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { counted, written } from "../data/tokens.js";
+import { formatCount, formatNumber } from "../data/tokens.js";
 
 /** What a map knows of a cell. */
 export function cellNote(explorer, view, { q, k }) {
@@ -15,8 +15,8 @@ export function cellNote(explorer, view, { q, k }) {
   const single = known.rows === 1 && known.columns === 1;
   const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);
   const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
-  const value = single ? precise(known.share) : say("share", { share: written(known.share, 4) });
-  const place = single ? `${counted(q + first[0])} → ${counted(k + first[1])}` : "";
+  const value = single ? precise(known.share) : say("share", { share: formatNumber(known.share, 4) });
+  const place = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
   return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
@@ -36,7 +36,7 @@ function superscript(digits) {
 }
 
 function range(first, count) {
-  return say("tokensRange", { first: counted(first), last: counted(first + count - 1) });
+  return say("tokensRange", { first: formatCount(first), last: formatCount(first + count - 1) });
 }
 
 /** Shows the note beside the pointer, inside the window. */
