@@ -182,14 +182,14 @@ class Page {
     else if (state.view) this.centre.fit();
   }
 
-  /** Another text for the model. */
+  /** Sends another text to the model. */
   readAnotherText(event) {
     event.preventDefault();
     const text = byId("another-text").value.trim();
     if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
-  /** A new scene in the same page. */
+  /** Replaces the scene of the page. */
   async replace(coming) {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
@@ -213,7 +213,7 @@ class Page {
   }
 }
 
-/** Shows why there is nothing to see. */
+/** Shows an error instead of the page. */
 function fail(problem) {
   document.documentElement.dataset.ready = "failed";
   byId("failed").hidden = false;

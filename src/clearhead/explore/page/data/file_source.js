@@ -20,12 +20,12 @@ export class FileSource {
     return scene;
   }
 
-  /** Another of the views that the file holds. */
+  /** Another view that the file contains. */
   async scene(view) {
     return this.keep(JSON.parse((await complete(view ? `scene-${view}` : "scene")).textContent));
   }
 
-  /** Whether every weight of this head is known, so that zooming in pays. */
+  /** Whether the file contains every weight of this head. */
   exact(name, head) {
     return this.placeOf(name, head, "weights") >= 0;
   }
@@ -92,7 +92,7 @@ export class FileSource {
     return { size: entry.shape[1], values: await this.blocks.numbers(entry) };
   }
 
-  /** The keys that each query looks at most, where the file holds no more than those. */
+  /** The top keys of each query, if the file contains only those. */
   async tops(name, head) {
     const place = this.placeOf(name, head, "top_keys");
     if (place < 0) return null;
@@ -103,7 +103,7 @@ export class FileSource {
     return new TopKeys(keys, weights, count);
   }
 
-  /** What the model did without one head, when the file was written. */
+  /** The model's answer without one head, stored in the file. */
   async ablate([{ name, heads }]) {
     return this.without[name][heads[0]];
   }
@@ -132,7 +132,7 @@ export class FileSource {
     return (await this.blocks.numbers(entry)).subarray(place * entry.shape[1], (place + 1) * entry.shape[1]);
   }
 
-  /** The exact weights of a head, as poolWeights wants them; null if the file has none. */
+  /** The exact weights of a head for poolWeights; null if the file has none. */
   async weights(name, head) {
     const place = this.placeOf(name, head, "weights");
     if (place < 0) return null;
@@ -152,7 +152,7 @@ class TopKeys {
     this.count = count;
   }
 
-  /** What the query at this place looks at: [key position, weight], largest first. */
+  /** The top keys of the query at this place: [key position, weight], largest first. */
   of(place) {
     const found = [];
     for (let i = place * this.count; i < (place + 1) * this.count; i++) {
@@ -161,7 +161,7 @@ class TopKeys {
     return found.sort((one, other) => other[1] - one[1]);
   }
 
-  /** Which queries have this key among their largest: [query place, weight], largest first. */
+  /** The queries that have this key among their top keys: [query place, weight], largest first. */
   on(key) {
     const found = [];
     for (let i = 0; i < this.keys.length; i++) {

@@ -34,7 +34,7 @@ export function poolWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
   return { rows, columns, values };
 }
 
-/** A window of a pooled map in other blocks: each sum is spread evenly over its block, for nothing finer is known. */
+/** A window of a pooled map in other blocks; each sum is spread evenly over its block. */
 export function resampleMap(map, blocks, counts, q0, q1, k0, k1, rowBlock, columnBlock) {
   const rows = blocksIn(q1 - q0, rowBlock);
   const columns = blocksIn(k1 - k0, columnBlock);

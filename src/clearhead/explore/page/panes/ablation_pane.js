@@ -10,7 +10,7 @@ function chosenKey({ name, head, other }) {
   return JSON.stringify([name, head, other?.name, other?.head]);
 }
 
-/** Asks the model, or shows it again with its heads on. */
+/** Requests the answer without the chosen heads, or switches them on again. */
 export async function toggleAblation(explorer) {
   if (!explorer.switchable) return;
   const { state } = explorer;
@@ -32,12 +32,12 @@ export async function toggleAblation(explorer) {
   explorer.ablated();
 }
 
-/** What the model does without the chosen heads, if it has been asked. */
+/** The answer without the chosen heads, if it was requested. */
 export function ablationOf(explorer) {
   return answers.get(chosenKey(explorer.state)) ?? null;
 }
 
-/** Forgets what was computed for another text. */
+/** Removes the answers for another text. */
 export function clearAblations() {
   answers.clear();
 }
@@ -63,7 +63,7 @@ export function paintAblation(explorer) {
   refill(box, button, ...found);
 }
 
-/** The new text, with what fell out struck through and what came in set off. */
+/** The new text with deletions and insertions marked. */
 function differences(before, after) {
   const [old, young] = [pieces(before), pieces(after)];
   const parts = [];

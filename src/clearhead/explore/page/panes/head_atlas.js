@@ -183,7 +183,7 @@ export class Atlas {
     refill(byId("roles"), ...buttons);
   }
 
-  /** Small pictures come layer by layer, after the map. */
+  /** Loads thumbnails layer by layer, after the map. */
   async loadThumbs() {
     const { group } = this.explorer;
     await this.explorer.firstMap;
@@ -199,7 +199,7 @@ export class Atlas {
     }
   }
 
-  /** Selection, filter and colours, without building anew. */
+  /** Updates selection, filter and colours. */
   mark() {
     const { state, dark } = this.explorer;
     for (const cell of this.cells) {

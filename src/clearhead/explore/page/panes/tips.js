@@ -5,7 +5,7 @@ import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 
-/** What a map knows of a cell. */
+/** The note on a cell of a map. */
 export function cellNote(explorer, view, { q, k }) {
   const { attention, tiles, queries, keys } = view;
   const known = tiles.at(q, k);
@@ -26,7 +26,7 @@ export function noteOf(query, key, weight) {
   return { query, key, value, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
-/** Four digits, or what there is below them. */
+/** Four decimals, or a power of ten for smaller weights. */
 function precise(weight) {
   return weight > 0 && weight < 0.00005 ? weight.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)$/, (_, power) => `⁻${superscript(power)}`) : weight.toFixed(4);
 }
@@ -61,13 +61,13 @@ export function hideTip() {
   byId("tip").hidden = true;
 }
 
-/** What a map has to say before it can be seen. */
+/** The note while a map is loading, or why it failed. */
 export function stateNote({ tiles }) {
   if (tiles.problem) return tiles.problem.message;
   return tiles.base ? "" : say("loading");
 }
 
-/** How fine the map is right now. */
+/** The resolution of the map in words. */
 export function resolutionNote(view) {
   const { tiles, plot } = view;
   if (!tiles.base) return "";
