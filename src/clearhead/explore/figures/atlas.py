@@ -46,9 +46,9 @@ def head_atlas(
     if isinstance(source, HeadRoles):
         return _draw_roles([(one.name, one.head, one.role, one.score) for one in source], title, source.notes)
     if by == "role" and isinstance(source, (Record, Forward)):
-        return _draw_roles(
-            _find_roles(record_names.get_call(source)), title, ["Roles are estimated from this text alone."]
-        )
+        forward = record_names.get_call(source)
+        roles = [one for name in forward.names for one in find_roles(forward, name)]
+        return _draw_roles(roles, title, ["Roles are estimated from this text alone."])
     values = _average_measure(source, by) if isinstance(source, (Record, Forward)) else _read_values(source)
     found = [value for heads in values.values() for value in heads.values() if np.isfinite(value)]
     norm = _make_norm(found)
@@ -67,13 +67,11 @@ def head_atlas(
     return figure
 
 
-def _find_roles(forward: Forward) -> list[tuple[str, int, str, float]]:
-    found = []
-    for name in forward.names:
-        sight = forward[name]
-        for one in summarise_heads(sight, 0, record_names.find_delimiters(record_names.get_key_texts(sight, 0))):
-            found.append((name, one["number"], one["role"], one["score"] or 0.0))
-    return found
+def find_roles(forward: Forward, name: str) -> list[tuple[str, int, str, float]]:
+    """The heads of an attention: its name, their numbers, and roles and scores from this text alone."""
+    sight = forward[name]
+    heads = summarise_heads(sight, 0, record_names.find_delimiters(record_names.get_key_texts(sight, 0)))
+    return [(name, one["number"], one["role"], one["score"] or 0.0) for one in heads]
 
 
 def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None, notes: Sequence[str]) -> Figure:
