@@ -181,7 +181,7 @@ def _search_one_by_one(
     vectors: Vectors, questions: Vectors, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     try:
-        from usearch.index import MetricKind, search
+        from usearch.index import MetricKind, search  # type: ignore[attr-defined]
     except ImportError:
         raise PackageError(
             "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
