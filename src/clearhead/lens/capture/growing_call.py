@@ -258,8 +258,8 @@ class GrowingCall(Forward):
     def bind(self, cache: object) -> None:
         """Ties the call to a cache; a KeyValueCache of ours also reports its reorderings."""
         self.cache = weakref.ref(cache)
-        if hasattr(cache, "followers"):
-            cache.followers.append(self.reorder)
+        if hasattr(cache, "observers"):
+            cache.observers.append(self.reorder)
 
     def reorder(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
         """Sample n is now what rows[n] was; with `done` an input without samples is finished, not dropped.
@@ -326,6 +326,6 @@ class GrowingCall(Forward):
     def release(self) -> None:
         """Stops following the cache."""
         cache = None if self.cache is None else self.cache()
-        if cache is not None and hasattr(cache, "followers"):
-            cache.followers.remove(self.reorder)
+        if cache is not None and hasattr(cache, "observers"):
+            cache.observers.remove(self.reorder)
         self.cache = None
