@@ -101,7 +101,7 @@ def test_document_ids_may_be_booleans():
 
 def test_second_derivatives_are_refused_where_they_would_be_wrong():
     q, k, v = (t.requires_grad_() for t in qkv())
-    with pytest.raises(BackendError, match="differentiated once only"):
+    with pytest.raises(BackendError, match="differentiated only once"):
         torch.autograd.grad(attend(q, k, v, backend="tiled").sum(), q, create_graph=True)
 
 
