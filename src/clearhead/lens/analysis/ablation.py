@@ -139,7 +139,7 @@ def _run_repeatably(run: Callable[[], Number]) -> float:
 
 def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
     assert isinstance(attention, MultiHeadAttention)
-    attention.muted = None if heads is None else heads.view(-1, 1, 1)
+    attention.ablated_heads = None if heads is None else heads.view(-1, 1, 1)
 
 
 def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -180,7 +180,7 @@ def _combine(module: nn.Module) -> Tensor | None:
     return reduce(torch.logical_or, several).to(device)
 
 
-DISABLED = "_clearhead_disabled"  # attribute of a module
+DISABLED = "_clearhead_ablated"  # attribute of a module: its ablated heads
 
 
 class DisabledHeads:

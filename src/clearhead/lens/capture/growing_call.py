@@ -228,8 +228,8 @@ class GrowingCall(Forward):
         if self.cache is not None:
             return
         self.cache = weakref.ref(cache)
-        if hasattr(cache, "followers"):
-            cache.followers.append(self.reorder)
+        if hasattr(cache, "observers"):
+            cache.observers.append(self.reorder)
 
     def reorder(
         self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
@@ -299,6 +299,6 @@ class GrowingCall(Forward):
     def release(self) -> None:
         """Stops following the cache."""
         cache = None if self.cache is None else self.cache()
-        if cache is not None and hasattr(cache, "followers"):
-            cache.followers.remove(self.reorder)
+        if cache is not None and hasattr(cache, "observers"):
+            cache.observers.remove(self.reorder)
         self.cache = None
