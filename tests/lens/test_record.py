@@ -21,9 +21,7 @@ from tests.lens.tolerances import in_float64
 def recorded(seen, heads=None, **detail):
     """One attention, told to a collector by hand."""
     record = Record(["encoder.0.self"])
-    with Collector(
-        WatchSettings(("encoder.0.self",), heads, MeasureDetail(keep="qk", **detail)), record, record.known
-    ) as collector:
+    with Collector(WatchSettings(("encoder.0.self",), heads, MeasureDetail(keep="qk", **detail)), record) as collector:
         collector.record_attention("encoder.0.self", seen)
     return record["encoder.0.self"]
 

@@ -17,7 +17,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.lens.record.record_file import HEADER
 from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS
@@ -95,9 +95,7 @@ def test_every_mask_and_bias_comes_back(mask, bias, tmp_path):
     q, k = torch.randn(2, 6, 13, 5), torch.randn(2, 3, 19, 5)
     options = {"scale": torch.linspace(0.5, 2, 6), "softcap": 3.0, "sinks": torch.linspace(-1, 1, 6)}
     record = Record(["encoder.0.self"])
-    with Collector(
-        WatchSettings(("encoder.0.self",), None, MeasureDetail(keep="qk")), record, record.known
-    ) as collector:
+    with Collector(WatchSettings(("encoder.0.self",), None, MeasureDetail(keep="qk")), record) as collector:
         collector.record_attention("encoder.0.self", Seen(q, k, k, MASKS[mask], bias=BIASES.get(bias, own), **options))
     record.save(tmp_path / "run.record")
     assert_same(record, Record.load(tmp_path / "run.record"))

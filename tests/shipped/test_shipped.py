@@ -15,7 +15,7 @@ PARTS = ("dev", "train")
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    split = ("entities-en", "sentiment-en", "tatoeba-zh-en")
+    split = ("entities-en", "sentiment-en", "service-en", "tatoeba-zh-en")
     assert shipped.corpora() == sorted(["phrases-zh-en", *(f"{name}.{part}" for name in split for part in PARTS)])
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
@@ -46,7 +46,7 @@ def test_a_corpus_is_what_its_readme_says(name):
         assert hashlib.sha256(file.read()).hexdigest() in (path.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en"])
+@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en", "service-en"])
 def test_no_row_of_dev_is_in_train(name):
     train, dev = (
         {row.values for row in read(shipped.corpus(f"{name}.{part}"), ["one", "two"])} for part in ("train", "dev")
@@ -68,6 +68,14 @@ def test_the_labels_of_the_comments_are_balanced():
     assert Counter(row.values[1] for row in rows) == {"positive": 3000, "negative": 3000}
 
 
+@pytest.mark.parametrize(("part", "each", "outside"), [("train", 100, 100), ("dev", 20, 100)])
+def test_the_questions_have_twenty_answers_or_none(part, each, outside):
+    counts = Counter(row.values[1] for row in read(shipped.corpus(f"service-en.{part}"), ["question", "answer"]))
+    assert counts.pop("") == outside
+    assert len(counts) == 20
+    assert {*counts.values()} == {each}
+
+
 def test_the_notice_names_licence_and_source():
     for text in ((ROOT / "NOTICE").read_text(), (shipped.CORPORA / "README.md").read_text()):
         assert "CC-BY 2.0 FR" in text
@@ -76,6 +84,8 @@ def test_the_notice_names_licence_and_source():
         assert "CC-BY 4.0" in text
         assert "GoEmotions" in text
         assert "WNUT 2017" in text
+        assert "CC-BY 3.0" in text
+        assert "CLINC150" in text
 
 
 def test_the_font_is_what_its_readme_says():

@@ -1,4 +1,4 @@
-"""Files of examples, read one row at a time: TSV, CSV, JSONL, or a file a column; each also gzipped.
+"""Files of examples, read one row at a time: TSV, CSV, JSONL, TXT, or a file a column; each also gzipped.
 
 Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else: a file without
 any, whose lines end in carriage returns, is refused. Errors name the file and the line, and
@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, NoReturn, cast
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
 
-KINDS = (".tsv", ".csv", ".jsonl")
+KINDS = (".tsv", ".csv", ".jsonl", ".txt")
 SKIP = "-"  # in `columns`: a field that is not wanted
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER_BEGINNINGS = {
@@ -51,10 +51,11 @@ def read(
 
     `columns` says where they are; None: they have these names, in this order. A `.tsv` has no header line: columns[i]
     names its i-th field, and "-" skips one. A `.csv` has a header line with the names in it, a `.jsonl` one object a
-    line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. A `source` that is a
-    mapping gives each column a file of its own, one text a line, and needs no `columns`. A name that ends in `.gz` is
-    unpacked on the way. Files are streamed, never held whole; wrong `columns` and missing files are refused before the
-    first row.
+    line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. The fields of a `.txt`
+    have a space between, and the last one takes the rest of the line; its `columns` must be given, such as
+    ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text a line, and needs no
+    `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
+    and missing files are refused before the first row.
 
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp()) / "pairs.tsv"
@@ -75,12 +76,17 @@ def read(
         return _read_csv(path, names)
     if kind == ".jsonl":
         return _read_jsonl(path, names)
+    if kind == ".txt" and (columns is None or isinstance(columns, Mapping)):
+        raise ConfigError(
+            f"{path}: say which fields the lines of a .txt have, as columns = {json.dumps(list(wanted)[::-1])}, where "
+            "the last takes the rest of the line; or give each column a file of its own"
+        )
     if isinstance(columns, Mapping):
         raise ConfigError(
             f"{path}: a TSV has no header line with {_join(names)} in it; give columns as the list of its fields "
             f"in their order, such as {json.dumps(list(wanted))}, or save it as .csv with the header {','.join(names)}"
         )
-    return _read_tsv(path, wanted, wanted if columns is None else columns)
+    return _read_fields(path, wanted, wanted if columns is None else columns, " " if kind == ".txt" else "\t")
 
 
 def _map_names(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]) -> list[str]:
@@ -169,11 +175,13 @@ def strip_line_end(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _read_tsv(path: Path, wanted: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], separator: str) -> Iterator[Row]:
+    """Rows of a file whose fields have a tab between, or spaces: then the last one takes the rest of the line."""
     places = [list(columns).index(column) for column in wanted]
+    most = -1 if separator == "\t" else len(columns) - 1
     count, lines = 0, read_lines(path)
     for line, text in lines:
-        fields = strip_line_end(text).split("\t")
+        fields = strip_line_end(text).split(separator, most)
         if line == 1:
             count = len(fields)
             if count < len(columns):

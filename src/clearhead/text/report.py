@@ -26,6 +26,7 @@ class Report:
         self.repaired: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.places: dict[str, list[Row]] = {}
+        self.remarks: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -56,6 +57,10 @@ class Report:
         if len(places) < SHOWN + 1:
             places.append(Row((), row.file, row.line))
 
+    def remark(self, what: str) -> None:
+        """Counts a row that is kept, with something to know about it; `what` reads well after a number."""
+        self.remarks[what] = self.remarks.get(what, 0) + 1
+
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON values.
 
@@ -72,8 +77,8 @@ class Report:
         return {"kept": self.kept, "dropped": dropped, **({"repaired": repaired} if repaired else {})}
 
     def __str__(self) -> str:
-        kept = f"kept {self.kept:,} of {self.total:,}"
-        parts = [kept]
+        remarks = [f"{count:,} {what}" for what, count in self.remarks.items()]
+        parts = [", ".join([f"kept {self.kept:,} of {self.total:,}", *remarks])]
         for verb, counts in (("dropped", self.dropped), ("repaired", self.repaired)):
             reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in counts.items()]
             parts += [f"{verb} {', '.join(reasons)}"] if reasons else []

@@ -1,4 +1,4 @@
-// The page starts here: the source is opened, the panes are made, and one state moves them all.
+// The page starts here: opens the source, makes the panes, and updates them when the state changes.
 
 import { forgetAblations } from "./panes/ablation_pane.js";
 import { Atlas } from "./panes/head_atlas.js";
@@ -8,8 +8,8 @@ import { Explorer } from "./state/explorer.js";
 import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./panes/export_menu.js";
 import { Finder } from "./state/token_search.js";
 import { listenToKeys, openHelp } from "./panes/keyboard.js";
-import { say, speak, translate } from "./words/languages.js";
-import { lookOf } from "./draw/theme.js";
+import { readTheme } from "./draw/colours.js";
+import { nextLanguage, say, setLanguage, translate } from "./words/languages.js";
 import { nameRows, rowsNow } from "./data/decoder_rows.js";
 import { checkedScene, openSource } from "./data/source.js";
 import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state/store.js";
@@ -21,7 +21,7 @@ class Page {
     const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
-    this.dress();
+    this.applyTheme();
     const shownOn = (axis, chosen, follow) => explorer.shownOn(axis, chosen, follow);
     this.centre = new Centre(explorer, shownOn);
     explorer.firstMap = this.centre.firstMap;
@@ -36,13 +36,13 @@ class Page {
     this.listen();
   }
 
-  /** Theme and language, as chosen or as the system has them. */
-  dress() {
+  /** Sets theme and language, as chosen or as the system has them. */
+  applyTheme() {
     const { explorer } = this;
     document.documentElement.dataset.theme = explorer.dark ? "dark" : "light";
-    speak(explorer.state.language);
+    setLanguage(explorer.state.language);
     translate(document);
-    explorer.look = lookOf();
+    explorer.look = readTheme();
   }
 
   renew() {
@@ -57,7 +57,7 @@ class Page {
     const any = (...keys) => keys.some((key) => changed.has(key));
     if (changed.has("rows")) nameRows(this.explorer);
     if (any("theme", "language", "colours")) {
-      this.dress();
+      this.applyTheme();
       return this.renewPanes();
     }
     if (any("name", "head", "other", "direction", "drawing", "curve", "rows")) this.centre.build();
@@ -118,7 +118,7 @@ class Page {
       pinCursor: () => this.pinCursor(),
       escape: () => this.escape(),
       turnTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
-      turnLanguage: () => store.set({ language: document.documentElement.lang === "en" ? "zh" : "en" }),
+      turnLanguage: () => store.set({ language: nextLanguage() }),
       turnRows: () => rowsNow(explorer) && store.set({ rows: rowsNow(explorer) === "written" ? "read" : "written" }),
       turnDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
     };
@@ -147,7 +147,7 @@ class Page {
     }
     listenToKeys(explorer, centre, actions);
     window.matchMedia?.("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.dress();
+      this.applyTheme();
       this.renewPanes();
     });
     window.addEventListener("pagehide", () => {
@@ -222,7 +222,7 @@ function fail(problem) {
 }
 
 async function start() {
-  speak("auto");
+  setLanguage("auto");
   translate(document);
   try {
     const { scene, source } = await openSource(location.hash);

@@ -156,7 +156,7 @@ _disabled: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
 
 @contextmanager
 def disable_heads(
-    heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Tensor | None], None]
+    heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Bool[Tensor, " heads"] | None], None]
 ) -> Iterator[None]:
     """Within it, `put` has set on each module the union of all disabled heads; nested and threaded uses combine."""
     with _disable_lock:
@@ -184,9 +184,9 @@ DISABLED = "_clearhead_muted"  # on a module: which of its heads are quiet
 
 
 class DisabledHeads:
-    """The disabled heads of a module, (heads, 1) booleans; a copied module gets None instead."""
+    """The disabled heads of a module; a copied module gets None instead."""
 
-    def __init__(self, heads: Tensor) -> None:
+    def __init__(self, heads: Bool[Tensor, "heads 1"]) -> None:
         self.heads = heads
 
     def __reduce__(self) -> Any:
@@ -194,8 +194,8 @@ class DisabledHeads:
 
 
 @contextmanager
-def disable_interposed_heads(heads: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """Within it, these heads of Hugging Face modules, (heads,) booleans, output zeros."""
+def disable_interposed_heads(heads: Mapping[nn.Module, Bool[Tensor, " heads"]]) -> Iterator[None]:
+    """Within it, these heads of Hugging Face modules output zeros."""
     with intercept_interfaces(heads), disable_heads(heads, _set_interposed_heads):
         yield
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import LensError
 from clearhead.lens.record.attention_record import Record
@@ -113,20 +114,10 @@ def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor,
 
 def _compute_shares(call: Call, rows: slice, run: VisibleRun, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """exp(score − row maximum) of some queries over the keys they may see, and the row sums."""
-    _, heads, queries, keys = call.sizes
-    q, k = call.q[:, :, rows].to(dtype) * call.scale, call.k[:, :, run.columns].to(dtype)
-    scores = (q.reshape(len(q), k.shape[1], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)
-    if call.softcap is not None:
-        scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    if call.bias is not None:
-        scores += call.bias.tile(rows, run.columns, queries, keys)
-    if call.mask is not None:
-        for piece in run.partial:
-            seen = call.mask.tile(rows, piece, queries, keys, scores.device)
-            inside = slice(piece.start - run.columns.start, piece.stop - run.columns.start)
-            scores[..., inside].masked_fill_(~seen, -math.inf)
+    products = multiply_heads(scale_queries(call.q[:, :, rows], call.scale, dtype), call.k[:, :, run.columns].to(dtype))
+    scores = TileScorer.of_call(call).score_tile_(products, rows, run)
     largest = scores.amax(-1, keepdim=True)
-    sinks = None if call.sinks is None else call.sinks.to(dtype).view(1, heads, 1, 1)
+    sinks = None if call.sinks is None else call.sinks.to(dtype).view(1, -1, 1, 1)
     largest = largest if sinks is None else largest.maximum(sinks)
     shares = scores.sub_(largest.masked_fill(largest == -math.inf, 0.0)).mul_(1 / math.log(2)).exp2_()
     whole = shares.sum(-1, keepdim=True)

@@ -6,24 +6,24 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
 from clearhead.attention.call import Call, check_call
 from clearhead.errors import LensError
+from clearhead.formatting import format_bytes
 from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
-from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall
+from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,
     count_dense_bytes,
     estimate_bytes,
-    format_bytes,
     warn_if_large,
 )
 from clearhead.lens.measures.definition import locate_first_query
@@ -54,8 +54,8 @@ class Collector:
     with `settings.own_thread` all other threads are ignored.
     """
 
-    def __init__(self, settings: WatchSettings, record: Record, names: Sequence[str], model: Any = None) -> None:
-        self.settings, self.record, self.names, self.model = settings, record, list(names), unwrap_model(model)
+    def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
+        self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
@@ -75,10 +75,12 @@ class Collector:
             for call in self.record.calls:
                 if isinstance(call, GrowingCall):
                     call.close()
-            self.record.calls[:] = [call for call in self.record.calls if len(call)]
+            self.record.calls[:] = [call for call in self.record.calls if call.sights]
             self._calls.clear()
 
-    def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
+    def begin(
+        self, *, growing: object | None = None, ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None
+    ) -> None:
         """A forward pass of this thread begins; `growing` identifies the cache that it continues.
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
@@ -92,7 +94,7 @@ class Collector:
         """The forward pass is over; later passes join its call only through its cache."""
         self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
 
-    def note_tokens(self, kind: str, ids: Tensor | None) -> None:
+    def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
         waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
         waiting.pop(kind, None)
@@ -105,7 +107,10 @@ class Collector:
             self._thread.call.forget_ids(kind)
 
     def reorder(
-        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+        self,
+        rows: Sequence[int] | Int[Tensor, " samples"],
+        growing: object | None = None,
+        finished: Collection[int] = (),
     ) -> None:
         """Reorders the samples of the call that grows with this cache, or of the latest call.
 
@@ -121,7 +126,8 @@ class Collector:
         thread = threading.get_ident()
         if thread == self.thread or self.settings.own_thread:
             return thread == self.thread
-        return all(one.model is not self.model for one in _collectors.get(thread, ()))
+        own = unwrap_model(self.model)
+        return all(unwrap_model(one.model) is not own for one in _collectors.get(thread, ()))
 
     def record_attention(
         self,
@@ -132,16 +138,15 @@ class Collector:
         first_key: int = 0,
         cross: bool = False,
         still: bool = False,
-        out: Tensor | None = None,
+        out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
         `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
         part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
         (width, heads · d_v), for the norms of values.
-        Ignored while autograd recomputes a layer for gradient checkpointing.
         """
-        if name.partition(":")[0] not in self.settings.layers or is_recomputing() or not self.watches_thread():
+        if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
         _refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
@@ -152,7 +157,7 @@ class Collector:
             if first_query is None and cross:
                 first_query = self._find_next_position(name, growing)
             elif first_query is None:
-                first_query = first_key + locate_first_query(call.mask, *call.sizes[2:])
+                first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
             part = self._find_attention(name, call, first_query, growing, cross, still)
             with self._lock:
                 # Here and not with the call: dense masks and biases differ by layer and step.
@@ -182,12 +187,11 @@ class Collector:
             if known is not None and known[0]() is growing and not still:
                 known[1].apply_reorders()
             forward, name = self._find_call(name, call, first_query, growing)
-            if growing is not None and forward.cache is None:
-                forward.bind(growing)
-                self._calls[id(growing)] = (weakref.ref(growing), forward)
-            if growing is not None and not still and forward.history is None:
-                forward.history = BatchHistory(call.q.shape[0])
-            if name not in forward:
+            if growing is not None and (forward.cache is None or (forward.history is None and not still)):
+                if forward.cache is None:
+                    self._calls[id(growing)] = (weakref.ref(growing), forward)
+                forward.bind(growing, None if still else call.q.shape[0])
+            if name not in forward.sights:
                 history = forward.history
                 if growing is None or still or history is None or len(history.here) != call.q.shape[0]:
                     history = BatchHistory(call.q.shape[0])  # it does not move with the cache
@@ -229,16 +233,16 @@ class Collector:
         current = self._thread.call
         if growing is not None and current is not None and current.cache is not None:
             current = None
-        if current is not None and self._thread.begun and growing is None and name in current:
-            count = sum(other.partition(":")[0] == name for other in current)
+        if current is not None and self._thread.begun and growing is None and name in current.sights:
+            count = sum(other.partition(":")[0] == name for other in current.sights)
             return current, f"{name}:{count + 1}"  # a layer that is used several times
-        if current is None or name in current:
+        if current is None or name in current.sights:
             current = self._new_call(call)
         return current, name
 
     def _new_call(self, call: Call) -> GrowingCall:
-        forward, (batch, heads, queries, keys) = GrowingCall(), call.sizes
-        sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
+        forward, (batch, heads, queries, d) = GrowingCall(), call.q.shape
+        sizes = Sizes(batch, heads, call.k.shape[1], d, queries, call.k.shape[2], call.q.itemsize)
         expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
@@ -258,11 +262,6 @@ class Collector:
         if not any(tensor.is_inference() for tensor in call.mask.tensors()):  # of those every layer has a copy
             self._counted.add(call.mask)
         return count_dense_bytes(call)
-
-
-def is_recomputing() -> bool:
-    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _refuse_unmeasurable(q: Tensor, name: str) -> None:

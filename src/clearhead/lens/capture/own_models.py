@@ -16,6 +16,7 @@ from clearhead.lens.capture.compiled_graphs import (
     AttentionObserver,
     EncodedCall,
     GraphReceiver,
+    is_recomputing,
     registry_lock,
     send_to_receiver,
 )
@@ -63,6 +64,8 @@ def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], N
 
 def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
     def listen(seen: Seen) -> None:
+        if is_recomputing():
+            return
         first_query, cache = None, seen.cache
         if seen.cross and cache is not None:
             seen = split_beams(seen, cache.beams)

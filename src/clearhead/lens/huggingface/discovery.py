@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import WRAPPERS
+from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
 
 # Attention in name only: they hold, cut or pool what another module attends.
 PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")
@@ -46,7 +48,12 @@ def keeps_keys(module: nn.Module) -> bool:
     return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
 
 
-def find_interface(module: nn.Module) -> Any:
+def find_interfaces(modules: Iterable[nn.Module]) -> list[Any]:
+    """The interface objects that modules ask, each once."""
+    return list({id(one): one for one in map(_find_interface, modules)}.values())
+
+
+def _find_interface(module: nn.Module) -> Any:
     """The interface object that a module asks: the global one, unless its file defines its own."""
     kind: Any = type(module)
     for function in _find_callers(kind):
@@ -138,6 +145,33 @@ PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block",
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
 TOWER = re.compile(r"_(?:model|tower|encoder|decoder|transformer|backbone|embed|embeddings)$")
 SENSES = {"text", "language", "vision", "visual", "image", "audio", "speech", "video", "qformer"}
+
+
+class AttentionInfo(NamedTuple):
+    """Static facts about an attention module."""
+
+    name: str
+    cross: bool
+    grows: bool  # with a cache, if there is one
+    out: Float[Tensor, "width features"] | None  # the weight that merges its heads
+
+
+def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[nn.Module, AttentionInfo]:
+    """Every attention of a model with its facts; those named in `with_out` with their output weight."""
+    paths = {module: path for path, module in find_attending_modules(model).items()}
+    named, outs = find_attentions(model), find_output_weights(model, tuple(with_out))
+    alone = not any("decoder" in name.split(".") for name in named)
+    return {
+        module: AttentionInfo(
+            name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+        )
+        for name, module in named.items()
+    }
+
+
+def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
+    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
 class AttentionPlace(NamedTuple):
@@ -255,6 +289,23 @@ PLACES = {
 }
 
 
+def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
+    """The sizes of each attention by name; {} for a model of another library, LensError for one without any."""
+    named = find_attentions(model)
+    if not named and not hasattr(getattr(model, "config", None), "_attn_implementation"):
+        return {}
+    refuse_unwatchable(model)
+    return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
+
+
+def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
+    """Attention sizes from the config of a model."""
+    config = getattr(model, "config", None)
+    width = _read_integer(config, "hidden_size") or _read_integer(config, "d_model") or 64 * heads
+    head_dim = _read_integer(config, "head_dim") or _read_integer(config, "d_kv") or max(1, width // heads)
+    return AttentionShape(heads, _read_integer(config, "num_key_value_heads") or heads, head_dim, read_itemsize(model))
+
+
 def count_heads(model: nn.Module) -> dict[str, int]:
     """The number of heads of each attention; LensError for a model that cannot be watched."""
     refuse_unwatchable(model)
@@ -277,7 +328,7 @@ def _read_integer(place: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Tensor]:
+def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Float[Tensor, "width features"]]:
     """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
     paths = {module: path for path, module in find_attending_modules(model).items()}
     named = find_attentions(model)

@@ -21,12 +21,14 @@ from clearhead.attention.sdpa_logsumexp import observe_sdpa
 from clearhead.lens.capture.compiled_graphs import (
     EncodedCall,
     GraphReceiver,
+    decode_values,
+    encode_values,
     exclude_from_graphs,
     registry_lock,
     send_to_receiver,
 )
-from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments, read_arguments
-from clearhead.lens.huggingface.discovery import find_attending_modules, find_interface, refuse_unwatchable
+from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
+from clearhead.lens.huggingface.discovery import find_attending_modules, find_interfaces, refuse_unwatchable
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
@@ -81,17 +83,17 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it, the interfaces of these modules apply the wrappers of the calling module."""
-    interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
+    interfaces = find_interfaces(modules)
     with _lock:
-        shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
-        for shadow in shadows:
-            shadow.enter()
+        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in interfaces]
+        for patch in patches:
+            patch.enter()
     try:
         yield
     finally:
         with _lock:
-            for shadow in shadows:
-                shadow.leave()
+            for patch in patches:
+                patch.leave()
 
 
 class _InterfacePatch:
@@ -169,7 +171,7 @@ class FunctionObserver(GraphReceiver):
         self.module, self.callbacks = weakref.ref(module), tuple[Callback, ...]()
 
     def receive(self, given: EncodedCall) -> None:
-        self.notify(decode_arguments(given))
+        self.notify(AttentionArguments(*decode_values(given)))
 
     def notify(self, got: AttentionArguments) -> None:
         module = self.module()
@@ -214,7 +216,7 @@ def observe_function(
     if not torch.compiler.is_compiling():
         observer.notify(got)
     elif mask is None or isinstance(mask, Tensor):
-        send_to_receiver(observer, encode_arguments(got))
+        send_to_receiver(observer, encode_values(got))
     else:
         observer.notify_outside_graph(got)
     return result

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.attention.masks import Blocks, Mask
@@ -15,21 +16,21 @@ CELLS = 2**26  # of a square, looked at together
 
 
 class Spans(NamedTuple):
-    """For each query, (samples, queries), the visible keys `low` to `high`; both 0 where there are none."""
+    """For each query the visible keys `low` to `high`; both 0 where there are none."""
 
-    low: Tensor
-    high: Tensor
+    low: Int[Tensor, "samples queries"]
+    high: Int[Tensor, "samples queries"]
     keys: int
 
     @property
-    def places(self) -> Tensor:
+    def places(self) -> Int[Tensor, " queries"]:
         """Query positions among the keys, with the last query at the last key."""
         queries = self.low.shape[1]
         return torch.arange(self.keys - queries, self.keys)
 
 
 @torch.inference_mode(False)  # whose tensors do not say whether they were changed
-def recover_mask(seen: Tensor, *, causal: bool, window: int | None = None) -> Mask | None:
+def recover_mask(seen: Bool[Tensor, "..."], *, causal: bool, window: int | None = None) -> Mask | None:
     """A structured mask equal to dense booleans: full, causal or a window, with padding at either end or both.
 
     If there is none it is the square itself. None means that all is seen. Of one query alone nobody can tell a causal

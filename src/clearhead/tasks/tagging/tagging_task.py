@@ -296,7 +296,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels}, {config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
             )
         bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
         return cls(tokenizer, config, settings, bigrams)

@@ -1,4 +1,4 @@
-// What the rows of a decoder are called by: at each place it has read one token, and writes the next.
+// The names of a decoder's rows: at each place it has read one token and writes the next; rows show one of them.
 
 /** The axes of both, by "written" and "read"; null where there is no choice. */
 function namesOf({ axes }, attention) {

@@ -1,6 +1,6 @@
-// FileSource: everything inside the one HTML file.
+// FileSource: reads the numbers that are inside the HTML file.
 
-import { Blocks, complete, meaning } from "./unpack.js";
+import { Blocks, complete, meaning } from "./tensor_decoding.js";
 import { blocksIn, largest, pooledWeights, respread } from "./pooling.js";
 
 export const TOP_SHOWN = 10;
@@ -12,7 +12,7 @@ export class FileSource {
     this.keep(scene);
   }
 
-  /** Every later question is about this scene. */
+  /** Later requests are about this scene. */
   keep(scene) {
     this.data = scene.data ?? {};
     this.without = scene.without ?? {};
@@ -140,9 +140,7 @@ export class FileSource {
     const [, queries, keys] = entry.shape;
     const numbers = await this.blocks.numbers(entry);
     const unit = 1 / (entry.levels ?? 1);
-    if (!entry.causal) return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
-    const start = (place * queries * (queries + 1)) / 2;
-    return { numbers, unit, at: (q) => [start + (q * (q + 1)) / 2, q + 1] };
+    return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
   }
 }
 

@@ -8,7 +8,7 @@ export function blocksIn(tokens, block) {
 /**
  * The sums of a window of weights in blocks.
  * @param {{at: (row: number) => [start: number, length: number], numbers: ArrayLike<number>, unit: number}} weights
- *   where a row begins and how many keys it holds (a causal one holds fewer), and what one raw number is worth
+ *   where a row begins and how many keys it has, and what one raw number is worth
  */
 export function pooledWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
   const rows = blocksIn(q1 - q0, rowBlock);

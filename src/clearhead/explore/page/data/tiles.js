@@ -1,4 +1,4 @@
-// A head as a street map: the pooled map of everything first, then tiles in the resolution of the screen.
+// The tiles of one head: first the coarse map of everything, then tiles in the resolution of the screen.
 
 import { intensity } from "../draw/colours.js";
 import { pooledWeights } from "./pooling.js";

@@ -1,4 +1,4 @@
-// What the tokens in question look at, or who looks at them: sums over rows or columns of weights.
+// Sums of weights over the selected tokens: rows of what they look at, or columns of what looks at them.
 
 import { largest } from "./pooling.js";
 import { TOP_SHOWN } from "./file_source.js";

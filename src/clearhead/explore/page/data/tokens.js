@@ -1,4 +1,4 @@
-// Tokens as people read them. They are hostile: any length, any letters, half letters.
+// The tokens of an axis and their labels; token texts may have any length and any characters.
 
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 // Controls, marks that turn the direction of writing, joiners and other letters without a picture.

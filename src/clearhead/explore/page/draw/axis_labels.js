@@ -1,4 +1,4 @@
-// Token text along both sides of a map: every label where there is room, a ruler where there is none.
+// Labels along both sides of a map: every token if there is room, else positions.
 
 import { counted } from "../data/tokens.js";
 

@@ -1,4 +1,4 @@
-// Elements are made here and nowhere else: data only ever becomes text, never markup.
+// Makes all elements of the page; data become text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-// The current view as a drawing of its own: vectors where cells can be told apart, a picture inside where they cannot.
+// The current view as an SVG figure: vectors for large cells, an embedded picture for small ones.
 
 import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axis_labels.js";
 import { headFacts, headTitle } from "../words/captions.js";

@@ -1,4 +1,4 @@
-// Switching heads off: what the model says without them.
+// The ablation pane: the model's answer with heads switched off.
 
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";

@@ -1,4 +1,4 @@
-// The centre: one map or two side by side, the picture behind them, what the pointer is on, and the scale of colours.
+// The centre pane: one map or two side by side, or the picture; the cell under the pointer; the colour scale.
 
 import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
 import { headTitle, headFacts } from "../words/captions.js";

@@ -1,4 +1,4 @@
-// Taking it along: the view as SVG and PNG, the selection as JSON and CSV, the address as a link.
+// Exports: the view as SVG and PNG, the selection as JSON and CSV, a link to the view.
 
 import { byId, make } from "../draw/elements.js";
 import { figureOf } from "../draw/svg_figure.js";
@@ -20,7 +20,7 @@ function save(explorer, ending, content, type) {
   announce(say("saved", { file }));
 }
 
-/** A word at the foot of the page, also for those who do not see it. */
+/** Shows a message at the foot of the page, which screen readers announce. */
 export function announce(text) {
   byId("said").textContent = text;
   clearTimeout(announce.timer);

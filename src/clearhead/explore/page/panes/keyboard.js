@@ -1,4 +1,4 @@
-// Everything by keyboard, and the list of all keys.
+// Keyboard shortcuts, and the list of them.
 
 import { SORTS } from "./head_atlas.js";
 import { toggleAblation } from "./ablation_pane.js";
@@ -51,7 +51,7 @@ function focusOn(selector) {
   document.querySelector(selector)?.focus();
 }
 
-/** Hears all keys that no control has taken for itself. */
+/** Handles all keys that no control has handled. */
 export function listenToKeys(explorer, centre, actions) {
   const keys = new Map(keyTable(explorer, centre, actions).flatMap(([, , does]) => Object.entries(does)));
   document.addEventListener("keydown", (event) => {

@@ -1,4 +1,4 @@
-// One map on a canvas: what it shows, and what pointer and keys do with it.
+// One map on a canvas, and how pointer and keys move it.
 
 import { LABEL_CELL, labelRoom, labelSize, leaning } from "../draw/axis_labels.js";
 import { make, sharpen } from "../draw/elements.js";

@@ -1,4 +1,4 @@
-// Text as it runs: tokens to read, to point at and to pin, shaded by attention. Of a long text, the part in question.
+// A text whose tokens can be pointed at and pinned, shaded by attention; of a long text, the part around the selection.
 
 import { between, make, refill, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";

@@ -1,4 +1,4 @@
-// The top: the text, the output, and how far decoding has come.
+// The text pane at the top: input, output and the decoding step.
 
 import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";

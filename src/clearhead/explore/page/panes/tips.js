@@ -1,4 +1,4 @@
-// What the pointer is on, in words: query, key and weight.
+// The tooltip of a cell: query, key and weight.
 
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";

@@ -1,4 +1,4 @@
-// The token: what the pinned tokens look at or who looks at them, what the head does, what could have come next.
+// The token pane: weights of the pinned tokens, the shaded text, ablation, and next tokens.
 
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";

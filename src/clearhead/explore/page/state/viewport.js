@@ -1,4 +1,4 @@
-// Which part of the map is on the screen, and where: cells to pixels and back.
+// The part of the map that is on the screen: converts between cells and pixels.
 
 import { between } from "../draw/elements.js";
 

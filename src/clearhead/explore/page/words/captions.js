@@ -1,4 +1,4 @@
-// A head in words.
+// Titles and captions of heads.
 
 import { roleColour } from "../draw/colours.js";
 import { make } from "../draw/elements.js";
@@ -21,7 +21,7 @@ export function headName(explorer, { name, head }) {
   return `${say("head")} ${apart ? `${layerName(explorer.attentionOf(name))}·` : ""}${head}`;
 }
 
-/** Role, entropy, alignment error and effect, as far as they are known. */
+/** Role, entropy and effect, as far as they are known. */
 export function headFacts(explorer, chosen) {
   const head = explorer.headOf(chosen);
   const facts = [];
@@ -32,7 +32,6 @@ export function headFacts(explorer, chosen) {
   }
   const words = [];
   if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${written(head.entropy, 2)} ${say("nats")}`);
-  if (Number.isFinite(head.aer)) words.push(say("aer", { aer: written(head.aer, 2) }));
   if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(Math.abs(head.effect) < 0.1 ? 3 : 2)}` }));
   return [...facts, ...words.map((text) => make("span", { class: "fact", text }))];
 }
