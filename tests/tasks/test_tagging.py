@@ -148,6 +148,17 @@ def test_json_has_the_keys_of_the_contract(run, capsys):
     }
 
 
+def test_the_command_line_prints_tables_and_a_baseline(run, capsys, tmp_path):
+    data = str(run.parent / "dev.conll")
+    train = str(run.parent / "train.conll")
+    assert main(["evaluate", str(run), data, "--report", "--baseline", "--train", train, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "baseline: the most frequent tag of each word" in out
+    assert out.count("weighted avg") == 2
+    assert main(["evaluate", str(run), data, "--figure", str(tmp_path / "confusion.png"), "--device", "cpu"]) == 0
+    assert (tmp_path / "confusion.png").stat().st_size > 1000
+
+
 def every_word(scores: list[torch.Tensor], steps: object) -> list[list[ScoredSpan]]:
     """In place of a decoder: each word is an entity."""
     return [[ScoredSpan(Span(place, place + 1, "LOC"), 0.5) for place in range(len(one))] for one in scores]

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 BIGRAMS = "bigrams.json"
-TOKENS = 32  # for each of `batch` inputs: the budget of a batch in prediction
 
 
 class TaggingTrace(Trace):
@@ -222,7 +221,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     @torch.no_grad()
     def predict(self, model: Tagger, inputs: Sequence[Any], options: Options) -> list[TaggedText]:
         sentences = [one if isinstance(one, Sentence) else self.check_input(one) for one in inputs]
-        scores = score_words(model, self._windows(sentences), pad=self.tokenizer.pad, budget=options.batch * TOKENS)
+        scores = score_words(model, self._windows(sentences), pad=self.tokenizer.pad, most=options.batch)
         decoded = self.decoder.decode(scores, model.steps())
         return [TaggedText.describe(sentence, found) for sentence, found in zip(sentences, decoded, strict=True)]
 
@@ -296,7 +295,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels}, {config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
             )
         bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
         return cls(tokenizer, config, settings, bigrams)
