@@ -113,10 +113,10 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
     assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
     uses = ["wgmma", "cp.async.bulk.tensor"]
     assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("scan")] == [uses] * 2
-    swift = [(int(shared), used) for job, name, shared, *used in found if "swift" in job and name == "scan_rows"]
-    assert [used for _, used in swift] == [uses] * 2
-    assert max(shared for shared, _ in swift) <= 227 * 1024  # what a multiprocessor has
-    assert [name for job, name, *_ in found if job == "swift"] == ["scan_rows", "select_top_keys"]
+    hopper = [(int(shared), used) for job, name, shared, *used in found if "Hopper" in job and name == "scan_rows"]
+    assert [used for _, used in hopper] == [uses] * 2
+    assert max(shared for shared, _ in hopper) <= 227 * 1024  # what a multiprocessor has
+    assert [name for job, name, *_ in found if job == "Hopper"] == ["scan_rows", "select_top_keys"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES if CUDA else DTYPES[:1], ids=str)

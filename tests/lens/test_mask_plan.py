@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Mask
-from clearhead.lens.measures.kernels import device_tensors, mask_plan
+from clearhead.lens.measures.kernels import mask_plan
 from clearhead.lens.measures.kernels.tile_shapes import choose_shapes
 from tests.attention.cases import masks
 
@@ -127,13 +127,11 @@ def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(mon
 def test_what_is_the_same_for_every_call_is_made_once_and_not_kept_for_ever():
     made = []
     for number in (1, 2, 1):
-        assert device_tensors.cache_on_device(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [
-            number
-        ]
+        assert mask_plan.cache_on_device(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [number]
     assert made == [1, 2]
     for number in range(200):
-        device_tensors.cache_on_device(("a test", number), CPU, list)
-    assert len(device_tensors._cached) <= 64
+        mask_plan.cache_on_device(("a test", number), CPU, list)
+    assert len(mask_plan._cached) <= 64
 
 
 def test_tiles_are_no_larger_than_the_job_and_suit_the_map():

@@ -212,7 +212,7 @@ def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     job = plan_job(check_call(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
     found = [tile for stack in tiled.plan_stacks(job, tiled.TILE) for tile in stack]
-    sides = [(tile.kv_heads, tile.rows, tile.columns) for tile in found]
+    sides = [(tile.kv_heads, tile.rows, tile.run.columns) for tile in found]
     return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer
 
 BLOCK = 128
 MOST_KINDS = 1024
@@ -87,19 +88,9 @@ def compile_kernel() -> Callable[..., Any]:
 
 def make_score_function(call: Call) -> Callable[..., Tensor] | None:
     """cap, then bias, as a function of one score."""
-    _, _, queries, keys = call.sizes
-    softcap, bias = call.softcap, call.bias
-    if softcap is None and bias is None:
+    if call.softcap is None and call.bias is None:
         return None
-
-    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        if bias is not None:
-            score = score + bias.at(b, h, i, j, queries, keys)
-        return score
-
-    return change
+    return TileScorer.of_call(call)._replace(mask=None).score_pairs
 
 
 def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:

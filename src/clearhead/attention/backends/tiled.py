@@ -18,6 +18,7 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
 from clearhead.attention.dropout import draw_keep_mask
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import BackendError
 
@@ -39,11 +40,10 @@ class Options(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A block of queries, the keys that any of them may see, and where among these the mask must be evaluated."""
+    """A block of queries and the run of keys that any of them may see."""
 
     rows: slice
-    columns: slice
-    partial: tuple[slice, ...]
+    run: VisibleRun
 
 
 def explain_refusal(call: Call) -> str | None:
@@ -54,9 +54,7 @@ def run(call: Call) -> Tensor:
     seed = int(torch.randint(2**62, ())) if call.dropout else 0
     options = Options(call.mask, call.bias, call.softcap, call.dropout, seed)
     parameter = None if call.bias is None else call.bias.parameter
-    # The scale goes to the queries, in float32 or better: so the tiles need not know of it, nor its gradient of tiles.
-    q = call.q.to(torch.promote_types(call.q.dtype, torch.float32)) * call.scale
-    return _apply(q, call.k, call.v, call.sinks, parameter, options)
+    return _apply(scale_queries(call.q, call.scale), call.k, call.v, call.sinks, parameter, options)
 
 
 def _disable_autocast(method: Callable[..., Any]) -> Any:
@@ -86,7 +84,7 @@ class _Tiled(torch.autograd.Function):
         out = v.new_zeros(*q.shape[:3], v.shape[3])
         largest, share = q.new_zeros(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], 1)
         for tile in work.tiles():
-            rows, columns, _ = tile
+            rows, columns = tile.rows, tile.run.columns
             scores, _ = work.scores(tile)
             largest[:, :, rows] = most = work.largest(scores)
             weights = _exp_(scores.sub_(most))
@@ -113,12 +111,12 @@ class _Tiled(torch.autograd.Function):
         of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=q.dtype)
         of_bias = torch.zeros_like(parameter, dtype=q.dtype) if ctx.needs_input_grad[4] else None
         for tile in work.tiles():
-            rows, columns, _ = tile
+            rows, columns = tile.rows, tile.run.columns
             most, part = largest[:, :, rows], share[:, :, rows]
             scores, slope = work.scores(tile, backward=True)
             weights = _exp_(scores.sub_(most))  # short of their share, which goes to the gradient: fewer products
             of_out = grad[:, :, rows].to(q.dtype) * part
-            of_weights = work.times_values(of_out, work.v[:, :, columns])
+            of_weights = multiply_heads(of_out, work.v[:, :, columns])
             used = weights
             if options.dropout:
                 kept = work.kept(tile, weights)
@@ -153,9 +151,10 @@ class _TileArithmetic:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: Options) -> None:
         self.q, self.k, self.v = (t.detach().to(q.dtype) for t in (q, k, v))
         self.sinks = None if sinks is None else sinks.detach().to(q.dtype).view(1, -1, 1, 1)
-        self.bias = None if options.bias is None else options.bias.replace(options.bias.parameter.detach())
+        bias = None if options.bias is None else options.bias.replace(options.bias.parameter.detach())
         self.options = options
         self.queries, self.keys = q.shape[2], k.shape[2]
+        self.scorer = TileScorer(options.softcap, bias, options.mask, self.queries, self.keys)
 
     def tiles(self) -> Iterator[Tile]:
         """Blocks of queries that see anything, each with the run of keys it may see: hidden ends cost nothing."""
@@ -169,23 +168,13 @@ class _TileArithmetic:
             found = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
             if found[n].columns.stop:
-                yield Tile(slice(row, min(row + rows, self.queries)), *found[n])
+                yield Tile(slice(row, min(row + rows, self.queries)), found[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
-        options, (rows, columns, partial) = self.options, tile
-        scores, slope = self.times_values(self.q[:, :, rows], self.k[:, :, columns]), None
-        if options.softcap is not None:
-            scores.div_(options.softcap).tanh_()
-            slope = 1 - scores.square() if backward else None
-            scores.mul_(options.softcap)
-        if self.bias is not None:
-            scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        for piece in partial:
-            assert options.mask is not None
-            seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
-            scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
-        return scores, slope
+        scores = multiply_heads(self.q[:, :, tile.rows], self.k[:, :, tile.run.columns])
+        slope = self.scorer.cap_(scores, with_slope=backward)
+        return self.scorer.add_bias_and_mask_(scores, *tile), slope
 
     def largest(self, scores: Tensor) -> Tensor:
         """The largest score of each row, its sink included; 0 for a row that sees nothing."""
@@ -206,10 +195,6 @@ class _TileArithmetic:
         generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
         kept, factor = draw_keep_mask(like, self.options.dropout, generator)
         return kept * factor
-
-    def times_values(self, left: Tensor, right: Tensor) -> Tensor:
-        """(heads, rows, d) · (kv_heads, columns, d) → (heads, rows, columns)"""
-        return _unfold_shared_heads(_fold_shared_heads(left, right) @ right.mT, left.shape[1])
 
     def times_keys(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns) · (kv_heads, columns, d) → (heads, rows, d)"""

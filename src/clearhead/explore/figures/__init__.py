@@ -1,6 +1,7 @@
 """Figures of attention as PNG, SVG or PDF, drawn with matplotlib from Records, Sights or plain tensors."""
 
 from clearhead.explore.figures.atlas import head_atlas
+from clearhead.explore.figures.confusion import confusion_matrix
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
 from clearhead.explore.figures.measure_curves import curves
@@ -10,6 +11,7 @@ from clearhead.explore.figures.style import save, theme
 __all__ = [
     "Cost",
     "alignment",
+    "confusion_matrix",
     "cost",
     "curves",
     "head_atlas",

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -24,10 +25,14 @@ from clearhead.lens.capture.growing_call import (
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 
-SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
+SEES_NOTHING = {
+    "logsumexp": -math.inf,
+    "peak_key": -1,
+    "top_keys": -1,
+}  # for a query that sees nothing; the others are 0
 PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
@@ -49,7 +54,7 @@ class GrowingAttention:
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.end = self.rows = self.keys = 0
-        self.is_placeholder = False  # the last query, measured as long as there are too few for one in so many
+        self.is_placeholder = False  # the last query, until the first sampled row exists
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[range] = []
@@ -61,15 +66,15 @@ class GrowingAttention:
 
     def continues_at(self, batch: int, first_query: int) -> bool:
         """Whether queries from this position follow directly on the last ones, with the same batch size."""
-        return len(self.history.here) == batch and self.end == first_query
+        return len(self.history.present) == batch and self.end == first_query
 
     def add(
         self,
         call: Call,
         where: FirstPositions,
         *,
-        logsumexp: Tensor | None = None,
-        norms: Callable[[slice], Tensor] | None = None,
+        logsumexp: Float[Tensor, "batch heads queries"] | None = None,
+        norms: Callable[[slice], Float[Tensor, "batch heads keys"]] | None = None,
         grows: bool = False,
     ) -> None:
         """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
@@ -165,10 +170,8 @@ class GrowingAttention:
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
     def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
-        """The weight of the key that each probe asks for."""
+        """The weight of the key that each probe selects."""
         found: dict[str, Tensor] = {}
-        if self.detail.probes:
-            from clearhead.lens.measures.key_probes import compute_probe_weights
         for name, probe in (self.detail.probes or {}).items():
             positions = torch.tensor(job.rows, dtype=torch.long) + where.query
             keys = probe(positions).to(job.call.q.device)
@@ -176,12 +179,12 @@ class GrowingAttention:
             found[f"probe {name}"] = compute_probe_weights(job.call, keys, result.logsumexp, rows=job.rows)
         return found
 
-    def reorder(self, reorder: Reorder, gone: int) -> None:
-        """Reorders the sums; those of finished samples are stored under numbers from `gone` on."""
+    def reorder(self, reorder: Reorder, first_number: int) -> None:
+        """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
         self._sight = None
         if self.received.buffer is None:
             return
-        for number, row in enumerate(reorder.leaving, start=gone):
+        for number, row in enumerate(reorder.leaving, start=first_number):
             sums = self.received.value[row].clone(), self._current_map()[row].clone()
             self.finished[number] = (*sums, self.blocks or (0, 0))
         self.received.select_rows(reorder.rows)
@@ -222,10 +225,10 @@ class GrowingAttention:
         """`received` and `map` of all samples, in the order of the record."""
         dtype = self.pieces[0][1]["entropy"].dtype
         received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
-        if not self.history.gone:
+        if not self.history.finished:
             return received, drawn
         all_received, all_drawn = list(received), list(drawn)
-        for number in range(len(self.history.gone)):
+        for number in range(len(self.history.finished)):
             one, pixels, blocks = self.finished.get(
                 number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0))
             )
@@ -259,12 +262,12 @@ class GrowingSum:
     tensor([[[1., 2., 1.]]])
     """
 
-    def __init__(self, first: Tensor | None = None, most: int | None = None) -> None:
+    def __init__(self, first: Float[Tensor, "batch heads ..."] | None = None, most: int | None = None) -> None:
         self.buffer, self.most = first, most
         self.sizes: tuple[int, ...] = () if first is None else tuple(first.shape[2:])
 
     @property
-    def value(self) -> Tensor:
+    def value(self) -> Float[Tensor, "batch heads ..."]:
         assert self.buffer is not None
         return self.buffer[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
 
@@ -274,10 +277,10 @@ class GrowingSum:
         if self.buffer is None:
             self.buffer = torch.zeros(*samples, *self.sizes, dtype=dtype)
         elif any(map(operator.gt, self.sizes, self.buffer.shape[2:])):
-            room = map(self._grow_size, self.sizes, self.buffer.shape[2:])
-            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *room))
+            sizes = map(self._grow_size, self.sizes, self.buffer.shape[2:])
+            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *sizes))
 
-    def add(self, more: Tensor, at: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    def add(self, more: Float[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
         """Adds `more` at offset `at`, one offset for each axis after the first two.
 
         The sums are of this dtype, if it is given with the first of them.
@@ -289,24 +292,24 @@ class GrowingSum:
             place = place.narrow(axis, start, size)
         place.add_(more)
 
-    def _grow_size(self, size: int, room: int) -> int:
-        if size <= room:
-            return room
-        return max(size, 2 * room if self.most is None else min(2 * room, self.most))
+    def _grow_size(self, size: int, capacity: int) -> int:
+        if size <= capacity:
+            return capacity
+        return max(size, 2 * capacity if self.most is None else min(2 * capacity, self.most))
 
-    def select_rows(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Int[Tensor, " samples"]) -> None:
         if self.buffer is not None:
             self.buffer = select_rows(self.buffer, rows)
 
 
-def pad_to(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+def pad_to(tensor: Float[Tensor, "..."], sizes: Sequence[int]) -> Float[Tensor, "..."]:
     """Pads a tensor with zeros to these sizes."""
     whole = tensor.new_zeros(*sizes)
     whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return whole
 
 
-def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_host(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
     """Copies tensors to the CPU, small ones packed by element size."""
     small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
     together: dict[str, Tensor] = {}
@@ -315,7 +318,7 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: together[name] if name in together else one.cpu() for name, one in tensors.items()}
 
 
-def copy_packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_packed(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
     """Copies tensors of one element size in a single transfer; each result owns its memory.
 
     >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})

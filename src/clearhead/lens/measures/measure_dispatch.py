@@ -23,7 +23,7 @@ from clearhead.lens.measures.definition import (
     measure_by_definition,
 )
 from clearhead.lens.measures.kernels import launch
-from clearhead.lens.measures.kernels.device_tensors import is_interpreted
+from clearhead.lens.measures.kernels.kernel_tensors import is_interpreted
 
 METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
     "defined": measure_by_definition,

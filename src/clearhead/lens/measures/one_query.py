@@ -11,6 +11,8 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Both
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
+from clearhead.attention.visible_runs import VisibleRun
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures
 
@@ -65,19 +67,11 @@ def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
 
 def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
     """The scores of one query with some keys, (batch, heads, keys); −inf where hidden."""
-    (batch, heads, queries, keys), dtype = call.sizes, torch.promote_types(call.q.dtype, torch.float32)
-    scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale
-    k = call.k[:, :, columns].to(dtype).flatten(0, 1)
-    q = (call.q[:, :, row : row + 1].to(dtype) * scale).reshape(len(k), -1, k.shape[2])
-    scores = torch.bmm(q, k.mT).view(batch, heads, -1)
-    if call.softcap is not None:
-        scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    where = slice(row, row + 1), columns, queries, keys
-    if call.bias is not None:
-        scores = scores + call.bias.tile(*where)[:, :, 0]
-    if mask is not None:
-        scores = scores.masked_fill_(~mask.tile(*where, scores.device)[:, :, 0], -math.inf)
-    return scores
+    rows = slice(row, row + 1)
+    k = call.k[:, :, columns].to(torch.promote_types(call.q.dtype, torch.float32))
+    products = multiply_heads(scale_queries(call.q[:, :, rows], call.scale), k)
+    run = VisibleRun(columns, (columns,))
+    return TileScorer.of_call(call)._replace(mask=mask).score_tile_(products, rows, run)[:, :, 0]
 
 
 def _compute_softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:

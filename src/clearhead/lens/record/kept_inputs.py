@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     keys: int
     mask: Mask | None
     bias: Bias | None
-    present: Tensor | None = None  # which samples had not left; None: all
+    present: Bool[Tensor, " samples"] | None = None  # which samples had not finished; None: all
 
     @property
     def rows(self) -> range:
@@ -50,11 +50,11 @@ class KeptInputs:
 
     q: Float[Tensor, "batch heads queries d"]
     k: Float[Tensor, "batch kv_heads keys d"]
-    scale: float | Tensor
+    scale: float | Float[Tensor, "#heads 1 1"]
     softcap: float | None
-    sinks: Tensor | None
+    sinks: Float[Tensor, " heads"] | None
     parts: tuple[Step, ...]
-    lengths: Tensor  # how many queries each sample has: fewer, where it was done before the others
+    lengths: Int[Tensor, " batch"]  # how many queries each sample has: fewer, where it was done before the others
     logsumexp: Float[Tensor, "batch heads queries"] | None = None  # None where only some queries were measured
 
     @property

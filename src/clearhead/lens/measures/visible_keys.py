@@ -1,11 +1,11 @@
-"""The number of visible keys of each query, which bounds its entropy."""
+"""The visible keys of each query: how many there are (which bounds its entropy), and the weight of a chosen one."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention.biases import Dense as DenseBias
@@ -13,7 +13,9 @@ from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.errors import ShapeError
 
 CHUNK = 2**22  # cells of a mask looked at together
 BLOCK = 64  # a mask is asked by blocks of at least so many keys
@@ -100,3 +102,53 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
             seen = seen.expand(*seen.shape[:2], len(some), piece.stop - piece.start)
             counts[:, :, low:high] -= (~seen).sum(-1)
     return counts
+
+
+def compute_probe_weights(
+    call: Call,
+    keys: Int[Tensor, "#batch queries"] | Int[Tensor, " queries"],
+    logsumexp: Float[Tensor, "batch heads queries"],
+    *,
+    rows: range | None = None,
+) -> Float[Tensor, "batch heads queries"]:
+    """What each query gives to the key that is named for it, in O(n·d); 0 if that is hidden or there is none such.
+
+    `keys` are of all samples, or of each; `rows` says which queries these are, if not all, and `logsumexp` is theirs.
+
+    >>> from clearhead.attention.call import check_call
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> everywhere = torch.full((1, 1, 4), math.log(4))
+    >>> compute_probe_weights(check_call(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
+    tensor([[[0.0000, 0.2500, 0.2500, 0.2500]]])
+    """
+    batch, heads, queries, size = call.sizes
+    rows = range(queries) if rows is None else rows
+    named = (keys if keys.ndim == 2 else keys[None]).to(call.q.device, torch.long)
+    if named.shape[1] != len(rows) or len(named) not in (1, batch):
+        raise ShapeError(
+            f"one key is needed for each of {len(rows)} queries, the same for all samples or for each of {batch}; "
+            f"got keys of shape {tuple(keys.shape)}"
+        )
+    if tuple(logsumexp.shape) != (batch, heads, len(rows)):
+        raise ShapeError(f"logsumexp must be {(batch, heads, len(rows))}, got {tuple(logsumexp.shape)}")
+    if size == 0:
+        return torch.zeros_like(logsumexp)
+    with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        scores = _score_chosen_keys(call, rows, named.clamp(0, size - 1))
+        exists = ((named >= 0) & (named < size))[:, None]
+        visible = exists & (scores != -math.inf) & (logsumexp != -math.inf)
+        return torch.where(visible, (scores - logsumexp).exp(), 0.0)
+
+
+def _score_chosen_keys(call: Call, rows: range, j: Tensor) -> Tensor:
+    """The score of each query with its chosen key, (batch, heads, rows); −inf if that is hidden."""
+    (batch, heads), (kv_heads, d) = call.sizes[:2], (call.k.shape[1], call.k.shape[3])
+    q = scale_queries(call.q[:, :, rows.start : rows.stop : rows.step], call.scale)
+    if len(j) == 1:
+        k = call.k[:, :, j[0]].to(q.dtype)
+    else:
+        k = call.k.gather(2, j[:, None, :, None].expand(batch, kv_heads, -1, d)).to(q.dtype)
+    products = (q.unflatten(1, (kv_heads, -1)) * k[:, :, None]).sum(-1).flatten(1, 2)
+    i = torch.tensor(rows, dtype=torch.long, device=q.device)
+    b, h = torch.arange(batch, device=q.device).view(-1, 1, 1), torch.arange(heads, device=q.device).view(1, -1, 1)
+    return TileScorer.of_call(call).score_pairs(products, b, h, i, j[:, None])
