@@ -18,7 +18,7 @@ import { TokenPane } from "./panes/token_pane.js";
 
 class Page {
   constructor(scene, source) {
-    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
+    const store = new Store({ ...firstHead(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
     this.applyTheme();
