@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from clearhead.model.devices import empty_weights
 from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
 from clearhead.storage import CHECKSUMS, atomic_folder, check_format, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
+from clearhead.text.corpora import SKIP
 
 FORMAT = 1
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
@@ -124,6 +126,19 @@ class ModelFolder:
         except (SafetensorError, CheckpointError) as error:
             raise CheckpointError(f"{self.path / WEIGHTS} does not hold this model: {error}") from error
         return model.to(device).eval()
+
+    def columns(self) -> list[str] | dict[str, str] | None:
+        """Where the training data had their columns, if its recipe says so: `data.columns`."""
+        path = self.path / RECIPE
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {}).get("columns")
+        except (OSError, ValueError, AttributeError):  # without a recipe they are the task's
+            return None
+        if not isinstance(found, list):
+            return found if isinstance(found, dict) else None
+        while found and found[-1] == SKIP:  # so that a file without these fields can be read, too
+            found = found[:-1]
+        return found
 
     def _model_config(self) -> ModelConfig:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
@@ -16,16 +17,20 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
 from clearhead.lens.analysis.ablation import count_heads
+from clearhead.lens.record.attention_views import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
 from clearhead.tasks import AnyTask, Prediction
+from clearhead.tasks.base import Evaluation
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace, Traceable
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
+Columns = Sequence[str] | Mapping[str, str] | None
+Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]]
 LONG, FINE = 8192, 2048  # tokens from which on a map should have so many pixels a side, as far as
 PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
@@ -38,7 +43,8 @@ def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     task = folder.task()
-    return Predictor(folder.model(place, task=task).requires_grad_(False), task, name=name, device=place, folder=path)
+    model = folder.model(place, task=task).requires_grad_(False)
+    return Predictor(model, task, name=name, device=place, folder=path, columns=folder.columns())
 
 
 def find_model(path_or_name: str | Path) -> Path:
@@ -58,9 +64,17 @@ class Predictor:
     """A model together with what turns raw input into tokens, and its output into answers."""
 
     def __init__(
-        self, model: Model, task: AnyTask, *, name: str, device: torch.device, folder: Path | None = None
+        self,
+        model: Model,
+        task: AnyTask,
+        *,
+        name: str,
+        device: torch.device,
+        folder: Path | None = None,
+        columns: Columns = None,
     ) -> None:
         self.model, self.task, self.name, self.device, self.folder = model, task, name, device, folder
+        self.columns = columns  # of the files that it was trained on, where they are not the task's
 
     @overload
     def predict(self, inputs: str | Path, **options: Any) -> Prediction: ...
@@ -97,25 +111,27 @@ class Predictor:
         """
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
-    def evaluate(
-        self,
-        data: str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]],
-        *,
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> dict[str, float | str]:
+    def evaluate(self, data: Examples, *, columns: Columns = None, **options: Any) -> dict[str, float | str]:
         """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
 
-        `columns` says where a file's names are not the task's: the fields of a TSV in their order ("-" skips one), or
-        what a CSV or JSONL calls each column, `{"source": "zh", "target": "en"}`.
+        `columns` says where a file's names are not those of the training data, or else the task's: the fields of a TSV
+        in their order ("-" skips one), or what a CSV or JSONL calls each column, `{"source": "zh", "target": "en"}`.
         """
-        if isinstance(data, DATA):
-            rows = list(self.task.read(_located(data), columns))
-        else:
-            rows = _rows(data, columns, self.task)
+        return self.evaluate_rows(data, columns=columns, **options).scores
+
+    def evaluate_rows(self, data: Examples, *, columns: Columns = None, **options: Any) -> Evaluation:
+        """The scores of `evaluate`, with the rows and predictions that they were computed from."""
+        rows = self.read_rows(data, columns=columns)
         checked = self.task.read_options("evaluate", options)
         with torch.inference_mode():
-            return self.task.evaluate(self.model, rows, checked).scores
+            return self.task.evaluate(self.model, rows, checked)
+
+    def read_rows(self, data: Examples, *, columns: Columns = None) -> list[Row]:
+        """The rows of a file, or of examples that are given."""
+        if not isinstance(data, DATA):
+            return _rows(data, columns, self.task)
+        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED)
+        return list(self.task.read(_located(data), self.columns if columns is None and not own else columns))
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
@@ -150,7 +166,8 @@ def look_through(
         with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.run_trace(model, trace) for trace in traces]
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text, **describe_answer(task, trace, written)})
+        call.about.update({"model": name, "task": task.name, "input": text})
+        call.about.update(describe_answer(task, trace, written))
 
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
@@ -166,9 +183,9 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> dict[str, Any]:
-    """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
-    about: dict[str, Any] = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
+    """The answer of a forward pass, its loss, and the most probable tokens at each place."""
+    about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]

@@ -82,6 +82,14 @@ def test_a_mask_too_large_to_draw_says_so_instead():
     assert Mask.causal().draw(65_536, 65_536) == "Mask.causal() (65536×65536: too large to draw)"
 
 
+@given(data=st.data(), queries=st.integers(1, 7), keys=st.integers(1, 11))
+def test_a_mask_comes_back_from_its_state(data, queries, keys):
+    mask = data.draw(masks(*SIZES, queries, keys))
+    again = Mask.from_state(mask.state())
+    assert repr(again) == repr(mask)
+    assert torch.equal(again.dense(queries, keys), mask.dense(queries, keys))
+
+
 def test_masks_move_between_devices_with_all_their_parts():
     mask = (Mask.padding([1, 2]) & Mask.causal() | Mask.visible(torch.ones(3, dtype=torch.bool))).to("meta")
     assert {tensor.device.type for tensor in mask.tensors()} == {"meta"}

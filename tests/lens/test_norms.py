@@ -107,7 +107,7 @@ def test_of_chosen_heads_each_has_its_own_norms():
     torch.testing.assert_close(norm_weights(one["attention"], 1, 2), norm_weights(whole["attention"], 1, 2))
 
 
-def test_without_norms_it_says_how_to_get_them():
+def test_without_norms_the_error_names_the_option():
     model = MultiHeadAttention(12, 3)
     with watch(model) as record:
         model(torch.randn(1, 5, 12))

@@ -8,8 +8,8 @@ from clearhead import Mask
 from clearhead.attention.call import check_call
 from clearhead.errors import BackendError
 from clearhead.lens import measure
-from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_call import BatchHistory
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures import one_query
 from clearhead.lens.measures.definition import MeasureJob, choose_blocks

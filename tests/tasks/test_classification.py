@@ -103,15 +103,17 @@ def test_it_has_learned_which_word_decides(classifier):
     assert classifier.predict("soup is not very good").text == "food"
     scores = classifier.evaluate(labelled(60, seed=9))
     assert scores["accuracy"] > 0.9
-    assert set(scores) == {"accuracy", "macro_f1"}
+    assert set(scores) == {"accuracy", "macro_f1", "calibration_error", "calibration_error_before"}
 
 
 def test_what_was_left_out_of_training_is_reported(run):
-    train, dev = (run / "report.txt").read_text().splitlines()
+    train, dev, repeated = (run / "report.txt").read_text().splitlines()
     assert train == (
         "train: kept 240 of 242; dropped 1 without a label (train.tsv:241), 1 without a text (train.tsv:242)"
     )
     assert dev == "dev: kept 30 of 31; dropped 1 with a label that is not in the training data (dev.tsv:31)"
+    said = "6 of 30 inputs of dev are also in train (dev.tsv:3, dev.tsv:12, dev.tsv:18, …), so its scores are too good"
+    assert repeated == f"warning: {said}"
 
 
 def test_the_run_says_how_good_it_is_by_the_scores_of_the_task(run):

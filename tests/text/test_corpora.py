@@ -239,7 +239,7 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
             "a\tb\n",
             "a.xlsx: cannot tell what is in a file whose name ends like this; known are .tsv, .csv, .jsonl",
         ),
-        ("a.txt.gz", packed(b"a\tb\n"), "a.txt.gz: cannot tell what is in a file"),
+        ("a.dat.gz", packed(b"a\tb\n"), "a.dat.gz: cannot tell what is in a file"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 100 and "\n" not in value else "",
 )
@@ -320,3 +320,16 @@ def test_a_report_tells_what_was_dropped_and_where():
             "longer than 128 tokens": {"count": 1, "first": ["y/b.tsv:9"]},
         },
     }
+
+
+def test_the_last_field_of_a_txt_takes_the_rest_of_the_line(tmp_path):
+    file = tmp_path / "labelled.txt"
+    file.write_text("1 a good film\n0 a  bad one \n\n", encoding="utf-8")
+    rows = list(read(file, ["text", "label"], ["label", "text"]))
+    assert [row.values for row in rows] == [("a good film", "1"), ("a  bad one ", "0")]
+    assert [row.values for row in read(file, ["label"], ["label", "-"])] == [("1",), ("0",)]
+    with pytest.raises(ConfigError, match=r"say which fields the lines of a \.txt have, as columns = \[\"label\", "):
+        read(file, ["text", "label"])
+    file.write_text("1 a good film\n0\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"labelled\.txt:2: 1 field where the first line has 2: '0'"):
+        list(read(file, ["text", "label"], ["label", "text"]))

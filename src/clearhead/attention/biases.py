@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.attention.masks import State, read_integer
 from clearhead.errors import DtypeError, ShapeError
 
 Index = Int[Tensor, "..."]  # indices that broadcast
@@ -66,6 +67,23 @@ class Bias(ABC):
                 )
             buckets = clipped_distance(buckets)
         return Relative(table, buckets, offset)
+
+    def state(self) -> State | None:
+        """The bias as plain values and tensors, as `Mask.state`; None for a class or for buckets of your own."""
+        return None
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Bias:
+        """The bias of a state, with every field checked; ShapeError or DtypeError if there is no such bias."""
+        kind = state.get("kind")
+        if kind == "dense" and state["tensor"].ndim == 4:
+            return Dense(state["tensor"])
+        if kind == "alibi":
+            return Bias.alibi(state["slopes"], read_integer(state, "offset"))
+        if kind == "relative":
+            buckets = _build_buckets(state["buckets"], len(state["table"]))
+            return Bias.relative(state["table"], buckets, read_integer(state, "offset"))
+        raise ShapeError(f"no bias has the state {state!r:.80}")
 
     @abstractmethod
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
@@ -141,6 +159,9 @@ class Alibi(Bias):
     def heads(self) -> int:
         return self.parameter.shape[0]
 
+    def state(self) -> State:
+        return {"kind": "alibi", "slopes": self.parameter, "offset": self.offset}
+
     def __repr__(self) -> str:
         return f"Bias.alibi(<{self.heads}>)"
 
@@ -161,6 +182,13 @@ class Relative(Bias):
     @property
     def heads(self) -> int:
         return self.parameter.shape[1]
+
+    def state(self) -> State | None:
+        buckets = self.buckets
+        if not isinstance(buckets, functools.partial) or buckets.func not in (_t5, _clipped):
+            return None
+        named = {"name": "t5" if buckets.func is _t5 else "clipped", **buckets.keywords}
+        return {"kind": "relative", "table": self.parameter, "buckets": named, "offset": self.offset}
 
     def __repr__(self) -> str:
         return f"Bias.relative(<{'×'.join(map(str, self.parameter.shape))}>)"
@@ -215,6 +243,9 @@ class Dense(Bias):
         _, _, height, width = self.parameter.shape
         return (every, every, rows if height > 1 else every, columns if width > 1 else every)
 
+    def state(self) -> State:
+        return {"kind": "dense", "tensor": self.parameter}
+
     def __repr__(self) -> str:
         return f"a bias of {'×'.join(map(str, self.parameter.shape))}"
 
@@ -260,6 +291,19 @@ def _t5(distance: Tensor, count: int, furthest: int, both_ways: bool) -> Tensor:
     growth = torch.log(back.clamp(min=1).float() / exact) / math.log(furthest / exact)
     wide = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
     return ahead + torch.where(back < exact, back, wide)
+
+
+def _build_buckets(state: Mapping[str, Any], rows: int) -> Callable[[Tensor], Tensor]:
+    """The bucket function of a state, if it fits a table of so many rows."""
+    name, furthest = state.get("name"), read_integer(state, "furthest") or 0
+    if name == "clipped" and 2 * furthest + 1 == rows:
+        return clipped_distance(furthest)
+    if name == "t5" and isinstance(both_ways := state["both_ways"], bool):
+        count = read_integer(state, "count") or 0
+        exact = (count // 2 if both_ways else count) // 2
+        if 0 < exact < furthest and count <= rows:
+            return t5_buckets(count, furthest, both_ways=both_ways)
+    raise ShapeError(f"buckets {state!r:.80} do not fit a table of {rows} rows")
 
 
 def _floats(tensor: Tensor, axes: int, name: str, shape: str) -> Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.attention.masks import AnyTensor, Blocks, Cells, Index, Mask, Tile
-from clearhead.errors import ShapeError
+from clearhead.attention.masks import AnyTensor, Blocks, Cells, Index, Mask, State, Tile, read_integer
+from clearhead.errors import MaskError, ShapeError
 
 
 class Band(Mask):
@@ -51,6 +51,9 @@ class Band(Mask):
             seen = seen & (most <= self.right)
         return seen
 
+    def state(self) -> State:
+        return {"kind": "band", "left": self.left, "right": self.right, "offset": self.offset}
+
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f"offset={self.offset}"
         if self.left is None and self.right == 0:
@@ -84,6 +87,9 @@ class Prefix(Mask):
 
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Prefix(change(self.lengths))
+
+    def state(self) -> State:
+        return {"kind": "prefix", "lengths": self.lengths}
 
     def __repr__(self) -> str:
         return f"Mask.prefix({_format_tensor(self.lengths)})"
@@ -139,6 +145,9 @@ class Padding(Mask):
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Padding(change(self.lengths), self.side, self.hide_queries)
 
+    def state(self) -> State:
+        return {"kind": "padding", "lengths": self.lengths, "side": self.side, "queries": self.hide_queries}
+
     def __repr__(self) -> str:
         side = "" if self.side == "right" else f", side={self.side!r}"
         return f"Mask.padding({_format_tensor(self.lengths)}{side}{', queries=True' * self.hide_queries})"
@@ -174,6 +183,9 @@ class Documents(Mask):
 
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Documents(change(self.ids), None if self.query_ids is None else change(self.query_ids))
+
+    def state(self) -> State:
+        return {"kind": "documents", "ids": self.ids, "query_ids": self.query_ids}
 
     def __repr__(self) -> str:
         return f"Mask.documents({_format_tensor(self.ids)})"
@@ -216,12 +228,15 @@ class Dense(Mask):
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Dense(change(self.seen))
 
+    def state(self) -> State:
+        return {"kind": "visible", "tensor": self.seen}
+
     def __repr__(self) -> str:
         return f"Mask.visible({'×'.join(map(str, self.seen.shape))} booleans)"
 
 
 class _Several(Mask):
-    sign = ""
+    kind = sign = ""
 
     def __init__(self, masks: tuple[Mask, ...]) -> None:
         self.masks = masks
@@ -243,12 +258,16 @@ class _Several(Mask):
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return type(self)(tuple(mask.map(change) for mask in self.masks))
 
+    def state(self) -> State | None:
+        states = [mask.state() for mask in self.masks]
+        return None if any(one is None for one in states) else {"kind": self.kind, "masks": states}
+
     def __repr__(self) -> str:
         return f" {self.sign} ".join(f"({m!r})" if isinstance(m, _Several) else repr(m) for m in self.masks)
 
 
 class Both(_Several):
-    sign = "&"
+    kind, sign = "both", "&"
 
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
@@ -282,7 +301,7 @@ class Both(_Several):
 
 
 class Either(_Several):
-    sign = "|"
+    kind, sign = "either", "|"
 
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         first, second = (mask.at(b, h, i, j, queries, keys) for mask in self.masks)
@@ -296,6 +315,33 @@ class Either(_Several):
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
         first, second = (mask.blocks(queries, keys, rows, columns, device) for mask in self.masks)
         return first[0] | second[0], first[1] | second[1]
+
+
+def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
+    """The mask of a state; raises MaskError or ShapeError for fields that make no sense."""
+    kind = state.get("kind")
+    if kind == "band":
+        return Mask.window(*(read_integer(state, name) for name in ("left", "right", "offset")))
+    if kind == "prefix":
+        return Mask.prefix(_check_axes(state["lengths"], 1))
+    if kind == "padding" and isinstance(state["queries"], bool):
+        return Mask.padding(_check_axes(state["lengths"], 1), side=state["side"], queries=state["queries"])
+    if kind == "documents":
+        others = state["query_ids"]
+        return Documents(_check_axes(state["ids"], 2), None if others is None else _check_axes(others, 2))
+    if kind == "visible" and state["tensor"].ndim == 4:
+        return Mask.visible(state["tensor"])
+    if kind in ("both", "either") and depth < 8:  # a file may claim any depth
+        masks = tuple(build_mask(one, depth + 1) for one in state["masks"])
+        if len(masks) == 2 or (kind == "both" and len(masks) > 2):
+            return Both(masks) if kind == "both" else Either(masks)
+    raise MaskError(f"no mask has the state {state!r:.80}")
+
+
+def _check_axes(tensor: Tensor, axes: int) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.ndim != axes:
+        raise MaskError(f"whole numbers with {axes} axes were expected, got {tensor.dtype} with {tensor.ndim}")
+    return tensor
 
 
 def _select_sample(tensor: Tensor, b: Tensor, *rest: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ Cells = Bool[Tensor, "..."]  # booleans of the shape to which they broadcast
 Tile = Bool[Tensor, "batch heads rows columns"]  # with 1 where nothing differs
 Blocks = tuple[Bool[Tensor, "_ _ _ _"], Bool[Tensor, "_ _ _ _"]]
 AnyTensor = Shaped[Tensor, "..."]
+State = dict[str, Any]  # plain values and tensors, by the name of the field; "kind" says what it describes
+LARGEST = 2**40  # in a state: no sequence has more tokens
 
 
 class Mask(ABC):
@@ -164,6 +166,23 @@ class Mask(ABC):
         """The same mask with every tensor in it replaced by `change(tensor)`."""
         return self
 
+    def state(self) -> State | None:
+        """The mask as plain values and tensors, for a file or a compiled graph; None for a class of your own.
+
+        >>> Mask.window(3).state()
+        {'kind': 'band', 'left': 3, 'right': 0, 'offset': None}
+        """
+        return None
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Mask:
+        """The mask of a state, with every field checked; MaskError or ShapeError if there is no such mask.
+
+        >>> Mask.from_state({"kind": "band", "left": 3, "right": 0, "offset": None})
+        Mask.window(3)
+        """
+        return kinds.build_mask(state)
+
     def to(self, device: Any) -> Mask:
         return self.map(lambda tensor: tensor.to(device))
 
@@ -292,6 +311,14 @@ def as_mask(value: object) -> Mask:
         f"a mask must be a Mask, such as Mask.causal() or Mask.padding(lengths), or None; "
         f"got {type(value).__name__}: {repr(value)[:80]}"
     )
+
+
+def read_integer(state: Mapping[str, Any], name: str) -> int | None:
+    """An integer of a state, or None; raises MaskError for anything else."""
+    value = state[name]
+    if value is not None and (type(value) is not int or abs(value) > LARGEST):
+        raise MaskError(f"{name} must be a whole number or None, got {value!r:.60}")
+    return value
 
 
 def _check_lengths(lengths: Lengths) -> Tensor:

@@ -1,7 +1,7 @@
 """The command line: parse, call, print.
 
-`look` and `figures` are in look_commands.py, `models` is in models_command.py, the others are here. Slow imports
-(PyTorch above all) are made by the command that needs them.
+`look` and `figures` are in look_commands.py, `evaluate` and `models` in files of their own, the others are here.
+Slow imports (PyTorch above all) are made by the command that needs them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import look_commands, models_command, torchrun
-from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
+from clearhead.cli import evaluate_command, look_commands, models_command, torchrun
+from clearhead.cli.options import Device, Json, Model, Threads
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.stdin import batch_inputs, open_inputs
@@ -119,51 +119,10 @@ def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any
         flush_output()
 
 
-def evaluate(
-    model: Model,
-    data: Annotated[
-        list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
-    ],
-    columns: Columns = None,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    **options: Any,
-) -> None:
-    """Score a model's answers on data whose answers are known."""
-    import_torch(threads)
-    from clearhead.predictor import load
-
-    predictor = load(model, device=device)
-    refuse_foreign_options(predictor.task, "evaluate", options)
-    names = parse_columns(columns) if columns else list(predictor.task.columns)
-    if len(data) > 1 and isinstance(names, dict):
-        raise ConfigError(
-            f"--columns {columns} is for one CSV or JSONL; for a file a column name them in the files' order, as "
-            f"--columns {','.join(names)}"
-        )
-    if len(data) > 1 and len(data) != len(names):
-        raise ConfigError(
-            f"{len(data)} files for the {len(names)} columns {', '.join(names)}; give one for each, or one for all"
-        )
-    source: Any = data[0] if len(data) == 1 else dict(zip(names, data, strict=True))
-    scores = predictor.evaluate(source, columns=names, **options)
-    if "note" in scores:
-        print_message(str(scores["note"]))
-    if as_json:
-        print_output(json.dumps(scores, ensure_ascii=False))
-    else:
-        scores.pop("note", None)
-        width = max(map(len, scores), default=0)
-        for score, value in scores.items():
-            print_output(f"{score:<{width}}  {value}")
-    flush_output()
-
-
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "predict": predict,
-    "evaluate": evaluate,
+    "evaluate": evaluate_command.evaluate,
     "look": look_commands.look,
     "figures": look_commands.figures,
     "models": models_command.models,

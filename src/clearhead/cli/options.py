@@ -20,7 +20,7 @@ Columns = Annotated[
     typer.Option(
         metavar="A,B|A=X,B=Y",
         help="The fields of a TSV in their order, - skips one; or what a CSV or JSONL calls them.",
-        show_default="the task's",
+        show_default="as in training, or the task's",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -5,7 +5,8 @@ Both are pydantic models: values are checked, unknown names are refused and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
@@ -60,6 +61,10 @@ class Data(Section):
         if isinstance(checked, float) and not 0 < checked < 1:
             raise ValueError("as a share of train it should be greater than 0 and less than 1")
         return checked
+
+    def resolve(self, find: Callable[[str], Path]) -> Data:
+        """With the content of other files that the section names, such as names of labels; `find` gives their paths."""
+        return self
 
 
 class Text(Section):

@@ -104,6 +104,24 @@ def length_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
 
+def token_batches(lengths: Sequence[int], tokens: int, most: int | None = None) -> list[list[int]]:
+    """Indices in batches of similar length, longest first: at most `tokens` tokens each, pads included.
+
+    Nor are there more than `most` in one, if it is given. A sequence of more tokens is a batch by itself.
+
+    >>> token_batches([3, 9, 4, 8, 2, 1], 12)
+    [[1], [3], [2, 0, 4], [5]]
+    """
+    batches: list[list[int]] = []
+    size = 0  # sequences that fit into the newest batch
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if not batches or len(batches[-1]) == size:
+            batches.append([])
+            size = min(max(1, tokens // max(1, lengths[place])), most or len(lengths))
+        batches[-1].append(place)
+    return batches
+
+
 def _make_buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, ...]]]:
     """At most `shapes` buckets of examples of similar length, with the padded length of each side.
 

@@ -17,8 +17,9 @@ from clearhead.tasks.base import Examples
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
+from clearhead.text.report import SHOWN
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, find_position_problem, resolve_sources
+from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
 from clearhead.train.starting_weights import read_pretrained
 
 
@@ -41,16 +42,15 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     given = None if isinstance(data.dev, float) else data.dev
     # All are opened before one is read: a missing file or wrong columns are refused at once.
     train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
-    rows = [row for file in train_files for row in islice(file, data.lines)]
-    dev_rows, test = list(chain(*dev_files)), list(chain(*test_files))
-    if isinstance(data.dev, float):
-        rows, dev_rows = split_off(rows, data.dev, recipe.seed)
+    rows, dev_rows = _split_rows(recipe, train_files)
+    dev_rows, test = dev_rows or list(chain(*dev_files)), list(chain(*test_files))
     start = None
     if recipe.train.init_from is not None and not (where / "checkpoints").is_dir():  # a checkpoint has all weights
         start = read_pretrained(recipe.train.init_from, base)
     fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
-    task = _prepare_task(where / "task", kind, rows, recipe, start, processes)
+    complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})
+    task = _prepare_task(where / "task", kind, rows, complete, start, processes)
     if start is not None and (problem := find_position_problem(recipe, task.config)):
         raise ConfigError(problem)
     problems = [task.row_problem(row) for row in test]
@@ -64,7 +64,22 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         usable = task.examples(dev_rows, report)
         dev = (usable, usable.rows)
         said += f"\ndev: {report}"
+        if repeated := find_repeated(task, examples.rows, usable.rows):
+            said += f"\n{_describe_repeated(repeated, len(usable.rows))}"
     return TrainingData(recipe, fitted, task, examples, dev, test, said, start)
+
+
+def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
+    """The rows that a run by this recipe learns from, without those that it splits off for dev."""
+    return _split_rows(recipe, _open_files(recipe, recipe.data.train, base))[0]
+
+
+def find_repeated(task: AnyTask, train: Sequence[Row], dev: Sequence[Row]) -> list[Row]:
+    """The rows of dev whose input is that of a training row, whatever the answer."""
+    inputs = [_input_key(task, row) for row in dev]
+    wanted = set(inputs)
+    common = {key for row in train if (key := _input_key(task, row)) in wanted}
+    return [row for row, key in zip(dev, inputs, strict=True) if key in common]
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -84,6 +99,24 @@ def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list
     chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
     kept = [row for place, row in enumerate(rows) if place not in chosen]
     return kept, [row for place, row in enumerate(rows) if place in chosen]
+
+
+def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Row], list[Row]]:
+    """Training rows, and those split off for dev (none, where dev has files of its own)."""
+    rows = [row for file in files for row in islice(file, recipe.data.lines)]
+    return split_off(rows, recipe.data.dev, recipe.seed) if isinstance(recipe.data.dev, float) else (rows, [])
+
+
+def _input_key(task: AnyTask, row: Row) -> str:
+    given = task.input_of(row)
+    return given.strip() if isinstance(given, str) else repr(given)
+
+
+def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
+    places = ", ".join(f"{Path(row.file).name}:{row.line}" for row in repeated[:SHOWN])
+    places += ", …" if len(repeated) > SHOWN else ""
+    share = f"{len(repeated):,} of {total:,} inputs of dev"
+    return f"warning: {share} are also in train ({places}), so its scores are too good"
 
 
 def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:

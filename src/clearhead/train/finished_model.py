@@ -18,7 +18,7 @@ from clearhead.model.weight_storage import load_weights, pack_weights, unpack_we
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import temporary_path
 from clearhead.tasks import AnyTask
-from clearhead.tasks.base import Evaluation
+from clearhead.tasks.base import Evaluation, Task
 from clearhead.text import Row
 from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
@@ -53,6 +53,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     for name, rows in (("dev", data.dev[1] if data.dev else []), ("test", data.test)):
         if rows:
             metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
+    metrics |= _score_baseline(trainer.task, trainer.examples.rows, data.test or (data.dev[1] if data.dev else []))
     fresh = temporary_path(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     write_folder(
@@ -75,6 +76,8 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         for key, value in scores.items():
             if isinstance(value, str):
                 print_message(f"  {key} {value}")
+    if "baseline" in metrics:
+        print_message(compare_with_baseline(trainer.task, metrics))
     print_message(f'wrote {target}; try it: clearhead predict {where} "…"')
 
 
@@ -113,6 +116,36 @@ def _first_scores(task: AnyTask, found: Evaluation, scores: dict[str, Any], opti
     if len(found.rows) <= FIRST or len(found.predictions) != len(found.rows):
         return scores
     return dict(task.score(found.rows[:FIRST], found.predictions[:FIRST], options))
+
+
+def _score_baseline(task: AnyTask, train: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+    """What a simple method scores that learns from the same rows, on test if there is one, else on dev.
+
+    Whatever goes wrong is printed and no more: the model is what was asked for.
+    """
+    usable = [row for row in rows if not task.row_problem(row)]
+    if type(task).baseline is Task.baseline or not usable:
+        return {}
+    try:
+        found = task.baseline(train, usable)
+    except Exception as error:
+        print_message(f"no baseline beside the model: {error}")
+        return {}
+    return {"baseline": {"name": found.name, "rows": len(usable), **found.scores}}
+
+
+def compare_with_baseline(task: AnyTask | type[AnyTask], metrics: dict[str, Any]) -> str:
+    """One line: whether the model's metric is better than the baseline's on the same rows.
+
+    >>> from clearhead.tasks import Classification
+    >>> metrics = {"dev": {"accuracy": 0.78}, "baseline": {"name": "TF-IDF", "accuracy": 0.79}}
+    >>> compare_with_baseline(Classification, metrics)
+    'the model LOSES to its baseline on dev: accuracy 0.78 against 0.79 (TF-IDF)'
+    """
+    part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
+    own, other = metrics[part][task.metric], baseline[task.metric]
+    verdict = "LOSES to" if own < other else "beats" if own > other else "equals"
+    return f"the model {verdict} its baseline on {part}: {task.metric} {own} against {other} ({baseline['name']})"
 
 
 def _averaged_steps(trainer: Trainer, recipe: Recipe) -> list[int]:
@@ -173,5 +206,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
     for part in ("dev", "test"):
         if part in metrics:
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
+    if "baseline" in metrics:
+        lines += ["", f"Compared with a simple method, {compare_with_baseline(task, metrics)}."]
     use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

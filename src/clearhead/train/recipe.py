@@ -195,14 +195,15 @@ def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[P
     """The paths of data files: `shipped:NAME`, or relative to the recipe's folder, or to the current one."""
     given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
-        {column: _resolve_path(path, base) for column, path in one.items()}
+        {column: resolve_path(path, base) for column, path in one.items()}
         if isinstance(one, dict)
-        else _resolve_path(one, base)
+        else resolve_path(one, base)
         for one in given
     ]
 
 
-def _resolve_path(name: str, base: Path) -> Path:
+def resolve_path(name: str, base: Path) -> Path:
+    """The path of a file that a recipe names: `shipped:NAME`, or relative to its folder, or to the current one."""
     if name.startswith("shipped:"):
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:

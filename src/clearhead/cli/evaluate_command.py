@@ -1,0 +1,144 @@
+"""The command `evaluate`: scores of a model, its tables, a figure, and a baseline beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
+from clearhead.cli.output import flush_output, print_message, print_output
+from clearhead.cli.startup import import_torch
+from clearhead.cli.task_options import refuse_foreign_options
+from clearhead.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from clearhead.predictor import Predictor
+    from clearhead.tasks import AnyTask
+    from clearhead.tasks.base import Baseline, Evaluation
+    from clearhead.text import Row
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
+    ],
+    columns: Columns = None,
+    as_json: Json = False,
+    report: Annotated[bool, typer.Option("--report", help="Print tables below the scores, such as one of labels.")] = (
+        False
+    ),
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix; also .svg, .pdf.")
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Score a simple method beside the model, on the same data.")
+    ] = False,
+    train: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="What the baseline learns from.", show_default="the model's training data"),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    **options: Any,
+) -> None:
+    """Score a model's answers on data whose answers are known."""
+    if train and not baseline:
+        raise ConfigError("--train says what a baseline learns from; it needs --baseline")
+    import_torch(threads)
+    from clearhead.predictor import load
+
+    predictor = load(model, device=device)
+    refuse_foreign_options(predictor.task, "evaluate", options)
+    _refuse_missing(predictor.task, {"report": report, "confusion": figure is not None, "baseline": baseline})
+    names = parse_columns(columns) if columns else None
+    # Read before the model answers: what is missing is refused at once.
+    training = _training_rows(predictor, train, names) if baseline else []
+    found = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
+    tables = predictor.task.report(found.rows, found.predictions) if report else ""
+    compared = predictor.task.baseline(training, found.rows) if baseline else None
+    if figure is not None:
+        _draw(predictor, found, figure)
+    scores = dict(found.scores)
+    if "note" in scores:
+        print_message(str(scores["note"]))
+    if as_json:
+        _print_json(scores, tables, compared)
+    else:
+        scores.pop("note", None)
+        _print_scores(scores)
+        if compared is not None:
+            print_output(f"\nbaseline: {compared.name}")
+            _print_scores(compared.scores)
+        if tables:
+            print_output(f"\n{tables}")
+    flush_output()
+
+
+def _refuse_missing(task: AnyTask, wanted: Mapping[str, bool]) -> None:
+    """Refuses what the task does not have before anything is scored: the default methods raise."""
+    from clearhead.tasks import Task
+
+    for method, is_wanted in wanted.items():
+        if is_wanted and getattr(type(task), method) is getattr(Task, method):
+            getattr(task, method)([], [])
+
+
+def _source(predictor: Predictor, data: Sequence[str], columns: str | None) -> Any:
+    """One file, or a file for each column."""
+    if len(data) == 1:
+        return data[0]
+    names = parse_columns(columns) if columns else list(predictor.task.columns)
+    if isinstance(names, dict):
+        raise ConfigError(
+            f"--columns {columns} is for one CSV or JSONL; for a file a column name them in the files' order, as "
+            f"--columns {','.join(names)}"
+        )
+    if len(data) != len(names):
+        raise ConfigError(
+            f"{len(data)} files for the {len(names)} columns {', '.join(names)}; give one for each, or one for all"
+        )
+    return dict(zip(names, data, strict=True))
+
+
+def _training_rows(predictor: Predictor, given: Sequence[str] | None, columns: Any) -> list[Row]:
+    """Rows of --train, or else those that the model learned from, as its recipe names them."""
+    if given:
+        return [row for file in given for row in predictor.read_rows(file, columns=columns)]
+    from clearhead.model_folder import RECIPE
+    from clearhead.train.data import read_training_rows
+    from clearhead.train.recipe import read_recipe
+
+    path = None if predictor.folder is None else predictor.folder / RECIPE
+    if path is None or not path.is_file():
+        raise ConfigError("the model's folder has no recipe that names its training data; give it with --train FILE")
+    try:
+        recipe, base = read_recipe(str(path))
+        return read_training_rows(recipe, base)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"the baseline needs the training data: {error}; give it with --train FILE") from None
+
+
+def _draw(predictor: Predictor, found: Evaluation, path: Path) -> None:
+    from clearhead.explore.figures import confusion_matrix, save
+
+    labels, counts = predictor.task.confusion(found.rows, found.predictions)
+    save(confusion_matrix(labels, counts, title=predictor.name), path)
+    print_message(f"wrote {path}")
+
+
+def _print_json(scores: Mapping[str, Any], tables: str, compared: Baseline | None) -> None:
+    more: dict[str, Any] = {"report": tables} if tables else {}
+    if compared is not None:
+        more["baseline"] = {"name": compared.name, **compared.scores}
+    print_output(json.dumps({**scores, **more}, ensure_ascii=False))
+
+
+def _print_scores(scores: Mapping[str, Any]) -> None:
+    width = max(map(len, scores), default=0)
+    for score, value in scores.items():
+        print_output(f"{score:<{width}}  {value}")

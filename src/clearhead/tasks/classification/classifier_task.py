@@ -1,0 +1,379 @@
+"""The task classification: data, loss, answers, scores, and what `look` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.attention import Mask
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.formatting import suggest_name
+from clearhead.model import Classifier, ModelConfig
+from clearhead.tasks.base import Baseline, Scores, Task
+from clearhead.tasks.baselines import TfidfBaseline
+from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
+from clearhead.tasks.classification.classifier_examples import (
+    LabelledTexts,
+    TextExamples,
+    hide_tokens,
+    mark_segments,
+    text_windows,
+)
+from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
+from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
+from clearhead.tasks.classification.label_column import LabelColumn
+from clearhead.tasks.classification.label_prediction import LabelPrediction
+from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
+from clearhead.tasks.trace import Trace
+from clearhead.text.batches import Ragged, token_batches
+
+if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
+    from clearhead.tasks.settings import TaskRecipe
+    from clearhead.text import Report, Row, Tokenizer
+
+PAIRS = ("text", "other", "label")
+TOKENS = 4096  # of a batch in prediction, pads included
+Input = str | tuple[str, str]
+
+
+class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
+    name = "classification"
+    recipe = ClassificationRecipe
+    options = LabelOptions
+    columns: tuple[str, ...] = ("text", "label")
+    metrics = ("accuracy", "macro_f1")
+    metric = "accuracy"
+    added_tokens = 2
+    default_shape = "tiny"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        config: ModelConfig,
+        *,
+        column: LabelColumn | None = None,
+        pairs: bool = False,
+        counts: Sequence[int] = (),
+    ) -> None:
+        self.tokenizer, self.labels, self.config = tokenizer, list(labels), config
+        self.column, self.pairs = column or LabelColumn(), pairs
+        self.counts = list(counts)  # training rows with each label, and of all
+        self.columns = PAIRS if pairs else type(self).columns
+        self.metric = "macro_f1" if self.column.multi_label else "accuracy"
+        self.temperature, self.thresholds = 1.0, [0.5] * len(self.labels)
+        self.label_smoothing = self.token_dropout = self.r_drop = 0.0
+        self.weights: Tensor | None = None  # of the labels in the loss
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        column = self.column
+        return {
+            "labels": self.labels,
+            "pairs": self.pairs,
+            "multi_label": column.multi_label,
+            "label_separator": column.separator,
+            "label_names": list(column.names),
+            "label_counts": self.counts,
+            "temperature": self.temperature,
+            "thresholds": self.thresholds,
+        }
+
+    # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """Rows of text and label, or of text, other and label where `columns` (or the files) name an `other`."""
+        from clearhead.text import read
+
+        named = source if isinstance(source, Mapping) else columns or ()
+        return read(source, PAIRS if "other" in named else cls.columns, columns)
+
+    @classmethod
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Classification:
+        assert isinstance(recipe, ClassificationRecipe)
+        data, pairs = recipe.data, bool(rows) and len(rows[0].values) == len(PAIRS)
+        names = () if data.label_names is None else tuple(data.label_names)
+        column = LabelColumn(data.multi_label, data.label_separator, names)
+        counts = column.collect(row.values[-1] for row in rows)
+        if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
+            counts = {label: counts[label] for label in start.labels}
+        tokenizer = recipe.text.make_tokenizer((text for row in rows for text in row.values[:-1]), start)
+        sizes = {"vocabulary": tokenizer.size, "labels": len(counts)}
+        if pairs and start is None:
+            sizes["segments"] = 2
+        config = cls.make_config(recipe, start, **sizes)
+        return cls(tokenizer, list(counts), config, column=column, pairs=pairs, counts=[*counts.values(), len(rows)])
+
+    def configure(self, recipe: TaskRecipe) -> None:
+        assert isinstance(recipe, ClassificationRecipe)
+        loss = recipe.loss
+        self.label_smoothing, self.token_dropout, self.r_drop = loss.label_smoothing, loss.token_dropout, loss.r_drop
+        self.weights = None if loss.class_weights is None else torch.tensor(self._weigh(loss.class_weights))
+
+    def _weigh(self, wanted: str | Mapping[str, float]) -> list[float]:
+        """A weight for each label: as given (1 for the others), or inversely to how often it occurs."""
+        if isinstance(wanted, Mapping):
+            if unknown := [label for label in wanted if label not in self.labels]:
+                raise ConfigError(
+                    f"loss.class_weights: no label is called {unknown[0]!r}; {suggest_name(unknown[0], self.labels)}"
+                )
+            return [float(wanted.get(label, 1.0)) for label in self.labels]
+        *counts, total = self.counts
+        if self.column.multi_label:  # of its presence, against its absence
+            return [(total - count) / count for count in counts]
+        return [sum(counts) / (len(counts) * count) for count in counts]
+
+    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TextExamples:
+        rows, limit = list(rows), self._limit()
+        longest = recipe.data.longest if isinstance(recipe, ClassificationRecipe) else None
+        texts: list[list[int]] = []
+        answers: list[Any] = []
+        used: list[Row] = []
+        for row, parts in zip(rows, self._encode([self.input_of(row) for row in rows]), strict=True):
+            windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
+            if problem := self.row_problem(row):
+                report.drop(row, problem)
+            elif longest is not None and sum(map(len, parts)) > longest:
+                report.drop(row, f"longer than {longest} tokens")
+            elif longest is not None and len(windows) > 1:
+                report.drop(row, f"longer than the model's {limit} positions")
+            else:
+                report.keep()
+                if len(windows) > 1:
+                    report.remark(f"longer than the model's {limit} positions (the loss is of the first ones)")
+                texts.append(windows[0])
+                answers.append(self._label_numbers(row))
+                used.append(row)
+        if not used:
+            raise DataError(f"no text is left to use\n{report}")
+        return TextExamples(texts, answers, used, self.tokenizer.pad)
+
+    def input_of(self, row: Row) -> Input:
+        return (row.values[0], row.values[1]) if self.pairs else row.values[0]
+
+    def answer_of(self, row: Row) -> str:
+        return ", ".join(self.column.parse(row.values[-1]))
+
+    def check_input(self, given: Any, place: str = "the input") -> Input:
+        """A text; of a pair, two texts, or one with a tab between."""
+        if not self.pairs:
+            return super().check_input(given, place)
+        parts = given.split("\t") if isinstance(given, str) else given
+        fits = isinstance(parts, (list, tuple)) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
+        if not fits:
+            raise DataError(f"{place} must be two texts with a tab between, got {given!r:.60}")
+        return parts[0], parts[1]
+
+    def row_problem(self, row: Row) -> str | None:
+        *texts, written = row.values
+        labels = self.column.parse(written)
+        if not labels and not self.column.multi_label:
+            return "without a label"
+        if any(label not in self.labels for label in labels):
+            return "with a label that is not in the training data"
+        return None if all(map(self._has_text, texts)) else "without a text"
+
+    def _has_text(self, text: str) -> bool:
+        return any(map(str.isalnum, text)) or bool(self.tokenizer.normal(text).strip())
+
+    def _label_numbers(self, row: Row) -> int | list[float]:
+        labels = self.column.parse(row.values[-1])
+        if not self.column.multi_label:
+            return self.labels.index(labels[0])
+        return [float(label in labels) for label in self.labels]
+
+    def _encode(self, inputs: Sequence[Input]) -> list[list[list[int]]]:
+        """The tokens of each text, or of both texts of each pair."""
+        if not self.pairs:
+            return [[tokens] for tokens in self.tokenizer.encode_all([str(one) for one in inputs])]
+        flat = self.tokenizer.encode_all([text for pair in inputs for text in pair])
+        return [flat[place : place + 2] for place in range(0, len(flat), 2)]
+
+    def _limit(self) -> int | None:
+        """The most tokens that the model can read at once."""
+        return self.config.max_length if self.config.positions == "learned" else None
+
+    # Model
+
+    def build(self) -> Classifier:
+        return Classifier(self.config)
+
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Tensor:
+        if not model.training:
+            return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
+        scores = self._label_scores(model, batch.tokens, batch.lengths)
+        weights = None if self.weights is None else self.weights.to(scores)
+        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        if not self.r_drop:
+            return loss
+        again = self._label_scores(model, batch.tokens, batch.lengths)
+        other = self._cross_entropy(again, batch.labels, self.label_smoothing, weights)
+        return (loss + other) / 2 + self.r_drop * self._divergence(scores, again)
+
+    def _cross_entropy(
+        self, scores: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+    ) -> Tensor:
+        if not self.column.multi_label:
+            return F.cross_entropy(scores, labels, weights, reduction="sum", label_smoothing=smoothing)
+        aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
+
+    def _divergence(self, one: Tensor, other: Tensor) -> Tensor:
+        """The mean of both Kullback–Leibler divergences between two predictions, summed over the rows."""
+        if self.column.multi_label:  # a sigmoid is a softmax of two
+            one, other = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (one, other))
+        p, q = one.log_softmax(-1), other.log_softmax(-1)
+        return ((p.exp() - q.exp()) * (p - q)).sum() / 2
+
+    def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
+        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
+        if model.training and self.token_dropout:
+            kept = (self.tokenizer.start, self.tokenizer.end)
+            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
+        hidden = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
+        return model.label_scores(hidden, lengths, tokens)
+
+    @torch.no_grad()
+    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
+        """Fits the temperature on dev, and for several labels a threshold of each."""
+        rows = [row for row in dev if not self.row_problem(row)]
+        if not rows:
+            return
+        logits, _ = self._logits(model, [self.input_of(row) for row in rows], LabelOptions())
+        right = np.array([self._label_numbers(row) for row in rows], dtype=np.int64)
+        self.temperature = fit_temperature(logits.double().numpy(), right)
+        if self.column.multi_label:
+            self.thresholds = choose_thresholds((logits.double() / self.temperature).sigmoid().numpy(), right)
+
+    # Answers
+
+    @torch.no_grad()
+    def predict(self, model: Classifier, inputs: Sequence[Input], options: LabelOptions) -> list[LabelPrediction]:
+        inputs = [self.check_input(one) for one in inputs]
+        logits, notes = self._logits(model, inputs, options)
+        scaled = logits / self.temperature
+        shares = scaled.sigmoid() if self.column.multi_label else scaled.softmax(-1)
+        return [self._prediction(row, options.best, note) for row, note in zip(shares.tolist(), notes, strict=True)]
+
+    def _logits(
+        self, model: Classifier, inputs: Sequence[Input], options: LabelOptions
+    ) -> tuple[Tensor, list[list[str]]]:
+        """Scores (inputs, labels) of all inputs, on the CPU, the mean over windows of long ones; and notes on each."""
+        texts = self._encode(inputs)
+        marks = (self.tokenizer.start, self.tokenizer.end)
+        windows = [text_windows(parts, self._limit(), *marks) for parts in texts]
+        flat = [window for group in windows for window in group]
+        device = model.vocabulary.words.weight.device
+        found = torch.empty(len(flat), len(self.labels), dtype=model.to_labels.weight.dtype)
+        for places in token_batches(list(map(len, flat)), TOKENS, options.batch):
+            ragged = Ragged([flat[place] for place in places])
+            tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
+            found[places] = self._label_scores(model, tokens.to(device), lengths.to(device)).cpu().to(found.dtype)
+        if len(flat) > len(texts):
+            found = torch.stack([part.mean(0) for part in found.split([len(group) for group in windows])])
+        return found, [self._notes(*pair) for pair in zip(texts, windows, strict=True)]
+
+    def _notes(self, parts: list[list[int]], windows: list[list[int]]) -> list[str]:
+        empty = ["the text is empty"] if not any(parts) else []
+        many = f"the text is longer than the model's {self._limit()} positions: the mean over {len(windows)} windows"
+        return empty + [many] * (len(windows) > 1)
+
+    def _prediction(self, shares: list[float], best: int, notes: Sequence[str]) -> LabelPrediction:
+        order = sorted(range(len(self.labels)), key=lambda number: -shares[number])
+        scores = {self.labels[number]: shares[number] for number in order}
+        if not self.column.multi_label:
+            return LabelPrediction(self.labels[order[0]], notes, shares[order[0]], scores, best)
+        chosen = tuple(self.labels[number] for number in order if shares[number] >= self.thresholds[number])
+        return LabelPrediction(", ".join(chosen), notes, shares[order[0]], scores, best, chosen)
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
+        right = [self.column.parse(row.values[-1]) for row in rows]
+        scores = score_answers(right, [one.answers for one in predictions], multi_label=self.column.multi_label)
+        if all(one.scores for one in predictions):
+            scores |= score_calibration(right, predictions, self.labels, self.temperature)
+        return scores
+
+    def report(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> str:
+        right = [self.column.parse(row.values[-1]) for row in rows]
+        table = label_table(right, [one.answers for one in predictions], self.labels)
+        return format_label_table(table, self.labels)
+
+    def confusion(
+        self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        if self.column.multi_label:
+            raise ConfigError("texts with several labels have no confusion matrix; --report has a table of the labels")
+        right = [self.column.parse(row.values[-1])[0] for row in rows]
+        return self.labels, count_confusions(right, [one.label for one in predictions], self.labels)
+
+    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+        """TF-IDF with logistic regression; the texts of a pair are joined."""
+        many = self.column.multi_label
+        texts, labels = list[str](), list[Any]()
+        for row in train:
+            found = self.column.parse(row.values[-1])
+            if found or many:
+                texts.append(" ".join(row.values[:-1]))
+                labels.append(found if many else found[0])
+        simple = TfidfBaseline(multi_label=many).fit(texts, labels)
+        answers = simple.predict([" ".join(row.values[:-1]) for row in rows])
+        right = [self.column.parse(row.values[-1]) for row in rows]
+        given = answers if many else [[answer] for answer in answers]
+        return Baseline(simple.name, score_answers(right, given, multi_label=many))
+
+    # Attention
+
+    def traces(self, model: Classifier, given: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
+        """A text, read once, or once for each window of a long one."""
+        if answer is not None:
+            raise DataError("classification reads no answer: leave --answer away")
+        checked = self.check_input(given)
+        [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
+        windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
+        return [Trace({"tokens": window}, text=prediction.text, notes=prediction.notes) for window in windows]
+
+    def run_trace(self, model: Classifier, trace: Trace) -> None:
+        tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
+        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
+        model(tokens, segments=segments)
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return self.tokenizer.pieces(numbers)
+
+    # Model folder
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Classification:
+        from clearhead.text import Tokenizer
+
+        labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
+        if (len(labels), tokenizer.size) != (config.labels, config.vocabulary):
+            raise CheckpointError(
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
+            )
+        names = tuple(settings.get("label_names", ()))
+        column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)
+        counts = settings.get("label_counts", ())
+        task = cls(tokenizer, labels, config, column=column, pairs=settings.get("pairs", False), counts=counts)
+        task.temperature = float(settings.get("temperature", 1.0))
+        task.thresholds = list(settings.get("thresholds", task.thresholds))
+        return task

@@ -1,0 +1,51 @@
+"""LabelColumn: what is written in the label column of a file, as names of labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clearhead.errors import DataError
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """How the label column is read: one label, or several with a separator between; names, or numbers of `names`.
+
+    >>> LabelColumn(multi_label=True, names=("anger", "fear", "joy")).parse("2, 0")
+    ('joy', 'anger')
+    >>> LabelColumn().parse("a,b"), LabelColumn(multi_label=True).parse("")
+    (('a,b',), ())
+    """
+
+    multi_label: bool = False
+    separator: str = ","
+    names: tuple[str, ...] = ()
+
+    def parse(self, written: str) -> tuple[str, ...]:
+        """The labels of one row, each once; none where nothing is written."""
+        parts = written.split(self.separator) if self.multi_label else [written]
+        stripped = (part.strip() for part in parts)
+        return tuple(dict.fromkeys(self._name(part) for part in stripped if part))
+
+    def collect(self, rows: Iterable[str]) -> dict[str, int]:
+        """The labels that occur and how often, in the order of `names`, or else sorted."""
+        counts, total = Counter[str](), 0
+        for written in rows:
+            counts.update(self.parse(written))
+            total += 1
+        if self.names and (unknown := [label for label in counts if label not in self.names]):
+            raise DataError(
+                f"the label {unknown[0]!r} is not one of the {len(self.names)} in data.label_names, and no number "
+                f"below {len(self.names)}"
+            )
+        # One label of many is something to tell apart if there are texts without it.
+        if len(counts) < 2 and not (self.multi_label and counts and max(counts.values()) < total):
+            raise DataError(f"there is nothing to tell apart: the labels are {', '.join(counts) or 'all empty'}")
+        return {label: counts[label] for label in (self.names or sorted(counts)) if label in counts}
+
+    def _name(self, part: str) -> str:
+        if part in self.names or not part.isdecimal():
+            return part
+        return self.names[int(part)] if int(part) < len(self.names) else part
