@@ -31,8 +31,7 @@ from clearhead import Mask, Record, attention_weights, measure
 from clearhead.explore import open_record, write_page
 from clearhead.lens.measures.definition import choose_blocks
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import KeptInputs
-from clearhead.lens.record.step_masks import Step
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
 from measuring import RESULTS, hardware
 

@@ -81,12 +81,12 @@ COLUMN_SHAPES = [
     *(TileShape(128, 64, 8, 2, 128), TileShape(128, 64, 4, 2, 168), TileShape(64, 64, 4, 3, 128)),
     *(TileShape(64, 256, 8, 3, 128), TileShape(64, 256, 4, 2), TileShape(128, 256, 8, 2), TileShape(256, 128, 8, 2)),
 ]
-SWIFT_SHAPES = [
+HOPPER_SHAPES = [
     TileShape(192, 128, 4, 3, 160),
     TileShape(192, 128, 4, 4, 152),
     *(TileShape(128, 128, 4, n, 232) for n in (4, 5)),
 ]
-PICK_SHAPES = [TileShape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
+SELECTION_SHAPES = [TileShape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
 def tensors(size: Size) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,27 +212,38 @@ def tabulate(table: Table, size: Size, rounds: int) -> None:
 
 def passes(job: MeasureJob, given: TileShapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
-    work = launch.KernelRun(job, given)
-    work.along_rows()
-    runs: dict[str, Run] = dict.fromkeys(("rows", "swift", "receiving"), work.along_rows)
+    inputs = launch.KernelInputs.of_job(job)
+    hopper = launch.plan_hopper_pass(job, inputs, given)
+    outputs = launch.KernelOutputs(job, received_in_row_pass=hopper is not None and hopper.received)
 
-    def along_columns() -> None:
-        if job.top:
-            work.candidates[..., 0] = 0
-        work.along_columns()
+    def row_pass() -> None:
+        if hopper is None:
+            launch.launch_row_pass(job, inputs, outputs, given.rows)
+        else:
+            launch.launch_hopper_row_pass(job, inputs, outputs, hopper)
 
-    along_columns()
-    return runs | {"columns": along_columns, "collecting": along_columns, "pick": work.pick}
+    def column_pass() -> None:
+        if outputs.candidates is not None:
+            outputs.candidates[..., 0] = 0
+        launch.launch_column_pass(job, inputs, outputs, given)
+
+    def selection() -> None:
+        launch.launch_selection(job, inputs, outputs, given, given.rows if hopper is None else hopper.shape)
+
+    row_pass()
+    column_pass()
+    runs: dict[str, Run] = dict.fromkeys(("rows", "hopper", "hopper_received"), row_pass)
+    return runs | {"columns": column_pass, "candidates": column_pass, "selection": selection}
 
 
 def trial(size: Size, top: int, tried: TileShape | None, name: str) -> tuple[MeasureJob, TileShapes]:
     """A job in which one pass has tiles of another shape; without one, as the table of shapes has it."""
     q, k, _ = tensors(size)
     logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
-    job = job_of(q, k, size, logsumexp, top=top, received=name != "swift")
+    job = job_of(q, k, size, logsumexp, top=top, received=name != "hopper")
     wide = -(-size.tokens // 256)
     usual = tile_shapes.choose_shapes(size.d, 2, size.tokens, size.tokens, wide, top)
-    usual = usual if name in ("swift", "receiving") else usual._replace(swift=None, receiving=None)
+    usual = usual if name in ("hopper", "hopper_received") else usual._replace(hopper=None, hopper_received=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
 
@@ -268,13 +279,13 @@ def tune(processes: int = 12) -> TileShapes:
     narrow = [shape for shape in COLUMN_SHAPES if shape.keys <= 128]
     candidates = {
         "rows": ROW_SHAPES,
-        "swift": SWIFT_SHAPES,
-        "receiving": SWIFT_SHAPES,
+        "hopper": HOPPER_SHAPES,
+        "hopper_received": HOPPER_SHAPES,
         "columns": COLUMN_SHAPES,
-        "collecting": narrow,
-        "pick": PICK_SHAPES,
+        "candidates": narrow,
+        "selection": SELECTION_SHAPES,
     }
-    tops = {"columns": [0], "collecting": [8], "receiving": [0]}
+    tops = {"columns": [0], "candidates": [8], "hopper_received": [0]}
     cases = [
         (size, top, shape, name)
         for name, tried in candidates.items()
@@ -292,16 +303,16 @@ def tune(processes: int = 12) -> TileShapes:
             mine = [case for case in cases if case[2:] == (shape, name)]
             wrong = next((failures[case] for case in mine if failures[case] is not None), None)
             if wrong is not None:
-                print(f"{name:10} {tuple(shape)!s:28} failed: {wrong}", flush=True)
+                print(f"{name:18} {tuple(shape)!s:28} failed: {wrong}", flush=True)
                 continue
             times = {(size, top): milliseconds(passes(*trial(size, top, shape, name))[name]) for size, top, *_ in mine}
             shown = "  ".join(
                 f"{'causal' if size.causal else 'full'}, top {top}: {ms:.3f}" for (size, top), ms in times.items()
             )
-            print(f"{name:10} {tuple(shape)!s:28} {shown}", flush=True)
+            print(f"{name:18} {tuple(shape)!s:28} {shown}", flush=True)
             totals[shape] = sum(times.values())
         best[name] = min(totals, key=lambda shape: totals[shape])
-        print(f"{name:10} best: {best[name]}", flush=True)
+        print(f"{name:18} best: {best[name]}", flush=True)
     return tile_shapes.HALF[256]._replace(**best)
 
 

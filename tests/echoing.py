@@ -83,7 +83,9 @@ class Echo(Task[EncoderDecoder, str, tuple[Tensor], EchoOptions]):
         same = [answer.text == row.values[1] for answer, row in zip(predictions, rows, strict=True)]
         return {"same": 100 * sum(same) / len(same), "signature": f"lowercase:{options.lowercase}|[red]"}
 
-    def act(self, action: str, model: EncoderDecoder, folder: Path, arguments: Sequence[str]) -> list[str]:
+    def act(
+        self, action: str, model: EncoderDecoder, folder: Path, arguments: Sequence[str], *, as_json: bool = False
+    ) -> list[str]:
         assert action == "shout"
         assert (folder / "marks.txt").is_file(), "the folder is the model's own"
         return [word.upper() + self.marks for word in arguments]

@@ -31,12 +31,12 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def format_count(count: int, noun: str) -> str:
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """
-    >>> format_count(1, "step"), format_count(2000, "step")
-    ('1 step', '2,000 steps')
+    >>> format_count(1, "step"), format_count(2000, "step"), format_count(0, "query", "queries")
+    ('1 step', '2,000 steps', '0 queries')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
@@ -16,6 +17,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
 from clearhead.lens.analysis.ablation import count_heads
+from clearhead.lens.record.attention_views import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
@@ -164,7 +166,8 @@ def look_through(
         with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.run_trace(model, trace) for trace in traces]
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text, **describe_answer(task, trace, written)})
+        call.about.update({"model": name, "task": task.name, "input": text})
+        call.about.update(describe_answer(task, trace, written))
 
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
@@ -180,9 +183,9 @@ def _pixels(model: nn.Module, tokens: int) -> int:
     return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Tensor | None) -> dict[str, Any]:
-    """What a page shows beside the weights: what the answer is, how sure it was, and what else might have come."""
-    about: dict[str, Any] = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
+    """The answer of a forward pass, its loss, and the most probable tokens at each place."""
+    about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]

@@ -82,6 +82,14 @@ def test_a_mask_too_large_to_draw_says_so_instead():
     assert Mask.causal().draw(65_536, 65_536) == "Mask.causal() (65536×65536: too large to draw)"
 
 
+@given(data=st.data(), queries=st.integers(1, 7), keys=st.integers(1, 11))
+def test_a_mask_comes_back_from_its_state(data, queries, keys):
+    mask = data.draw(masks(*SIZES, queries, keys))
+    again = Mask.from_state(mask.state())
+    assert repr(again) == repr(mask)
+    assert torch.equal(again.dense(queries, keys), mask.dense(queries, keys))
+
+
 def test_masks_move_between_devices_with_all_their_parts():
     mask = (Mask.padding([1, 2]) & Mask.causal() | Mask.visible(torch.ones(3, dtype=torch.bool))).to("meta")
     assert {tensor.device.type for tensor in mask.tensors()} == {"meta"}
@@ -107,7 +115,7 @@ def test_a_tile_is_a_piece_of_the_whole(data, queries, keys):
 
 
 @given(data=st.data(), queries=st.sampled_from([1, 5, 11]), keys=st.sampled_from([1, 7, 13]), rows=sides, columns=sides)
-def test_runs_hold_all_that_is_visible_and_what_is_hidden_in_them_is_unsure(data, queries, keys, rows, columns):
+def test_runs_contain_all_visible_keys_and_mark_where_some_are_hidden(data, queries, keys, rows, columns):
     mask = data.draw(masks(*SIZES, queries, keys))
     whole = mask.dense(queries, keys).flatten(0, 1)
     found = find_visible_runs(mask, queries, keys, rows, columns)

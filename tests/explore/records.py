@@ -10,8 +10,7 @@ from torch import Tensor
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, measure, watch
 from clearhead.lens.measures.definition import choose_blocks
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import KeptInputs
-from clearhead.lens.record.step_masks import Step
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
 MEASURES = (
     "logsumexp",

@@ -23,8 +23,9 @@ from torch import Tensor
 from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, load, watch
 from clearhead.errors import ConfigError, RecordError, ShapeError
 from clearhead.explore import figures
-from clearhead.explore.figures import fonts, labels, look, naming, sets
-from clearhead.explore.figures.costs import Cost
+from clearhead.explore.figures import figure_set, fonts, label_text, record_names, style
+from clearhead.explore.figures.lesson_figures import Cost
+from clearhead.explore.head_summaries import ROLE_COLOURS
 from clearhead.lens import Forward
 from clearhead.lens.analysis.roles import HeadRoles
 from tests.test_cli import run
@@ -250,7 +251,7 @@ def test_rows_of_an_alignment_are_what_the_head_looks_for():
     assert words(figures.alignment(sight, 0).axes[0].get_yticklabels()) == ["go", ".", "⟨/s⟩"]
     assert words(figures.alignment(sight, 1).axes[0].get_yticklabels()) == ["⟨s⟩", "go", "."]
     assert words(figures.alignment(sight, 1, when="written").axes[0].get_yticklabels()) == ["go", ".", "⟨/s⟩"]
-    with pytest.raises(ConfigError, match="'written' or 'read', not 'now'"):
+    with pytest.raises(ConfigError, match="'written' or 'read', not by 'now'"):
         figures.alignment(sight, when="now")
 
 
@@ -268,19 +269,19 @@ def test_a_decoders_rows_are_what_it_writes_or_what_it_has_read():
         return words(axes.get_yticklabels()), axes.get_ylabel()
 
     assert rows("decoder.0.cross") == (
-        labels.labels(read),
+        label_text.make_labels(read),
         "query: has just been read",
     )  # nobody knows what was written
     forward.about["writes"] = wrote
-    assert rows("decoder.0.cross") == (labels.labels(wrote), "query: is being written")
-    assert rows("decoder.0.cross", when="read") == (labels.labels(read), "query: has just been read")
-    assert rows("decoder.0.self") == (labels.labels(read), "query: looks")
-    assert rows("decoder.0.self", when="written") == (labels.labels(wrote), "query: is being written")
+    assert rows("decoder.0.cross") == (label_text.make_labels(wrote), "query: is being written")
+    assert rows("decoder.0.cross", when="read") == (label_text.make_labels(read), "query: has just been read")
+    assert rows("decoder.0.self") == (label_text.make_labels(read), "query: looks")
+    assert rows("decoder.0.self", when="written") == (label_text.make_labels(wrote), "query: is being written")
     assert rows("encoder.0.self", when="written")[0] == ["我", "走", "。", "我"]
     grid = figures.head_grid(forward["decoder.0.cross"], when="read")
-    assert words(grid.axes[0].get_yticklabels()) == labels.labels(read)
+    assert words(grid.axes[0].get_yticklabels()) == label_text.make_labels(read)
     beside = figures.side_by_side(forward, when="read")
-    assert [words(axes.get_yticklabels()) for axes in beside.axes[1:3]] == [labels.labels(read)] * 2
+    assert [words(axes.get_yticklabels()) for axes in beside.axes[1:3]] == [label_text.make_labels(read)] * 2
 
 
 @pytest.mark.unchecked
@@ -366,7 +367,7 @@ def test_curves_of_a_record_are_means_over_heads(translation):
     figure = figures.curves(translation, ["peak", "distance"])
     assert len(figure.axes) == 6
     assert np.allclose(figure.axes[1].lines[1].get_ydata(), translation["decoder.1.self"].peak[0].mean(0))
-    assert words(figure.axes[5].texts) == ["not measured between two texts"]
+    assert words(figure.axes[5].texts) == ["not measured in cross-attention"]
 
 
 def test_a_long_curve_has_means_over_stretches():
@@ -472,7 +473,7 @@ def test_a_way_that_takes_too_long_is_not_tried_further():
 # Labels
 
 
-@pytest.mark.parametrize("kind", look.FORMATS)
+@pytest.mark.parametrize("kind", style.FORMATS)
 def test_no_token_breaks_a_figure(kind, tmp_path):
     tokens = [*HOSTILE, "plain", "人"]
     count = len(tokens)
@@ -495,37 +496,37 @@ def test_no_token_breaks_a_figure(kind, tmp_path):
 
 
 def test_long_words_are_shortened_in_the_middle():
-    assert labels.shown("Rindfleischetikettierung") == "Rindfleisc…ung"
-    assert labels.shown("人工智能正在改变我们的世界") == "人工智能正…界"
-    assert labels.labels(["▁Rindfleischetikettierung", "sgesetz"])[1] == "·sgesetz"
+    assert label_text.make_drawable("Rindfleischetikettierung") == "Rindfleisc…ung"
+    assert label_text.make_drawable("人工智能正在改变我们的世界") == "人工智能正…界"
+    assert label_text.make_labels(["▁Rindfleischetikettierung", "sgesetz"])[1] == "·sgesetz"
 
 
 def test_chinese_is_drawn_with_a_font_that_has_it(tmp_path):
-    assert all(fonts.covered(letter) for letter in "人工智能的龍ア")
+    assert all(fonts.has_glyph(letter) for letter in "人工智能的龍ア")
     path = figures.save(figures.head_map(weights(5, 5), keys=CHINESE), tmp_path / "chinese.svg")
     texts = [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
     assert set(CHINESE) <= set(texts)
     family = re.search(r"font-family: ([^;\"]*)", path.read_text(encoding="utf-8"))
     assert family is not None
-    assert fonts.families()[1] in family[1]
+    assert fonts.list_families()[1] in family[1]
 
 
 def test_without_a_chinese_font_tokens_are_told_apart_by_their_numbers(monkeypatch):
-    monkeypatch.setattr(fonts, "families", lambda: (fonts.LATIN,))
+    monkeypatch.setattr(fonts, "list_families", lambda: (fonts.LATIN,))
     figure = figures.head_map(weights(2, 2), keys=["人", "工"])
     assert words(figure.axes[0].get_xticklabels()) == ["U+4EBA", "U+5DE5"]
-    assert "No font here has all characters" in notes(figure)
+    assert "No installed font has some characters" in notes(figure)
     assert "Noto Sans CJK" in notes(figure)
     figure.draw_without_rendering()
 
 
 def test_the_shipped_font_is_used_where_the_machine_has_none(monkeypatch):
-    fonts.families.cache_clear()
+    fonts.list_families.cache_clear()
     monkeypatch.setattr(fonts, "CHINESE", ())
     try:
-        assert fonts.families()[:2] == (fonts.LATIN, "Clearhead CJK")
+        assert fonts.list_families()[:2] == (fonts.LATIN, "Clearhead CJK")
     finally:
-        fonts.families.cache_clear()
+        fonts.list_families.cache_clear()
 
 
 # How figures look
@@ -586,27 +587,28 @@ def test_nothing_overlaps(translation):
     assert {name: overlaps(figure) for name, figure in made.items()} == {name: [] for name in made}
 
 
-@pytest.mark.parametrize("name", look.THEMES)
+@pytest.mark.parametrize("name", style.THEMES)
 def test_scales_can_be_read_without_colour(name):
-    theme = look.THEMES[name]
-    lightness = [np.dot(to_rgb(theme.scale(step / 50)), (0.2126, 0.7152, 0.0722)) for step in range(51)]
+    theme = style.THEMES[name]
+    lightness = [np.dot(to_rgb(theme.sequential(step / 50)), (0.2126, 0.7152, 0.0722)) for step in range(51)]
     steps = np.diff(lightness)
     assert (steps < 0).all() or (steps > 0).all()
     assert abs(lightness[-1] - lightness[0]) > 0.7
 
 
-@pytest.mark.parametrize("name", look.THEMES)
+@pytest.mark.parametrize("name", style.THEMES)
 def test_words_can_be_read_on_every_colour(name):
-    theme = look.THEMES[name]
-    grounds = [*(theme.scale(step / 50) for step in range(51)), *theme.apart, theme.rest]
-    assert min(look.contrast(look.ink_on(ground), ground) for ground in grounds) > 4
-    assert min(look.contrast(ink, theme.paper) for ink in (theme.ink, theme.quiet, theme.mark)) > 4.5
+    theme = style.THEMES[name]
+    roles = [colours[theme.dark] for colours in ROLE_COLOURS.values()]
+    grounds = [*(theme.sequential(step / 50) for step in range(51)), *theme.categorical, *roles]
+    assert min(style.contrast_ratio(style.choose_text_colour(ground), ground) for ground in grounds) > 4
+    assert min(style.contrast_ratio(ink, theme.background) for ink in (theme.text, theme.muted, theme.highlight)) > 4.5
 
 
 def test_dark_is_dark():
     with figures.theme("dark"):
         dark = figures.head_map(weights(3, 3))
-    assert dark.get_facecolor()[:3] == to_rgb(look.DARK.paper)
+    assert dark.get_facecolor()[:3] == to_rgb(style.DARK.background)
     assert figures.head_map(weights(3, 3)).get_facecolor()[:3] == (1, 1, 1)
 
 
@@ -632,7 +634,7 @@ def test_formats_are_what_they_say_and_the_same_each_time(tmp_path):
 
 def test_names_are_sorted_by_kind():
     names = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "encoder.0.self#2", "mixer"]
-    assert naming.by_kind(names) == {
+    assert record_names.group_by_kind(names) == {
         "encoder self": ["encoder.0.self", "encoder.1.self"],
         "decoder self": ["decoder.0.self"],
         "decoder cross": ["decoder.0.cross"],
@@ -661,13 +663,13 @@ def test_the_command_draws_a_translation(tmp_path):
     ]
     assert sum("heads-" in path for path, _ in lines) == 3
     assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path, _ in lines)
-    assert lines[1][1] == "decoder.1.cross, head 2: what each token looks at"
+    assert lines[1][1] == "decoder.1.cross, head 2: the weights of each token"
 
 
 def test_a_set_shows_the_weights_of_the_model():
     translator = load("zh-en", device="cpu")
     record = translator.look("我在吃米饭。")
-    drawings = {one.name: one for one in sets.of_record(record, ["encoder.3.self:1"])}
+    drawings = {one.name: one for one in figure_set.list_record_figures(record, ["encoder.3.self:1"])}
     axes = drawings["head-encoder.3.self-1"].draw().axes[0]
     assert np.allclose(drawn(axes), record["encoder.3.self"].weights(0, 1), atol=1e-6)
     assert words(axes.get_xticklabels())[-1] == "⟨/s⟩"
@@ -678,14 +680,14 @@ def test_a_set_shows_the_weights_of_the_model():
 
 def test_parts_of_a_text_have_figures_of_their_own(translation):
     both = Record.merge([translation, translation])
-    names = [one.name for one in sets.of_record(both)]
+    names = [one.name for one in figure_set.list_record_figures(both)]
     assert len(set(names)) == len(names)
     assert names[0] == "part-1-alignment"
     assert sum(name.startswith("part-2-") for name in names) == len(names) / 2
 
 
 def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(sets, "cost", lambda: figures.cost([Cost("a", 8, 1.0, 1), Cost("a", 16, 4.0, 4)]))
+    monkeypatch.setattr(figure_set, "cost", lambda: figures.cost([Cost("a", 8, 1.0, 1), Cost("a", 16, 4.0, 4)]))
     done = run("figures", "--lesson", "--out", tmp_path, "--format", "svg", "--dark")
     assert (done.code, done.err) == (0, "")
     assert [Path(line.split("\t")[0]).name for line in done.out.splitlines()] == [
@@ -699,16 +701,16 @@ def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
-    drawings = [sets.Drawing(name, "nothing", Figure) for name in ("saturation", "positions")]
+    drawings = [figure_set.PlannedFigure(name, "nothing", Figure) for name in ("saturation", "positions")]
     for _ in range(2):
-        assert len(list(sets.write(drawings, tmp_path, kind))) == 2
+        assert len(list(figure_set.write_figures(drawings, tmp_path, kind))) == 2
     (tmp_path / f"saturation.{kind}").unlink()
     mine = tmp_path / f"positions.{kind}"
     mine.unlink()
     Figure().savefig(mine)
     before = mine.read_bytes()
-    with pytest.raises(ConfigError, match=rf"positions\.{kind} exists and is no figure of clearhead's"):
-        list(sets.write(drawings, tmp_path, kind))
+    with pytest.raises(ConfigError, match=rf"positions\.{kind} exists and is not a clearhead figure"):
+        list(figure_set.write_figures(drawings, tmp_path, kind))
     assert mine.read_bytes() == before
     assert list(tmp_path.iterdir()) == [mine], "nothing was drawn"
 

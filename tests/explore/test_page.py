@@ -16,10 +16,11 @@ import torch
 import clearhead
 from clearhead import Mask, Record
 from clearhead.explore import Scene, open_record, write_page
-from clearhead.explore.axes import Axis
-from clearhead.explore.live import Live
-from clearhead.explore.single import PAGE, notebook
-from clearhead.explore.single import page as as_page
+from clearhead.explore.head_summaries import ALIGNMENT, ROLE_COLOURS
+from clearhead.explore.live_model import LiveModel
+from clearhead.explore.page_file import PAGE, render_notebook, render_page
+from clearhead.explore.token_axis import Axis
+from clearhead.lens.analysis.roles import NONE, ROLES
 from clearhead.lens.record.attention_views import Forward
 from tests.explore import records
 from tests.explore.browser import Watched
@@ -64,7 +65,7 @@ def folder(tmp_path_factory) -> Path:
 
 def write(folder: Path, name: str, scene: Scene, **options) -> str:
     path = folder / f"{name}.html"
-    path.write_text(as_page(scene, **options), encoding="utf-8")
+    path.write_text(render_page(scene, **options), encoding="utf-8")
     return path.as_uri()
 
 
@@ -85,7 +86,7 @@ def long(folder, long_record) -> str:
 
 @pytest.fixture(scope="module")
 def server(translator, translated):
-    server = open_record(translated, live=Live.of(translator), browser=False)
+    server = open_record(translated, live=LiveModel.from_predictor(translator), browser=False)
     yield server.url
     server.close()
 
@@ -106,15 +107,28 @@ def cell(watched: Watched, query: int, key: int) -> str:
     return watched.text("#tip")
 
 
-def test_both_languages_say_the_same_things():
+def test_all_languages_say_the_same_things():
+    registered = re.findall(r'from "./(\w+)\.js"', (PAGE / "words" / "languages.js").read_text(encoding="utf-8"))
+    assert {"english", "chinese"} <= set(registered)
     said = [
         set(re.findall(r"^  (\w+): ", (PAGE / "words" / f"{language}.js").read_text(encoding="utf-8"), re.M))
-        for language in ("english", "chinese")
+        for language in registered
     ]
-    assert said[0] == said[1]
+    assert all(one == said[0] for one in said)
     code = "".join(path.read_text(encoding="utf-8") for path in PAGE.rglob("*.*"))
     asked = re.findall(r'\bsay\("(\w+)"|data-(?:say|label|hint)="(\w+)"', code)
     assert {one or other for one, other in asked} <= said[0]
+
+
+def test_roles_have_the_same_names_order_and_colours_in_page_and_figures():
+    found = re.search(r"ROLE_COLOURS = (\{.*?\});", (PAGE / "draw" / "colours.js").read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    in_page = json.loads(found[1].replace("],\n}", "]\n}"))
+    assert list(in_page.items()) == [(role, list(colours)) for role, colours in ROLE_COLOURS.items()]
+    assert list(ROLE_COLOURS) == [ALIGNMENT, *ROLES, NONE]
+    translated = re.search(r"roles: \{(.*?)\}", (PAGE / "words" / "chinese.js").read_text(encoding="utf-8"), re.S)
+    assert translated is not None
+    assert {one or other for one, other in re.findall(r'(?:(\w+)|"([\w ]+)"): "', translated[1])} == set(ROLE_COLOURS)
 
 
 def test_no_data_ever_becomes_markup():
@@ -169,7 +183,7 @@ def test_who_looks_at_a_token_is_its_column(watched, short, translated):
     watched.open(short, START)
     token(watched, "#source-text", "世界").click()
     watched.until("#shaded-title", "who looks at")
-    watched.until("#keys", "in all")
+    watched.until("#keys", "in total")
     first = float(watched.page.locator("#keys tbody .number").first.inner_text())
     assert first == pytest.approx(weights[:, 7].max().item(), abs=0.0011)
     total = float(watched.text("#keys p").split()[1])
@@ -525,7 +539,7 @@ def test_tab_reaches_every_pane_and_shows_where_it_is(watched, short):
 
 def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
     record = records.drawn(len(HOSTILE), heads=2, d=5)
-    scene = Scene(record, title=HOSTILE[0], axes={"tokens": Axis.text(HOSTILE)}, notes=[HOSTILE[0]])
+    scene = Scene(record, title=HOSTILE[0], axes={"tokens": Axis.text(HOSTILE)})
     url = write(folder, "hostile", scene)
     watched.open(url)
     page = watched.page
@@ -590,7 +604,7 @@ def test_a_file_of_maps_shows_the_largest_weights_exactly(watched, folder):
     best = weights[307].topk(8).values.tolist()
     shown = [float(row.split("\t")[1]) for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
     assert shown == pytest.approx(best, abs=0.00056)
-    assert "This file holds" in watched.text("#notes")
+    assert "This file contains" in watched.text("#notes")
     key = int(weights[307].argmax())
     watched.open(watched.page.url.split("#")[0], f"at=encoder.0.self/0&view=300,316,{key - 8},{key + 8}")
     watched.until("#resolution", "top keys exact")
@@ -676,7 +690,7 @@ def test_a_narrow_screen_shows_all_panes_below_each_other(watched, short):
 
 def test_in_a_notebook_it_runs_in_a_frame_of_its_own(watched, folder, translated):
     path = folder / "notebook.html"
-    path.write_text(f"<!DOCTYPE html><title>notebook</title>{notebook(Scene(translated))}", encoding="utf-8")
+    path.write_text(f"<!DOCTYPE html><title>notebook</title>{render_notebook(Scene(translated))}", encoding="utf-8")
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
     frame.locator("html[data-ready='map']").wait_for(state="attached")
@@ -734,15 +748,15 @@ def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server
     watched.until("#another-problem", "文本有 100,001 个字符；本页最多接受 100,000 个。")
     page.locator("#another-text").fill("长" * 400_000)
     page.keyboard.press("Enter")
-    watched.until("#another-problem", "最多只能发送 1,048,576 字节。")
+    watched.until("#another-problem", "一次请求最多 1,048,576 字节。")
     said = page.evaluate(
         """async (base) => { const { sayProblem } = await import(base + "words/languages.js");
-        return ["this text is no longer remembered; look at it again", "there is nothing to look at: '(' has no tokens",
-          "RuntimeError: out of memory"].map(sayProblem) }""",
+        return ["this text is no longer kept by the server; enter it again",
+          "there is nothing to look at: '(' has no tokens", "RuntimeError: out of memory"].map(sayProblem) }""",
         server,
     )
     assert said == [
-        "服务器已不再保存这段文本，请重新查看。",
+        "服务器已不再保存这段文本，请重新输入。",
         "没有可看的内容：'(' 不含任何词元。",
         "出错了：RuntimeError: out of memory",
     ]

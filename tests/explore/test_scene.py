@@ -11,20 +11,19 @@ import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene
-from clearhead.explore.axes import picture_url
-from clearhead.explore.heads import in_step, summaries
+from clearhead.explore.head_summaries import measure_agreement, summarise_heads
+from clearhead.explore.token_axis import encode_png_url
 from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_views import Forward, Sight
 from tests.explore.records import drawn, translator, weights_of, writer
-from tests.explore.test_windows import sight_of
+from tests.explore.test_attention_map import sight_of
 
 
 def test_a_translator_has_three_axes_and_its_attentions_say_which():
     record = translator()
     record.calls[0].about.update(model="toy", text="so", writes=["▁so", "</s>"] + ["▁x"] * 5, input="…")
-    scene = Scene(record).to_dict()
+    scene = Scene(record).to_json()
     assert scene["title"] == "toy"
-    assert scene["subtitle"] == "2+2 layers × 3 heads"
     assert {name: len(axis["tokens"]) for name, axis in scene["axes"].items()} == {
         "source": 11,
         "target": 7,
@@ -43,7 +42,6 @@ def test_a_translator_has_three_axes_and_its_attentions_say_which():
     assert scene["output"]["shift"] == 0
     assert scene["start"]["name"].endswith("cross")
     assert scene["exact"]
-    assert scene["norms"]
 
 
 def peaking(keys: list[list[int]], width: int = 11) -> Sight:
@@ -71,20 +69,20 @@ def test_heads_in_step_look_at_the_same_key_at_the_same_time():
     # Of three looks of others at key 0 two are in the first row; of two at key 1 one in the second; and so on.
     first = (2 / 3 + 1 / 2 + 1 / 3 + 2 / 3) / 4
     behind = (2 / 2 + 0 / 2 + 0 / 2 + 2 / 4) / 4
-    assert in_step([sight], [0])[0] == pytest.approx([first, first, behind, 0])
+    assert measure_agreement([sight], [0])[0] == pytest.approx([first, first, behind, 0])
     parted = [
         peaking([[0, 1, 2, 2], [0, 0, 1, 2]]),
         peaking([[0, 1, 2, 2], [9] * 4]),
     ]
-    assert in_step(parted, [0, 0]) == [pytest.approx([first, behind]), pytest.approx([first, 0])]
+    assert measure_agreement(parted, [0, 0]) == [pytest.approx([first, behind]), pytest.approx([first, 0])]
 
 
 def test_a_head_is_in_step_with_itself_and_queries_that_see_nothing_do_not_count():
-    assert in_step([peaking([[0, 1, 2]])], [0]) == [[1.0]]
+    assert measure_agreement([peaking([[0, 1, 2]])], [0]) == [[1.0]]
     blind = peaking([[0, -1, 2], [0, -1, 2]])
-    assert in_step([blind], [0]) == [pytest.approx([1.0, 1.0])]
-    assert in_step([peaking([[-1, -1]] * 2)], [0]) == [[0.0, 0.0]]
-    assert in_step([], []) == []
+    assert measure_agreement([blind], [0]) == [pytest.approx([1.0, 1.0])]
+    assert measure_agreement([peaking([[-1, -1]] * 2)], [0]) == [[0.0, 0.0]]
+    assert measure_agreement([], []) == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_head_is_in_step_with_itself_and_queries_that_see_nothing_do_not_count
 def test_a_translation_opens_on_a_head_that_follows_the_word_written(text, meanings):
     """One that follows the word read would find them a row later."""
     record = clearhead.load("zh-en").look(text)
-    scene = Scene(record).to_dict()
+    scene = Scene(record).to_json()
     name, head = scene["start"]["name"], scene["start"]["head"]
     source, written = (scene["axes"][axis]["shown"] for axis in ("source", "written"))
     looks = [source[key] for key in record[name].peak_key[0, head].tolist()]
@@ -116,13 +114,13 @@ def test_a_translation_opens_on_a_head_that_follows_the_word_written(text, meani
 def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
     record = translator(layers=["decoder.0.cross"])
     record.calls[0].about.update(text="so", writes=["▁so", "</s>"])
-    axes = Scene(record).to_dict()["axes"]  # nothing that was watched has the target's tokens as keys
+    axes = Scene(record).to_json()["axes"]  # nothing that was watched has the target's tokens as keys
     assert list(axes) == ["target", "written", "source"]
     assert (axes["written"]["reads"], axes["target"]["shown"][1]) == ("target", "w1")
     assert axes["written"]["shown"] == ["so", "⟨/s⟩", "…", "…", "…", "…", "…"]
     record = writer(3, keep="qk")
     record.calls[0].about.update(writes=["▁b", "▁c", ""], next=[None, None, None])
-    scene = Scene(record).to_dict()
+    scene = Scene(record).to_json()
     assert scene["axes"]["written"]["reads"] == "tokens"
     assert scene["axes"]["written"]["shown"] == ["b", "c", "…"]
     assert scene["attentions"][0]["queries"] == "tokens"
@@ -132,12 +130,12 @@ def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
 def test_what_only_reads_has_no_output():
     record = drawn(5)
     record.calls[0].about.update(model="bert", text="", input="…")
-    assert Scene(record).to_dict()["output"] is None
+    assert Scene(record).to_json()["output"] is None
 
 
 def test_a_scene_is_json_and_holds_no_number_that_is_none():
     record = drawn(7, mask=Mask.hidden(torch.ones(7, 7, dtype=torch.bool)))  # nobody sees anything
-    scene = json.loads(json.dumps(Scene(record).to_dict(), allow_nan=False))
+    scene = json.loads(json.dumps(Scene(record).to_json(), allow_nan=False))
     assert scene["attentions"][0]["heads"][0]["entropy"] is None
     assert scene["axes"]["tokens"]["unknown"]
     assert scene["axes"]["tokens"]["shown"][3] == "3"
@@ -145,7 +143,7 @@ def test_a_scene_is_json_and_holds_no_number_that_is_none():
 
 def test_heads_are_told_of_by_the_means_of_their_queries():
     seen = drawn(31, heads=3, mask=Mask.causal())["encoder.0.self"]
-    one = summaries(seen, 0)[2]
+    one = summarise_heads(seen, 0)[2]
     weights = weights_of(seen)[2].double()
     apart = (torch.arange(31)[:, None] - torch.arange(31)).abs()
     assert one["number"] == 2
@@ -173,56 +171,56 @@ def looking_at(keys: list[int], cross: bool = False):
     ],
 )
 def test_roles_are_read_from_the_top_keys(keys, role):
-    assert summaries(looking_at(keys), 0)[0]["role"] == role
+    assert summarise_heads(looking_at(keys), 0)[0]["role"] == role
 
 
 def test_a_head_that_follows_the_translation_aligns_and_one_that_is_stuck_does_not():
-    assert summaries(looking_at([2, 0, 1, 4, 3, 6, 5], cross=True), 0)[0]["role"] == "alignment"
-    assert summaries(looking_at([6] * 5, cross=True), 0)[0]["role"] != "alignment"
+    assert summarise_heads(looking_at([2, 0, 1, 4, 3, 6, 5], cross=True), 0)[0]["role"] == "alignment"
+    assert summarise_heads(looking_at([6] * 5, cross=True), 0)[0]["role"] != "alignment"
 
 
 def test_delimiters_are_known_from_the_text():
     texts = ["▁a", "▁b", ".", "▁c", "▁d", "▁e", ","]
     seen = looking_at([2, 2, 2, 6, 6, 6, 2])
-    assert Axis.text(texts).delimiters() == [False, False, True, False, False, False, True]
-    assert summaries(seen, 0, Axis.text(texts).delimiters())[0]["role"] == "delimiter"
+    assert Axis.text(texts).find_delimiters() == [False, False, True, False, False, False, True]
+    assert summarise_heads(seen, 0, Axis.text(texts).find_delimiters())[0]["role"] == "delimiter"
 
 
 def test_roles_and_effects_that_were_measured_elsewhere_win():
     seen = looking_at(list(range(7)))
     roles = HeadRoles([("some", 0, {"induction": 0.9})])
-    one = summaries(seen, 0, roles=roles, effects={"some": [0.25]})[0]
+    one = summarise_heads(seen, 0, roles=roles, effects={"some": [0.25]})[0]
     assert (one["role"], one["score"], one["effect"]) == ("induction", 0.9, 0.25)
 
 
 def test_every_call_and_every_sample_is_a_view():
     record = Record.merge([writer(5, batch=2), writer(7)])
     scene = Scene(record, 2)
-    assert [scene.places[view] for view in range(3)] == [(0, 0), (0, 1), (1, 0)]
-    assert scene.to_dict()["views"] == ["1.1", "1.2", "2"]
-    assert scene.to_dict()["attentions"][0]["counts"] == [7, 7]
-    with pytest.raises(RecordError, match="has views 0 to 2, not 3"):
+    assert [scene.views[view] for view in range(3)] == [(0, 0), (0, 1), (1, 0)]
+    assert scene.to_json()["views"] == ["1.1", "1.2", "2"]
+    assert scene.to_json()["attentions"][0]["counts"] == [7, 7]
+    with pytest.raises(RecordError, match="has views 0 to 2, so there is no view 3"):
         Scene(record, 3)
-    with pytest.raises(RecordError, match="holds nothing that was seen"):
+    with pytest.raises(RecordError, match="contains no attention"):
         Scene(Record())
 
 
 def test_what_was_not_seen_is_refused_by_its_name():
     with pytest.raises(RecordError, match=r"decoder\.7\.cross"):
-        Scene(translator()).panorama("decoder.7.cross")
+        Scene(translator()).find_map("decoder.7.cross")
 
 
 def test_pictures_and_sounds_are_axes():
     record = drawn(1 + 3 * 5)
     picture = torch.rand(6, 10, 3)
-    axis = Scene(record, axes={"tokens": Axis.image(picture, (3, 5), ["[CLS]"])}).to_dict()["axes"]["tokens"]
+    axis = Scene(record, axes={"tokens": Axis.image(picture, (3, 5), ["[CLS]"])}).to_json()["axes"]["tokens"]
     assert (axis["kind"], axis["grid"], axis["tokens"][:3]) == ("image", [3, 5], ["[CLS]", "0,0", "0,1"])
     assert axis["picture"].startswith("data:image/png;base64,")
-    sound = Scene(record, axes={"tokens": Axis.audio(torch.randn(7, 64), 16, seconds=4.0)}).to_dict()["axes"]["tokens"]
+    sound = Scene(record, axes={"tokens": Axis.audio(torch.randn(7, 64), 16, seconds=4.0)}).to_json()["axes"]["tokens"]
     assert (sound["kind"], sound["grid"], sound["tokens"][2]) == ("audio", [1, 16], "0.50 s")
     for wrong in (torch.rand(3, 6, 10), torch.rand(4)):
         with pytest.raises(Exception, match=r"picture|height"):
-            picture_url(wrong)
+            encode_png_url(wrong)
 
 
 def test_a_picture_is_a_png_that_others_can_read():
@@ -231,7 +229,7 @@ def test_a_picture_is_a_png_that_others_can_read():
     from matplotlib.image import imread
 
     pixels = (torch.rand(5, 7, 3) * 255).round() / 255
-    raw = picture_url(pixels).partition(",")[2]
+    raw = encode_png_url(pixels).partition(",")[2]
     import base64
 
     found = torch.from_numpy(imread(BytesIO(base64.b64decode(raw))).copy())
@@ -242,12 +240,12 @@ def test_tokens_of_unknown_number_are_shown_by_their_place():
     record = drawn(5, texts=["▁a", "▁b", "▁c", "▁d", "▁e"])
     forward = Forward(record.calls[0].sights, {"tokens": torch.tensor([[0, -1, 2, 3, 4]])})
     forward.labels = record.calls[0].labels
-    tokens = Scene(Record(record.known, [forward])).to_dict()["axes"]["tokens"]["tokens"]
+    tokens = Scene(Record(record.known, [forward])).to_json()["axes"]["tokens"]["tokens"]
     assert tokens == ["▁a", "⟨1⟩", "▁c", "▁d", "▁e"]
 
 
 def test_numbers_stay_finite():
-    scene = Scene(translator()).to_dict()
+    scene = Scene(translator()).to_json()
     values = [value for one in scene["attentions"] for head in one["heads"] for value in head.values()]
     assert all(math.isfinite(value) for value in values if isinstance(value, float))
 
@@ -258,7 +256,7 @@ def test_beams_share_what_the_encoder_saw():
     decoder = dataclasses.replace(decoder, name="decoder.0.self", inputs=(0, 0, 0, 1, 1, 1))
     forward = Forward({"encoder.0.self": encoder, "decoder.0.self": decoder})
     record = Record(list(forward.names), [forward])
-    assert [Scene(record, view).panorama("encoder.0.self").sample for view in range(6)] == [0, 0, 0, 1, 1, 1]
-    assert [Scene(record, view).panorama("decoder.0.self").sample for view in range(6)] == list(range(6))
+    assert [Scene(record, view).find_map("encoder.0.self").sample for view in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [Scene(record, view).find_map("decoder.0.self").sample for view in range(6)] == list(range(6))
     scene = Scene(record, 4)
-    torch.testing.assert_close(scene.panorama("encoder.0.self").everything(0), weights_of(encoder, 1)[0])
+    torch.testing.assert_close(scene.find_map("encoder.0.self").compute_weights(0), weights_of(encoder, 1)[0])

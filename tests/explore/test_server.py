@@ -16,10 +16,10 @@ import torch
 from clearhead import Mask, Record
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.explore import open_record
-from clearhead.explore.answers import Answers
-from clearhead.explore.live import LONGEST, Live
-from clearhead.explore.server import LARGEST, Server
-from clearhead.explore.single import PAGE
+from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
+from clearhead.explore.page_file import PAGE
+from clearhead.explore.page_requests import PageRequests
+from clearhead.explore.server import MAX_BODY, Server
 from clearhead.predictor import Predictor
 from tests.explore.records import drawn, translator, weights_of
 from tests.tasks.translators import learned
@@ -180,13 +180,13 @@ def test_no_path_leads_anywhere_else(server, path):
         ("map?name=encoder.0.self&head=7", "not 7"),
         ("map?name=encoder.0.self&head=１", "whole number"),
         ("map?name=encoder.0.self&head=1e9", "whole number"),
-        ("row?name=encoder.0.self&head=0&query=67", "positions 0 to 66, not at 67"),
-        ("column?name=encoder.0.self&head=0&key=-1", "not at -1"),
+        ("row?name=encoder.0.self&head=0&query=67", "from 0 to 66, got 67"),
+        ("column?name=encoder.0.self&head=0&key=-1", "from 0 to 66, got -1"),
         ("window?name=encoder.0.self&head=0&q0=0&q1=9&k0=0&k1=9&rows=100000&columns=100000", "at least one"),
         ("window?name=encoder.0.self&head=0&q0=9&q1=9&k0=0&k1=9&rows=3&columns=3", "at least one"),
-        ("scene.json?view=1", "has views 0 to 0, not 1"),
-        ("scene.json?scene=99", "no longer remembered"),
-        ("nothing", "no question called 'nothing'"),
+        ("scene.json?view=1", "has views 0 to 0, so there is no view 1"),
+        ("scene.json?scene=99", "no longer kept"),
+        ("nothing", "unknown request 'nothing'"),
     ],
 )
 def test_questions_that_make_no_sense_get_one_line(server, path, error):
@@ -208,7 +208,7 @@ def test_questions_that_make_no_sense_get_one_line(server, path, error):
             {
                 "Origin": "http://127.0.0.1:{port}",
                 "Content-Type": "application/json",
-                "Content-Length": str(LARGEST + 1),
+                "Content-Length": str(MAX_BODY + 1),
             },
             413,
         ),
@@ -286,7 +286,7 @@ def test_a_browser_that_leaves_in_the_middle_disturbs_nobody(server):
 
 
 def test_what_cannot_be_shown_is_said_before_anything_listens():
-    with pytest.raises(RecordError, match="holds nothing"):
+    with pytest.raises(RecordError, match="contains no attention"):
         open_record(Record(), browser=False)
 
 
@@ -300,7 +300,7 @@ def test_without_a_model_nothing_can_be_changed(server):
 def live() -> Iterator[Server]:
     task, model = learned()
     predictor = Predictor(model, task, name="toy", device=torch.device("cpu"))
-    alive = Live.of(predictor)
+    alive = LiveModel.from_predictor(predictor)
     with open_record(alive.look("ba da"), live=alive, browser=False) as server:
         yield server
 
@@ -327,7 +327,7 @@ def test_a_head_that_is_switched_off_changes_the_loss_and_is_on_again_afterwards
     assert status == 200
     assert without["loss"][0] == pytest.approx(scene["output"]["loss"])
     assert without["loss"][1] > without["loss"][0] + 0.1
-    assert without["changed"]
+    assert without["text"] != without["before_text"]
     assert without["text"] != scene["output"]["text"]
     status, again = post(live, "ablate", {"off": [], "scene": scene["id"]})
     assert again["loss"][1] == pytest.approx(again["loss"][0])
@@ -358,13 +358,13 @@ def test_the_page_knows_in_chinese_what_the_server_refuses(record: Record, live:
     )
     known = re.findall(r'^    "(.+?)": "', chinese, re.M)
     patterns = [re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(phrase))) for phrase in known]
-    alone, model = Answers(record), live.answers.live
-    asked = Answers(record, live=model)
+    alone, model = PageRequests(record), live.requests.live
+    asked = PageRequests(record, live=model)
     told = [
         lambda: alone.get("scene.json", {"scene": "7"}),
         lambda: alone.post("look", {"text": "a"}),
         lambda: asked.post("look", {"text": " "}),
-        lambda: asked.post("look", {"text": "a" * (LONGEST + 1)}),
+        lambda: asked.post("look", {"text": "a" * (MAX_CHARACTERS + 1)}),
         lambda: asked.post("ablate", {"off": []}),
     ]
     for one in told:

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 from clearhead import Bias, Mask
 from clearhead.attention.call import check_call
 from clearhead.lens.measures.definition import MeasureJob
-from clearhead.lens.measures.kernels import device_tensors, launch
+from clearhead.lens.measures.kernels import kernel_tensors, launch
 from clearhead.lens.measures.measure_dispatch import plan_job
 
 
@@ -44,8 +44,8 @@ def jobs() -> dict[str, MeasureJob]:
         "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}),
         "no keys picked": job(torch.float16, 1031, 80, None, True, {}, top=0, received=False),
         "everything": job(torch.float32, 1031, 13, many, False, options, top=11),
-        "swift": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, top=0),
-        "swift, many masks": job(torch.float16, 1031, 64, many, True, {}),
+        "Hopper": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, top=0),
+        "Hopper, many masks": job(torch.float16, 1031, 64, many, True, {}),
     }
 
 
@@ -57,11 +57,11 @@ def main() -> None:
         compiled.append(compile_or_launch(self, *arguments, grid=grid, warmup=True, **options))
 
     JITFunction.run = compile_only
-    device_tensors.has_tensor_memory_access = lambda device: True
+    kernel_tensors.has_tensor_memory_access = lambda device: True
     torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
     for name, job in jobs().items():
         compiled.clear()
-        launch.has_warpgroups = lambda device, swift="swift" in name: swift
+        launch.has_warpgroups = lambda device, hopper="Hopper" in name: hopper
         launch.run(job)
         for one in compiled:
             code = one.asm["ptx"]

@@ -1,4 +1,4 @@
-"""Watching compiled models: what an operator in the graph tells."""
+"""Watching compiled models: what the operator in the graph delivers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from clearhead import Bias, KeyValueCache, Mask, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import t5_buckets
 from clearhead.errors import LensError
-from clearhead.lens.capture.compiled_graphs import decode_call, encode_call
+from clearhead.lens.capture.compiled_graphs import decode_seen, encode_seen
 from tests.lens.seen_calls import built, tokens
 
 TEXT = torch.randint(0, 5, (2, 7))
@@ -31,7 +31,7 @@ BIASES = {
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("bias", BIASES)
-def test_what_is_spelled_is_read_as_it_was(mask, bias):
+def test_an_encoded_call_is_decoded_as_it_was(mask, bias):
     from clearhead.attention.biases import Dense
 
     torch.manual_seed(1)
@@ -42,21 +42,21 @@ def test_what_is_spelled_is_read_as_it_was(mask, bias):
     seen = Seen(
         q, k, k, MASKS[mask], torch.tensor([0.5, 1.0, 2.0]), numbers, 11.0, torch.tensor([1.0, 0.0, -1.0]), cross=True
     )
-    again = decode_call(encode_call(seen))
+    again = decode_seen(encode_seen(seen))
     assert torch.equal(again.weights(), seen.weights())
     assert (repr(again.mask), again.softcap, again.cross) == (repr(seen.mask), 11.0, True)
 
 
-def test_what_cannot_be_spelled_is_refused():
+def test_a_bias_without_a_state_is_refused():
     x = torch.zeros(1, 1, 3, 2)
     own = Bias.relative(torch.zeros(5, 1), lambda distance: distance.clamp(0, 4))
-    with pytest.raises(LensError, match="buckets of your own"):
-        encode_call(Seen(x, x, x, None, 1.0, own))
+    with pytest.raises(LensError, match="buckets are your own"):
+        encode_seen(Seen(x, x, x, None, 1.0, own))
 
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("shape", ["relative", "learned temperature"])
-def test_a_compiled_model_is_heard_as_the_plain_one(shape):
+def test_a_compiled_model_is_recorded_as_the_plain_one(shape):
     torch._dynamo.reset()
     model = built("EncoderDecoder", shape, layers=1)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -94,7 +94,7 @@ def test_a_compiled_model_is_compiled_once_for_all_its_watches():
 
 
 @pytest.mark.unchecked
-def test_training_a_compiled_model_is_heard_once_and_changes_nothing():
+def test_training_a_compiled_model_is_recorded_once_and_changes_nothing():
     torch._dynamo.reset()
     model, text = built("Decoder", "modern", layers=1, dropout=0.0).train(), tokens(2, 7)
     model.checkpointing = True
@@ -113,7 +113,7 @@ def test_training_a_compiled_model_is_heard_once_and_changes_nothing():
 
 
 @pytest.mark.unchecked
-def test_inductor_keeps_what_is_heard_and_the_bits_of_the_output():
+def test_inductor_keeps_what_is_recorded_and_the_bits_of_the_output():
     torch._dynamo.reset()
     model, text = built("Decoder", "classic", layers=1), tokens(2, 7)
     compiled = torch.compile(model, fullgraph=True)
@@ -128,7 +128,7 @@ def test_inductor_keeps_what_is_heard_and_the_bits_of_the_output():
 
 
 @pytest.mark.unchecked
-def test_a_compiled_model_with_a_cache_is_heard_outside_of_the_graph_or_refused():
+def test_a_compiled_model_with_a_cache_is_recorded_outside_of_the_graph_or_refused():
     torch._dynamo.reset()
     model, text = built("Decoder", "classic", layers=1), tokens(2, 7)
     compiled, cache = torch.compile(model, backend="eager"), KeyValueCache()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 from clearhead import KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.decode import Writer, beam, greedy
-from clearhead.lens.capture.batch_history import BatchHistory, GrowingSum
+from clearhead.lens.capture.growing_attention import GrowingSum
+from clearhead.lens.capture.growing_call import BatchHistory
 from clearhead.lens.measures.definition import Measures, sum_blocks
 from tests.lens.seen_calls import SHAPES, built, tokens
 
@@ -298,9 +299,7 @@ def test_a_sliding_cache_that_hands_over_only_the_last_keys_keeps_document_posit
     torch.manual_seed(3)
     q, k = torch.randn(2, 6, 29, 5), torch.randn(2, 3, 29, 5)
     record = Record(["decoder.0.self"])
-    collector = Collector(
-        WatchSettings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record, record.known
-    )
+    collector = Collector(WatchSettings(("decoder.0.self",), None, MeasureDetail(pixels=7, keep="qk")), record)
 
     class Sliding:
         pass

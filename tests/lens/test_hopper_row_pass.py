@@ -8,7 +8,7 @@ import torch
 from clearhead import Mask
 from clearhead.attention.call import check_call
 from clearhead.lens.measures.definition import measure_by_definition
-from clearhead.lens.measures.kernels import device_tensors, launch
+from clearhead.lens.measures.kernels import kernel_tensors, launch
 from clearhead.lens.measures.measure_dispatch import plan_job
 from tests.lens.test_kernels import shared
 from tests.lens.tolerances import assert_exact, in_float64
@@ -46,14 +46,14 @@ CASES = {
 @pytest.mark.parametrize("case", shared(list(CASES)))
 def test_every_measure_is_exact(case, top):
     job = job_of(**CASES[case], top=top)
-    assert launch.KernelRun(job).swift is not None
+    assert plan(job) is not None
     assert_exact(launch.run(job), job)
 
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
 @pytest.mark.parametrize("mask", [None, Mask.causal()])
 @pytest.mark.parametrize("top", [0, 8])
-def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_receives(mask, top):
+def test_a_query_that_is_nan_affects_only_itself_and_what_its_head_receives(mask, top):
     job = job_of(mask=mask, tokens=700, top=top)
     good = launch.run(job)
     job.call.q[0, 1, 5] = torch.nan
@@ -70,32 +70,36 @@ def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_r
 
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
-def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypatch):
+def test_a_compile_failure_warns_once_and_uses_the_other_kernel(monkeypatch):
     from clearhead.lens.measures.kernels import hopper_row_pass
 
-    monkeypatch.setattr(device_tensors, "_failures", [])
+    monkeypatch.setattr(kernel_tensors, "_failures", [])
     monkeypatch.setattr(hopper_row_pass, "scan_rows", None)
     job = job_of(mask=Mask.causal(), top=0)
     with pytest.warns(RuntimeWarning, match="could not compile the one for Hopper"):
         assert_exact(launch.run(job), job)
-    assert launch.KernelRun(job).swift is None
+    assert plan(job) is None
 
 
-def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
+def test_unsupported_inputs_go_to_the_other_kernel(monkeypatch):
     monkeypatch.setattr(launch, "has_warpgroups", lambda device: True)
-    monkeypatch.setattr(device_tensors, "has_tensor_memory_access", lambda device: True)
+    monkeypatch.setattr(kernel_tensors, "has_tensor_memory_access", lambda device: True)
     q = torch.zeros(1, 2, 512, 128, dtype=torch.bfloat16)
     logsumexp = torch.zeros(1, 2, 512)
 
-    def swift(q, **asked):
-        return launch.KernelRun(plan_job(check_call(q, q, None, None), **({"logsumexp": logsumexp} | asked))).swift
+    def planned(q, **asked):
+        return plan(plan_job(check_call(q, q, None, None), **({"logsumexp": logsumexp} | asked)))
 
-    assert swift(q) is not None
-    assert swift(q, logsumexp=None) is None
-    assert swift(q.float()) is None
-    assert swift(q[..., :96]) is None
-    assert swift(q[:, :, :9], logsumexp=logsumexp[:, :, :9]) is None
-    assert swift(q, pixels=171) is None  # pixels of three keys
+    assert planned(q) is not None
+    assert planned(q, logsumexp=None) is None
+    assert planned(q.float()) is None
+    assert planned(q[..., :96]) is None
+    assert planned(q[:, :, :9], logsumexp=logsumexp[:, :, :9]) is None
+    assert planned(q, pixels=171) is None  # pixels of three keys
+
+
+def plan(job):
+    return launch.plan_hopper_pass(job, launch.KernelInputs.of_job(job), launch.choose_job_shapes(job))
 
 
 def job_of(

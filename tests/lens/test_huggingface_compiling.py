@@ -1,4 +1,4 @@
-"""Compiled Hugging Face models under watch: code compiled before notices, and what is compiled once serves again."""
+"""Compiled Hugging Face models under watch: compiled code is recompiled once, and then serves all watches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,9 @@ import transformers
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from clearhead.lens.capture.compiled_graphs import decode_values, encode_values
 from clearhead.lens.capture.watch_context import watch
-from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments
+from clearhead.lens.huggingface.arguments import AttentionArguments
 from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, tokens
 
 pytestmark = pytest.mark.unchecked
@@ -87,16 +88,14 @@ def test_masks_biases_and_softcap_come_out_of_a_graph(family):
         assert_sees(record[name], weights, given.get("attention_mask"))
 
 
-def test_whatever_is_given_can_be_spelled_for_a_graph():
+def test_all_arguments_can_be_encoded_for_a_graph():
     q, k, v = torch.randn(3, 2, 3, 5, 7).unbind()
     rest = [torch.tensor([n]) for n in range(6)]
     plain = AttentionArguments("sdpa", q, k, v, None, None, True, None, None, None, None, None, None, None)
     full = AttentionArguments("flash", q, k, v, rest[0], 0.5, False, 2.0, 11, *rest[1:])
     scaled = full._replace(kind="eager", scale=torch.ones(3), window=None, softcap=None, positions=None)
     for got in (plain, full, scaled):
-        for name, value, wanted in zip(
-            AttentionArguments._fields, decode_arguments(encode_arguments(got)), got, strict=True
-        ):
+        for name, value, wanted in zip(got._fields, decode_values(encode_values(got)), got, strict=True):
             same = torch.equal(value, wanted) if isinstance(wanted, Tensor) else value == wanted
             assert same, f"{name} is {value!r}, not {wanted!r}"
 

@@ -17,7 +17,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.lens.record.record_file import HEADER
 from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS
@@ -95,9 +95,7 @@ def test_every_mask_and_bias_comes_back(mask, bias, tmp_path):
     q, k = torch.randn(2, 6, 13, 5), torch.randn(2, 3, 19, 5)
     options = {"scale": torch.linspace(0.5, 2, 6), "softcap": 3.0, "sinks": torch.linspace(-1, 1, 6)}
     record = Record(["encoder.0.self"])
-    with Collector(
-        WatchSettings(("encoder.0.self",), None, MeasureDetail(keep="qk")), record, record.known
-    ) as collector:
+    with Collector(WatchSettings(("encoder.0.self",), None, MeasureDetail(keep="qk")), record) as collector:
         collector.record_attention("encoder.0.self", Seen(q, k, k, MASKS[mask], bias=BIASES.get(bias, own), **options))
     record.save(tmp_path / "run.record")
     assert_same(record, Record.load(tmp_path / "run.record"))
@@ -336,7 +334,7 @@ def test_tokens_may_be_any_text(texts, tmp_path_factory):
 
 
 @pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="root may read anything")
-def test_a_file_that_may_not_be_read_says_so(tmp_path):
+def test_a_file_without_read_permission_is_refused(tmp_path):
     (tmp_path / "run.record").touch(mode=0)
     with pytest.raises(RecordError, match="cannot be read"):
         Record.load(tmp_path / "run.record")

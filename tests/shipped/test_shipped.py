@@ -11,11 +11,12 @@ from clearhead import shipped
 from clearhead.text import read
 
 ROOT = Path(__file__).parents[2]
+PARTS = ("dev", "train")
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    sentiment, tatoeba = ([f"{name}.dev", f"{name}.train"] for name in ("sentiment-en", "tatoeba-zh-en"))
-    assert shipped.corpora() == ["phrases-zh-en", *sentiment, *tatoeba]
+    split = ("entities-en", "sentiment-en", "service-en", "tatoeba-zh-en")
+    assert shipped.corpora() == sorted(["phrases-zh-en", *(f"{name}.{part}" for name in split for part in PARTS)])
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"
@@ -45,7 +46,7 @@ def test_a_corpus_is_what_its_readme_says(name):
         assert hashlib.sha256(file.read()).hexdigest() in (path.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en"])
+@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en", "service-en"])
 def test_no_row_of_dev_is_in_train(name):
     train, dev = (
         {row.values for row in read(shipped.corpus(f"{name}.{part}"), ["one", "two"])} for part in ("train", "dev")
@@ -53,9 +54,26 @@ def test_no_row_of_dev_is_in_train(name):
     assert not train & dev
 
 
+def test_no_message_of_dev_is_in_train():
+    train, dev = (
+        set(gzip.decompress(shipped.corpus(f"entities-en.{part}").read_bytes()).decode().lower().split("\n\n"))
+        for part in ("train", "dev")
+    )
+    assert (len(train), len(dev)) == (1625, 325)
+    assert not train & dev
+
+
 def test_the_labels_of_the_comments_are_balanced():
     rows = list(read(shipped.corpus("sentiment-en.train"), ["text", "label"]))
     assert Counter(row.values[1] for row in rows) == {"positive": 3000, "negative": 3000}
+
+
+@pytest.mark.parametrize(("part", "each", "outside"), [("train", 100, 100), ("dev", 20, 100)])
+def test_the_questions_have_twenty_answers_or_none(part, each, outside):
+    counts = Counter(row.values[1] for row in read(shipped.corpus(f"service-en.{part}"), ["question", "answer"]))
+    assert counts.pop("") == outside
+    assert len(counts) == 20
+    assert {*counts.values()} == {each}
 
 
 def test_the_notice_names_licence_and_source():
@@ -65,6 +83,9 @@ def test_the_notice_names_licence_and_source():
         assert "https://www.manythings.org/anki/" in text
         assert "CC-BY 4.0" in text
         assert "GoEmotions" in text
+        assert "WNUT 2017" in text
+        assert "CC-BY 3.0" in text
+        assert "CLINC150" in text
 
 
 def test_the_font_is_what_its_readme_says():

@@ -52,20 +52,20 @@ def look(
     if out is None and (heads or part is not None or without):
         raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     import_torch(threads)
-    from clearhead.explore import looking
-    from clearhead.explore.single import check_page_place
+    from clearhead.explore import subjects
+    from clearhead.explore.page_file import check_page_path
 
     if out is not None:
-        check_page_place(out)  # before the model is loaded
+        check_page_path(out)  # before the model is loaded
     text = read_text(text)
-    seen = looking.looked(subject, text, answer=answer, device=device, **options)
+    opened = subjects.open_subject(subject, text, answer=answer, device=device, **options)
     if out is not None:
-        written = looking.write(seen, out, part=part, heads=heads or [], without=without)
+        written = subjects.write_subject(opened, out, part=part, heads=heads or [], without=without)
         print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your text")
         if show:
             _open_browser(written.resolve().as_uri())
         return
-    with looking.serve(seen, port=port, browser=show) as server:
+    with subjects.serve_subject(opened, port=port, browser=show) as server:
         print_output(server.url)
         flush_output()
         print_message("open this address in a browser on this machine; Ctrl-C ends it")
@@ -104,21 +104,23 @@ def figures(
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
     import_torch(threads)
-    from clearhead.explore.figures import naming, sets
+    from clearhead.explore.figures import figure_set, record_names
 
-    sets.check_place(out, kind)
-    naming.check_when(rows)
+    figure_set.check_figure_folder(out, kind)
+    record_names.check_row_naming(rows)
     if lesson:
-        drawings = sets.of_lesson()
+        planned = figure_set.list_lesson_figures()
     else:
-        from clearhead.explore import looking
+        from clearhead.explore import subjects
 
-        seen = looking.looked(str(subject), read_text(text), answer=answer, device=device, keep="none", **options)
-        for note in dict.fromkeys(note for call in seen.record.calls for note in call.about.get("notes", [])):
+        opened = subjects.open_subject(
+            str(subject), read_text(text), answer=answer, device=device, keep="none", **options
+        )
+        for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.get("notes", [])):
             print_message(note)
-        drawings = sets.of_record(seen.record, heads or [], name=seen.title, when=rows)
-    for path, shows in sets.write(drawings, out, kind, dark=dark):
-        print_output(f"{path}\t{shows}")
+        planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title, when=rows)
+    for path, description in figure_set.write_figures(planned, out, kind, dark=dark):
+        print_output(f"{path}\t{description}")
         flush_output()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from clearhead.cli.options import Device, Model
+from clearhead.cli.options import Device, Json, Model
 from clearhead.cli.output import flush_output, print_output
 from clearhead.cli.startup import import_torch
 
@@ -66,13 +66,13 @@ def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, An
 def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
     """An option for each name that some task has; tasks with the same name mean the same."""
     import_torch(None)  # before the tasks do: how its threads wait is decided then
-    from clearhead.explore.huggingface import HuggingFaceText
+    from clearhead.explore.huggingface_folder import HuggingFaceReader
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
     kinds: dict[str, type[Options]] = {name: task.options for name, task in TASKS.items()}
     if command == "look":
-        kinds["Hugging Face models"] = HuggingFaceText.options
+        kinds["Hugging Face models"] = HuggingFaceReader.options
     owners: dict[str, list[str]] = {}
     for task, kind in kinds.items():
         for name in option_names(kind, command):
@@ -138,6 +138,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         model: Model,
         action: Action,
         arguments: Arguments = None,
+        as_json: Json = False,
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
@@ -149,7 +150,8 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         predictor = load(model, device=device)
         if predictor.task.name != task.name or predictor.folder is None:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
-        for line in predictor.task.act(action, predictor.model, predictor.folder, arguments or []):
+        lines = predictor.task.act(action, predictor.model, predictor.folder, arguments or [], as_json=as_json)
+        for line in lines:
             print_output(line)
         flush_output()
 

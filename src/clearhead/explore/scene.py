@@ -1,34 +1,34 @@
-"""Scene: what a page needs to know of a record; the numbers themselves come from its panoramas."""
+"""Scene: what a page shows of one view of a record, without the weights; `scene_json.py` lists its keys."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 from clearhead.errors import RecordError
-from clearhead.explore.axes import Axis
-from clearhead.explore.heads import NONE, in_step, summaries
-from clearhead.explore.panorama import OVERVIEW, Panorama
-from clearhead.explore.words import words
-from clearhead.lens.analysis.roles import HeadRoles
+from clearhead.explore.attention_map import OVERVIEW, AttentionMap
+from clearhead.explore.head_summaries import ALIGNMENT, measure_agreement, summarise_heads
+from clearhead.explore.scene_json import AttentionJson, OutputJson, SceneJson, StartJson
+from clearhead.explore.token_axis import Axis
+from clearhead.explore.token_display import display_next_tokens, is_number
+from clearhead.formatting import suggest_name
+from clearhead.lens.analysis.roles import NONE, HeadRoles
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward, Sight, find_text
+from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward, Sight, find_text
 
 FORMAT = 1
-LANGUAGES = ["en", "zh"]
-LABEL = 24  # characters of the text that a view is called by
-UNKNOWN = "…"  # what is written where the text ends
+LABEL = 24  # characters of the text in the label of a view
+UNKNOWN = "…"  # shown for a token that is written but not known
 
 
 class Scene:
     """One view of a record: one of its calls, and one sample of that.
 
-    `axes` replaces what the record says of its tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`; of a
-    model with a second tower of 50 tokens, say, that tower's axis is "tokens#50".
+    `axes` replaces the record's tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`. If a model has a
+    second encoder over, say, 50 tokens, the axis of that is called "tokens#50".
     """
 
     def __init__(
@@ -40,81 +40,86 @@ class Scene:
         axes: Mapping[str, Axis] | None = None,
         roles: HeadRoles | None = None,
         live: bool = False,
-        notes: Sequence[str] = (),
     ) -> None:
         self.record, self.live, self.roles = record, live, roles
-        self.places = views(record)
-        if not 0 <= view < len(self.places):
-            known = "holds nothing that was seen" if not self.places else f"has views 0 to {len(self.places) - 1}"
-            raise RecordError(f"the record {known}, not {view}")
+        self.views = list_views(record)
+        if not 0 <= view < len(self.views):
+            known = f"has views 0 to {len(self.views) - 1}" if self.views else "contains no attention"
+            raise RecordError(f"the record {known}, so there is no view {view}")
         self.view = view
-        call, self.sample = self.places[view]
-        self.forward: Forward = record.calls[call]
-        self.about = about(self.forward)
-        self.title = title or self.about.get("model") or "attention"
-        self.notes = [*self.about.get("notes", []), *notes]
-        self.given = dict(axes or {})
+        self.call, self.sample = self.views[view]
+        self.forward: Forward = record.calls[self.call]
+        self.details = read_details(self.forward)
+        self.title = title or self.details.get("model") or "attention"
+        self.given_axes = dict(axes or {})
 
-    def beside(self, view: int) -> Scene:
+    def with_view(self, view: int) -> Scene:
         """Another view of the same record."""
-        return Scene(self.record, view, title=self.title, axes=self.given, roles=self.roles, live=self.live)
+        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, live=self.live)
+
+    def add_ablations(
+        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AblatedAnswer]] | None
+    ) -> None:
+        """Stores in the record what the model does without each head: its loss, and perhaps its answer."""
+        self.forward.about["effects"] = effects
+        if without is not None:
+            self.forward.about["without"] = without
+        self.details = read_details(self.forward)
 
     @cached_property
-    def panoramas(self) -> dict[str, Panorama]:
+    def maps(self) -> dict[str, AttentionMap]:
         """By the name of the attention."""
         sights = {name: self.forward[name] for name in self.forward.names}
         widest = max(sights.values(), key=lambda sight: len(sight.entropy))
-        return {name: Panorama(sight, _own_sample(sight, widest, self.sample)) for name, sight in sights.items()}
+        return {name: AttentionMap(sight, _find_sample(sight, widest, self.sample)) for name, sight in sights.items()}
 
-    def panorama(self, name: str) -> Panorama:
-        if name not in self.panoramas:
-            raise RecordError(f"nothing was seen of an attention called {name!r}")
-        return self.panoramas[name]
+    def find_map(self, name: str) -> AttentionMap:
+        if name not in self.maps:
+            raise RecordError(f"the record has no attention {name!r:.60}; {suggest_name(name, list(self.maps)[:6])}")
+        return self.maps[name]
 
-    def to_dict(self, pixels: int = OVERVIEW) -> dict[str, Any]:
-        """As JSON for the page, which gets maps of so many pixels."""
-        attentions = [self._attention(name, pixels) for name in self.panoramas]
+    def to_json(self, pixels: int = OVERVIEW) -> SceneJson:
+        """The scene for the page, with maps of at most so many pixels a side."""
+        attentions = [self._attention_json(name, pixels) for name in self.maps]
         return {
             "format": FORMAT,
             "title": self.title,
-            "subtitle": self._subtitle(),
-            "notes": self.notes,
+            "notes": list(self.details.get("notes", [])),
             "live": self.live,
-            "exact": all(one.exact for one in self.panoramas.values()),
-            "axes": {name: axis.to_dict() for name, axis in self.axes.items()},
-            "output": self._output(),
+            "exact": all(one.exact for one in self.maps.values()),
+            "axes": {name: axis.to_json() for name, axis in self.axes.items()},
+            "output": self._output_json(),
             "attentions": attentions,
-            "norms": any(one.sight.norms is not None for one in self.panoramas.values()),
-            "languages": LANGUAGES,
-            "without": self.about.get("without"),
-            "start": self._start(attentions),
-            "views": [self.label(place) for place in range(len(self.places))],
+            "without": self.details.get("without"),
+            "start": self._choose_start(attentions),
+            "views": [self.describe_view(view) for view in range(len(self.views))],
             "view": self.view,
         }
 
     @cached_property
     def axes(self) -> dict[str, Axis]:
-        """Every axis that an attention has, by its name."""
+        """The axes of all attentions, by name."""
         found: dict[str, Axis] = {}
-        for name, panorama in self.panoramas.items():
-            for axis, needed in zip(self._sides(name), _ends(panorama), strict=True):
+        for name, attention in self.maps.items():
+            for axis, needed in zip(self._name_axes(name), attention.ends, strict=True):
                 if axis not in found or len(found[axis].tokens) < needed:
-                    found[axis] = self._axis(axis, needed)
-        both = (self._decoded, "written")
-        if self.about.get("writes") and any(axis in found for axis in both):
+                    found[axis] = self._make_axis(axis, needed)
+        both = (self._decoder_axis, "written")
+        if self.details.get("writes") and any(axis in found for axis in both):
             needed = max(len(found[axis].tokens) for axis in both if axis in found)
-            found = {**{axis: self._axis(axis, needed) for axis in both if axis not in found}, **found}
+            found = {**{axis: self._make_axis(axis, needed) for axis in both if axis not in found}, **found}
         return found
 
-    def _axis(self, name: str, needed: int) -> Axis:
+    def _make_axis(self, name: str, needed: int) -> Axis:
         kind, _, _ = name.partition("#")
-        if name in self.given:
-            axis = self.given[name]
+        if name in self.given_axes:
+            axis = self.given_axes[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
         if kind == "written":
-            writes = [text or UNKNOWN for text in self.about["writes"][:needed]]
-            return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoded)
-        owner = self._owner(kind)
+            writes = [text or UNKNOWN for text in self.details["writes"][:needed]]
+            return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoder_axis)
+        owners = [one for owner, one in self.maps.items() if kind in self._name_axes(owner)]
+        owner = owners[0] if owners else next(iter(self.maps.values()))  # knows which text each sample belongs to
         texts = self.forward.texts(kind, owner.sample, owner.sight.inputs)[:needed]
         texts += [None] * (needed - len(texts))
         if all(text is None for text in texts):
@@ -122,70 +127,65 @@ class Scene:
         return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
 
     @cached_property
-    def _decoded(self) -> str:
-        """The axis of the tokens that a decoder reads; at each of their places it writes the next one."""
-        return "target" if any(one.sight.cross for one in self.panoramas.values()) else "tokens"
+    def _decoder_axis(self) -> str:
+        """The axis of the tokens that a decoder reads; at each place it writes the next one."""
+        return "target" if any(one.sight.cross for one in self.maps.values()) else "tokens"
 
-    def _owner(self, kind: str) -> Panorama:
-        """An attention over this kind of text, which knows how samples and inputs belong together."""
-        owners = [one for name, one in self.panoramas.items() if kind in self._sides(name)]
-        return owners[0] if owners else next(iter(self.panoramas.values()))
-
-    def _sides(self, name: str) -> tuple[str, str]:
-        """The axes of an attention's queries and keys. A tower of its own, of another length, has an own axis."""
-        sight = self.panoramas[name].sight
+    def _name_axes(self, name: str) -> tuple[str, str]:
+        """The axes of an attention's queries and keys. An encoder of another length has an axis of its own."""
+        sight = self.maps[name].sight
         if sight.cross:
-            return ("written" if self.about.get("writes") else "target", "source")
-        kind = "source" if self._decoded == "target" and name.split(".")[0] == "encoder" else self._decoded
+            return ("written" if self.details.get("writes") else "target", "source")
+        kind = "source" if self._decoder_axis == "target" and name.split(".")[0] == "encoder" else self._decoder_axis
         ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
-        other = kind not in self.given and ids is not None and ids.shape[1] < sight.keys
-        return (own, own) if other or own in self.given else (kind, kind)
+        other = kind not in self.given_axes and ids is not None and ids.shape[1] < sight.keys
+        return (own, own) if other or own in self.given_axes else (kind, kind)
 
-    def _attention(self, name: str, pixels: int) -> dict[str, Any]:
-        panorama, (queries, keys) = self.panoramas[name], self._sides(name)
-        part, layer, kind = _parts(name, panorama.sight.cross)
-        delimiters = self.axes[keys].delimiters() if self.axes[keys].kind == "text" else None
-        effects = self.about.get("effects")
-        heads = summaries(panorama.sight, panorama.sample, delimiters, roles=self.roles, effects=effects)
+    def _attention_json(self, name: str, pixels: int) -> AttentionJson:
+        attention, (queries, keys) = self.maps[name], self._name_axes(name)
+        part, layer = _split_name(name)
+        delimiters = self.axes[keys].find_delimiters() if self.axes[keys].kind == "text" else None
+        effects = self.details.get("effects")
+        heads = summarise_heads(attention.sight, attention.sample, delimiters, roles=self.roles, effects=effects)
         return {
             "name": name,
             "part": part,
             "layer": layer,
-            "kind": kind,
+            "kind": "cross" if attention.sight.cross else "self",
             "queries": queries,
             "keys": keys,
-            "counts": list(panorama.counts),
-            "blocks": list(panorama.overview(pixels)),
-            "first": list(panorama.first),
-            "heads": [{**head, "exact": panorama.exact} for head in heads],
+            "counts": list(attention.counts),
+            "blocks": list(attention.overview_blocks(pixels)),
+            "first": list(attention.first),
+            "heads": [{**head, "exact": attention.exact} for head in heads],
         }
 
-    def _output(self) -> dict[str, Any] | None:
-        if not self.about.get("text") and not self.about.get("next"):
-            return None  # an encoder: it reads, and that is all
-        writes = self._decoded == "target" and "written" in self.axes
+    def _output_json(self) -> OutputJson | None:
+        if not self.details.get("text") and not self.details.get("next"):
+            return None  # an encoder writes nothing
+        writes = self._decoder_axis == "target" and "written" in self.axes
         return {
-            "text": self.about.get("text", ""),
+            "text": self.details.get("text", ""),
             "axis": "written" if writes else "tokens",
             "shift": 0 if writes else 1,
-            "next": self.about.get("next"),
-            "loss": self.about.get("loss"),
-            "given": bool(self.about.get("given", False)),
+            "next": self.details.get("next"),
+            "loss": self.details.get("loss"),
+            "given": self.details.get("given", False),
         }
 
-    def _start(self, attentions: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is shown first: the head that aligns best, or else the last cross-attention, or the first attention.
+    def _choose_start(self, attentions: list[AttentionJson]) -> StartJson:
+        """The head that is shown first: the best alignment, else one of the last cross-attention or first attention.
 
-        It looks sharply, at ever other tokens, and in step with the other heads; of equals the one in a later layer.
+        The best has the largest score times agreement with the other heads; among equals, the one in a later layer.
         """
         crossing = [one for one in attentions if one["kind"] == "cross"]
-        seen = [self.panoramas[one["name"]] for one in crossing]
-        steps = in_step([one.sight for one in seen], [one.sample for one in seen])
+        maps = [self.maps[one["name"]] for one in crossing]
+        agreements = measure_agreement([one.sight for one in maps], [one.sample for one in maps])
         scored = [
-            (round((head["score"] or 0.0) * step, 2), one["layer"], one, head)
-            for one, own in zip(crossing, steps, strict=True)
-            for head, step in zip(one["heads"], own, strict=True)
-            if head["role"] == "alignment"
+            (round((head["score"] or 0.0) * agreement, 2), one["layer"], one, head)
+            for one, own in zip(crossing, agreements, strict=True)
+            for head, agreement in zip(one["heads"], own, strict=True)
+            if head["role"] == ALIGNMENT
         ]
         if scored:
             *_, one, head = max(scored, key=lambda some: some[:2])
@@ -194,28 +194,20 @@ class Scene:
         named = [head for head in one["heads"] if head["role"] != NONE] or one["heads"]
         return {"name": one["name"], "head": named[0]["number"] if named else 0}
 
-    def _subtitle(self) -> str:
-        layers: dict[str, set[int]] = {}
-        for name, panorama in self.panoramas.items():
-            part, layer, _ = _parts(name, panorama.sight.cross)
-            layers.setdefault(part, set()).add(layer)
-        heads = max((len(one.sight.heads) for one in self.panoramas.values()), default=0)
-        counts = "+".join(str(len(some)) for some in layers.values())
-        return f"{counts} layer{'s' * (counts != '1')} × {heads} head{'s' * (heads != 1)}"
-
-    def label(self, place: int) -> str:
-        """What a view is called, in a list of all of them."""
-        call, sample = self.places[place]
-        known = about(self.record.calls[call])
-        others = [one.about.get("input") for one in self.record.calls]
-        text = known.get("text") if others.count(known.get("input")) > 1 else known.get("input")  # of parts their own
-        number = f"{call + 1}" if len({one for one, _ in self.places}) > 1 else ""
-        several = len([one for one, _ in self.places if one == call]) > 1
+    def describe_view(self, view: int) -> str:
+        """The label of a view in the list of all views: its number, and the beginning of its text."""
+        call, sample = self.views[view]
+        details = read_details(self.record.calls[call])
+        inputs = [one.about.get("input") for one in self.record.calls]
+        parts = inputs.count(details.get("input")) > 1  # of one text: their answers differ, their input does not
+        text = details.get("text") if parts else details.get("input")
+        number = f"{call + 1}" if len({one for one, _ in self.views}) > 1 else ""
+        several = len([one for one, _ in self.views if one == call]) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"
         return f"{name}: {text[:LABEL]}" if text else name
 
 
-def views(record: Record) -> list[tuple[int, int]]:
+def list_views(record: Record) -> list[tuple[int, int]]:
     """Every call with each of its samples."""
     found = []
     for number, call in enumerate(record.calls):
@@ -224,8 +216,8 @@ def views(record: Record) -> list[tuple[int, int]]:
     return found
 
 
-def _own_sample(sight: Sight, widest: Sight, sample: int) -> int:
-    """Of an attention with fewer samples, since beams share what it saw, the one that belongs to a beam."""
+def _find_sample(sight: Sight, widest: Sight, sample: int) -> int:
+    """The sample of an attention that has fewer samples because beams share it, such as an encoder's."""
     own, all_of_them = len(sight.entropy), len(widest.entropy)
     if own == all_of_them:
         return sample
@@ -233,71 +225,52 @@ def _own_sample(sight: Sight, widest: Sight, sample: int) -> int:
     return text if text < own else sample * own // all_of_them
 
 
-def about(forward: Forward) -> dict[str, Any]:
-    """What else is known of a call: the model's name, what it wrote, with which probabilities.
-
-    A record may come from anywhere: what is not of the kind that it should be is left out.
-    """
-    known = forward.about
-    found: dict[str, Any] = {
-        name: known[name] for name in ("model", "input", "text") if isinstance(known.get(name), str)
-    }
-    for name in ("notes", "writes"):
-        if _is_list(known.get(name), str):
-            found[name] = known[name]
-    if _is_number(known.get("loss")):
-        found["loss"] = known["loss"]
-    found["given"] = known.get("given") is True
-    if isinstance(known.get("next"), list):
-        found["next"] = probable(known["next"])
-    if isinstance(effects := known.get("effects"), dict):
+def read_details(forward: Forward) -> CallMetadata:
+    """What the record keeps of a call besides its attention; values of a wrong type are left out."""
+    about = forward.about
+    found: CallMetadata = {"given": about.get("given") is True}
+    texts: tuple[Literal["model", "input", "text"], ...] = ("model", "input", "text")
+    for text in texts:
+        if isinstance(about.get(text), str):
+            found[text] = about[text]
+    lists: tuple[Literal["notes", "writes"], ...] = ("notes", "writes")
+    for name in lists:
+        if _is_list(about.get(name), str):
+            found[name] = about[name]
+    if is_number(about.get("loss")):
+        found["loss"] = about["loss"]
+    if isinstance(about.get("next"), list):
+        found["next"] = display_next_tokens(about["next"])
+    if isinstance(effects := about.get("effects"), dict):
         found["effects"] = {name: some for name, some in effects.items() if _is_list(some, float)}
-    if isinstance(without := known.get("without"), dict):
+    if isinstance(without := about.get("without"), dict):
         found["without"] = {
-            name: {head: one for head, told in some.items() if (one := _without(told)) is not None}
+            name: {head: one for head, given in some.items() if (one := _read_ablation(given)) is not None}
             for name, some in without.items()
             if isinstance(some, dict)
         }
     return found
 
 
-def _without(told: Any) -> dict[str, Any] | None:
-    """What a model does without a head, if it is that."""
-    if not isinstance(told, dict) or not isinstance(told.get("text"), (str, NoneType)):
+def _read_ablation(given: Any) -> AblatedAnswer | None:
+    """The answer without a head, if that is what it is."""
+    if not isinstance(given, dict) or not isinstance(given.get("text"), (str, NoneType)):
         return None
-    loss, rows = (told[name] if isinstance(told.get(name), list) else [] for name in ("loss", "next"))
-    short = [row and [[token, round(share, 4)] for token, share in row] for row in probable(rows)]
-    return {"text": told.get("text"), "loss": [one if _is_number(one) else None for one in loss], "next": short}
-
-
-def probable(rows: list[Any]) -> list[list[list[Any]] | None]:
-    """Next tokens and their probabilities, as they are shown; None where they are not known."""
-    found: list[list[list[Any]] | None] = []
-    for row in rows:
-        if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
-            pairs = [(token, share) for token, share in row if isinstance(token, str) and _is_number(share)]
-            found.append([[words([token])[0].shown, share] for token, share in pairs])
-        else:
-            found.append(None)
-    return found
+    loss, rows = (given[name] if isinstance(given.get(name), list) else [] for name in ("loss", "next"))
+    short = [row and [[token, round(float(share), 4)] for token, share in row] for row in display_next_tokens(rows)]
+    return {"text": given.get("text"), "loss": [one if is_number(one) else None for one in loss], "next": short}
 
 
 def _is_list(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _split_name(name: str) -> tuple[str, int]:
+    """The part of the model and the layer that a name begins with.
 
-
-def _parts(name: str, cross: bool) -> tuple[str, int, str]:
-    """The stack, the layer and the kind that a name speaks of."""
+    >>> _split_name("decoder.3.cross")
+    ('decoder', 3)
+    """
     pieces = name.split("#")[0].split(".")
     numbers = [int(piece) for piece in pieces if re.fullmatch(r"\d+", piece)]
-    kind = "cross" if cross else "self"
-    return pieces[0], numbers[0] if numbers else 0, kind
-
-
-def _ends(panorama: Panorama) -> tuple[int, int]:
-    """The position after the last query, and after the last key."""
-    return panorama.first[0] + panorama.counts[0], panorama.counts[1]
+    return pieces[0], numbers[0] if numbers else 0

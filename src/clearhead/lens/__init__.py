@@ -2,9 +2,8 @@
 
 from clearhead.lens.analysis.ablation import ablate, effect, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout
-from clearhead.lens.analysis.norms import norm_received, norm_weights
-from clearhead.lens.analysis.role_measurement import coverage, head_roles
-from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles
+from clearhead.lens.analysis.norms import coverage, norm_received, norm_weights
+from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles, head_roles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.measures.measure_dispatch import measure

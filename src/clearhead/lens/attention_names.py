@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
+from clearhead.formatting import suggest_name
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DistributedDataParallel, FSDP
 
@@ -50,8 +50,8 @@ def check_name(name: str, known: Iterable[str]) -> None:
     """Raises LensError for an unknown attention name, with the nearest match."""
     names = list(known)
     if name not in names:
-        near = get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {_list_some(names)}"
+        more = f", … ({len(names)} in all)" if len(names) > 6 else ""
+        hint = suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}{more}")
         raise LensError(f"no attention of this model is called {name!r}; {hint}")
 
 
@@ -73,8 +73,3 @@ def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[
 def to_python_number(number: Any) -> Any:
     """A NumPy or PyTorch scalar as a Python number; anything else unchanged."""
     return number.item() if getattr(number, "ndim", None) == 0 else number
-
-
-def _list_some(names: list[str]) -> str:
-    shown = ", ".join(names[:6])
-    return f"{shown}, … ({len(names)} in all)" if len(names) > 6 else shown or "none"

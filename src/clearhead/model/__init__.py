@@ -1,9 +1,18 @@
 """Transformer models: encoder, decoder, encoder-decoder, and classifiers; their configuration; checkpoints."""
 
 from clearhead.model.config import ModelConfig
-from clearhead.model.output_heads import Classifier, TokenClassifier
+from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
 
-__all__ = ["Classifier", "Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "TokenClassifier"]
+__all__ = [
+    "Classifier",
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "Model",
+    "ModelConfig",
+    "PooledEncoder",
+    "TokenClassifier",
+]

@@ -127,3 +127,38 @@ class TokenClassifier(_LabelledEncoder):
         """Scores of the labels of each token, before the softmax."""
         scores: Tensor = self.to_labels(self.dropout(hidden))
         return scores
+
+
+class PooledEncoder(Encoder):
+    """An encoder that gives one vector for a whole text; with `labels` in its config it scores labels, too.
+
+    >>> from clearhead.attention import Mask
+    >>> model = PooledEncoder(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> tokens, lengths = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([3, 4])
+    >>> vectors = model.pool(model(tokens, mask=Mask.padding(lengths)), lengths)
+    >>> vectors.shape, model.label_scores(vectors).shape
+    (torch.Size([2, 128]), torch.Size([2, 3]))
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
+            raise ConfigError("a PooledEncoder scores no words: leave tie_embeddings, logits_bias and _transform")
+        self.dropout = nn.Dropout(config.dropout)
+        self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels)
+        if self.to_labels is not None:
+            nn.init.xavier_uniform_(self.to_labels.weight)
+            nn.init.zeros_(self.to_labels.bias)
+
+    def pool(
+        self, hidden: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch width"]:
+        """The vector of each text: the mean of its hidden states."""
+        return mean_pool(hidden, lengths)
+
+    def label_scores(self, vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch labels"]:
+        """Scores of the labels for pooled vectors, before the softmax."""
+        if self.to_labels is None:
+            raise ConfigError("this PooledEncoder has no labels: set labels in its ModelConfig")
+        scores: Tensor = self.to_labels(self.dropout(vectors))
+        return scores

@@ -13,14 +13,15 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clearhead.errors import CheckpointError
 from clearhead.formatting import format_bytes
-from clearhead.storage.checksums import CHECKSUMS, write_checksums
+from clearhead.storage.checksums import CHECKSUMS, file_checksum, write_checksums
 from clearhead.storage.disk import disk_full_error, flush_to_disk, is_disk_full
+from clearhead.storage.json_files import read_json, write_json
 from clearhead.storage.locks import lock_folder
 
 TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders
@@ -96,6 +97,18 @@ def temporary_folder(path: str | Path, *, needs: int | None = None) -> Iterator[
         shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+def commit_files(folder: Path, *, added: Sequence[str], removed: Sequence[str]) -> None:
+    """Lists files that were written into a folder in its checksums.json, and lists others no longer, in one step.
+
+    Files that are not listed do not count: so the replacement of checksums.json is the moment of a change.
+    """
+    listing = read_json(folder / CHECKSUMS)
+    kept = {name: checksum for name, checksum in listing["files"].items() if name not in removed}
+    files = {**kept, **{name: file_checksum(folder / name) for name in added}}
+    with atomic_file(folder / CHECKSUMS) as fresh:
+        write_json(fresh, {**listing, "files": dict(sorted(files.items()))})
 
 
 def temporary_path(path: Path, tag: str) -> Path:

@@ -1,9 +1,11 @@
 """What models are trained for, one file or folder a task."""
 
+from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
 from clearhead.tasks.classification import Classification
+from clearhead.tasks.tagging import Tagging
 from clearhead.tasks.translation import Translation
 
-TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification)}
+TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification, Tagging, Answers)}
 
-__all__ = ["TASKS", "AnyTask", "Classification", "Examples", "Prediction", "Task", "Translation"]
+__all__ = ["TASKS", "Answers", "AnyTask", "Classification", "Examples", "Prediction", "Tagging", "Task", "Translation"]

@@ -81,6 +81,13 @@ class Examples(ABC, Generic[BatchT]):
     def fingerprint(self) -> str:
         """A hash of the examples and their order."""
 
+    def state(self) -> dict[str, Tensor]:
+        """What `Task.refresh` changes during training; checkpoints store it."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave."""
+
     def where(self, example: int) -> str:
         """The file and line that an example came from."""
         return self.rows[example].where
@@ -218,6 +225,12 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def compile_loss(self) -> None:
         """Compiles the parts of the loss outside the layers, where that is faster."""
 
+    def refresh(self, model: ModelT, examples: Examples[BatchT], epoch: int) -> None:
+        """Changes the training examples at the beginning of an epoch, such as negatives mined with these weights.
+
+        The model is in evaluation mode. What changes must be in the examples' `state`, so that runs resume exactly.
+        """
+
     def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> None:
         """Fits what training does not learn (temperatures, thresholds, an index) with the finished weights.
 
@@ -284,7 +297,9 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """Yields the answer in pieces, each as soon as it is generated."""
         raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
 
-    def act(self, action: str, model: ModelT, folder: Path, arguments: Sequence[str]) -> list[str]:
+    def act(
+        self, action: str, model: ModelT, folder: Path, arguments: Sequence[str], *, as_json: bool = False
+    ) -> list[str]:
         """Runs one of `actions` with the model in this folder; returns the lines to print."""
         raise ConfigError(f"{self.name} has no action {action!r}")
 

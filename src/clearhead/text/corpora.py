@@ -68,9 +68,9 @@ def read(
     if isinstance(source, Mapping):
         if missing := [column for column in wanted if column not in source]:
             raise DataError(f"no file is given for {_join(missing)}; there is one for {_join(source)}")
-        return _read_parallel([_check_file(Path(source[column])) for column in wanted])
+        return _read_parallel([check_file(Path(source[column])) for column in wanted])
     names = list(wanted) if columns is None else _map_names(wanted, columns)
-    path = _check_file(Path(source))
+    path = check_file(Path(source))
     kind = _file_kind(path)
     if kind == ".csv":
         return _read_csv(path, names)
@@ -116,7 +116,7 @@ def _file_kind(path: Path) -> str:
     return suffix
 
 
-def _check_file(path: Path) -> Path:
+def check_file(path: Path) -> Path:
     """The path of an existing file; else an error with a suggestion."""
     path = path.expanduser()
     if path.is_dir():
@@ -131,7 +131,7 @@ def _check_file(path: Path) -> Path:
     raise DataError(f"no file {path}{hint and '; '}{hint}")
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Each line with its number and its end; lines end at a line feed only, not at other Unicode line breaks."""
     line = 0
     try:
@@ -170,7 +170,8 @@ def _is_blank(*texts: str) -> bool:
     return not any(text.strip() for text in texts)
 
 
-def _strip_line_end(text: str) -> str:
+def strip_line_end(text: str) -> str:
+    """The line without its line feed, and without a carriage return before it."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -178,40 +179,40 @@ def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], sepa
     """Rows of a file whose fields have a tab between, or spaces: then the last one takes the rest of the line."""
     places = [list(columns).index(column) for column in wanted]
     most = -1 if separator == "\t" else len(columns) - 1
-    count, lines = 0, _read_lines(path)
+    count, lines = 0, read_lines(path)
     for line, text in lines:
-        fields = _strip_line_end(text).split(separator, most)
+        fields = strip_line_end(text).split(separator, most)
         if line == 1:
             count = len(fields)
             if count < len(columns):
-                _refuse_line(
+                refuse_line(
                     path, line, f"{_count_fields(fields)} for the {len(columns)} columns {_join(columns)}", text
                 )
         if len(fields) != count:
             if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
-            _refuse_line(path, line, f"{_count_fields(fields)} where the first line has {count}", text)
+            refuse_line(path, line, f"{_count_fields(fields)} where the first line has {count}", text)
         yield Row(tuple(fields[place] for place in places), str(path), line)
 
 
 def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    rows = csv.reader((text for _, text in _read_lines(path)), strict=True)
+    rows = csv.reader((text for _, text in read_lines(path)), strict=True)
     line, header, places, empty = 1, list[str](), list[int](), True
     try:
         for fields in rows:
             if not header:
                 header = fields
                 if missing := [column for column in wanted if column not in header]:
-                    _refuse_line(
+                    refuse_line(
                         path, line, f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}"
                     )
                 if twice := [column for column in wanted if header.count(column) > 1]:
-                    _refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
+                    refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
                 places = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
                 if _is_blank(*fields) and all(_is_blank(*rest) for rest in rows):
                     break
-                _refuse_line(
+                refuse_line(
                     path, line, f"{_count_fields(fields)} where the header line has {len(header)}", ",".join(fields)
                 )
             else:
@@ -219,45 +220,45 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
                 empty = False
             line = rows.line_num + 1  # a quoted field may go over several lines
     except csv.Error as error:
-        _refuse_line(path, line, f"not CSV: {error}")
+        refuse_line(path, line, f"not CSV: {error}")
     if empty:
         raise DataError(f"{path} has a header line and no rows")
 
 
 def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    lines = _read_lines(path)
+    lines = read_lines(path)
     for line, text in lines:
         try:
-            example = json.loads(_strip_line_end(text))
+            example = json.loads(strip_line_end(text))
         except json.JSONDecodeError as error:
             if line > 1 and _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
             # its own count of lines would be of this line alone
-            _refuse_line(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
+            refuse_line(path, line, f"not JSON: {error.msg} at place {error.colno}", text)
         except (ValueError, RecursionError) as error:
-            _refuse_line(path, line, f"not JSON: {error}", text)
+            refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
-            _refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {_describe_type(example)}", text)
+            refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {describe_type(example)}", text)
         yield Row(tuple(_get_text(example, column, path, line) for column in wanted), str(path), line)
 
 
 def _get_text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
     if column not in example:
-        _refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
+        refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
     if not isinstance(value, str):
-        _refuse_line(path, line, f"{column!r} must be a text, not {_describe_type(value)}")
+        refuse_line(path, line, f"{column!r} must be a text, not {describe_type(value)}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        _refuse_line(
+        refuse_line(
             path, line, f"{column!r} has half a character, \\u{ord(value[error.start]):04x}, at {error.start + 1}"
         )
     return value
 
 
 def _read_parallel(paths: Sequence[Path]) -> Iterator[Row]:
-    readers = [_read_lines(path) for path in paths]
+    readers = [read_lines(path) for path in paths]
     line = 0
     for line, texts in enumerate(zip_longest(*readers), start=1):
         if None in texts:
@@ -267,11 +268,12 @@ def _read_parallel(paths: Sequence[Path]) -> Iterator[Row]:
             ]
             said = ", ".join(f"{path} has {count:,}" for path, count in zip(paths, counts, strict=True))
             raise DataError(f"parallel files must have the same number of lines: {said}")
-        yield Row(tuple(_strip_line_end(text) for _, text in texts), str(paths[0]), line)
+        yield Row(tuple(strip_line_end(text) for _, text in texts), str(paths[0]), line)
 
 
-def _refuse_line(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:
-    shown = "" if text is None else f": {_shorten_line(_strip_line_end(text))}"
+def refuse_line(path: Path, line: int, problem: str, text: str | None = None) -> NoReturn:
+    """Raises a DataError with the file, the line, what is wrong with it, and the line itself if it is given."""
+    shown = "" if text is None else f": {_shorten_line(strip_line_end(text))}"
     raise DataError(f"{path}:{line}: {problem}{shown}")
 
 
@@ -285,7 +287,8 @@ def _count_fields(fields: Sequence[str]) -> str:
     return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
 
 
-def _describe_type(value: Any) -> str:
+def describe_type(value: Any) -> str:
+    """The kind of a JSON value in words: "a list"."""
     kinds = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else kinds.get(type(value), "a text")
 

@@ -1,4 +1,4 @@
-"""Report: how many rows of a corpus were kept, and how many dropped for which reason."""
+"""Report: how many rows of a corpus were kept, how many dropped for which reason, and what was repaired in them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Report:
 
     def __init__(self) -> None:
         self.kept = 0
+        self.repaired: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.places: dict[str, list[Row]] = {}
         self.remarks: dict[str, int] = {}
@@ -37,8 +38,23 @@ class Report:
     def drop(self, row: Row, reason: str) -> None:
         """Counts a row that is left out; `reason` reads well after a number: "empty", "longer than 128 tokens"."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self._remember(row, reason)
+
+    def repair(self, row: Row, what: str, count: int = 1) -> None:
+        """Counts what was wrong in a row that is used all the same: "tags out of sequence".
+
+        >>> report = Report()
+        >>> report.keep()
+        >>> report.repair(Row(("",), "data/train.conll", 9), "tags out of sequence", 2)
+        >>> print(report)
+        kept 1 of 1; repaired 2 tags out of sequence (train.conll:9)
+        """
+        self.repaired[what] = self.repaired.get(what, 0) + count
+        self._remember(row, what)
+
+    def _remember(self, row: Row, reason: str) -> None:
         places = self.places.setdefault(reason, [])
-        if len(places) < SHOWN:
+        if len(places) < SHOWN + 1:
             places.append(Row((), row.file, row.line))
 
     def remark(self, what: str) -> None:
@@ -51,25 +67,27 @@ class Report:
         >>> Report().to_dict()
         {'kept': 0, 'dropped': {}}
         """
-        dropped = {
-            reason: {"count": count, "first": [place.where for place in self.places[reason]]}
-            for reason, count in self.dropped.items()
-        }
-        return {"kept": self.kept, "dropped": dropped}
+        dropped, repaired = (
+            {
+                reason: {"count": count, "first": [place.where for place in self.places[reason][:SHOWN]]}
+                for reason, count in counts.items()
+            }
+            for counts in (self.dropped, self.repaired)
+        )
+        return {"kept": self.kept, "dropped": dropped, **({"repaired": repaired} if repaired else {})}
 
     def __str__(self) -> str:
-        kept = ", ".join(
-            [f"kept {self.kept:,} of {self.total:,}", *(f"{count:,} {what}" for what, count in self.remarks.items())]
-        )
-        if not self.dropped:
-            return kept
-        reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in self.dropped.items()]
-        return f"{kept}; dropped {', '.join(reasons)}"
+        remarks = [f"{count:,} {what}" for what, count in self.remarks.items()]
+        parts = [", ".join([f"kept {self.kept:,} of {self.total:,}", *remarks])]
+        for verb, counts in (("dropped", self.dropped), ("repaired", self.repaired)):
+            reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in counts.items()]
+            parts += [f"{verb} {', '.join(reasons)}"] if reasons else []
+        return "; ".join(parts)
 
     def _where(self, reason: str) -> str:
         """The first places, a file's name only where it changes: train.tsv:5, :77, …"""
         said, last = [], None
-        for place in self.places[reason]:
+        for place in self.places[reason][:SHOWN]:
             said.append(f":{place.line}" if place.file == last else f"{Path(place.file).name}:{place.line}")
             last = place.file
-        return ", ".join(said + ["…"] * (self.dropped[reason] > len(said)))
+        return ", ".join(said + ["…"] * (len(self.places[reason]) > SHOWN))

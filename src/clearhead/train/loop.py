@@ -22,11 +22,14 @@ from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.dev_evaluator import DevEvaluator
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
+from clearhead.train.parallel import unshard_weights
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import CHANGEABLE, Train
 from clearhead.train.updater import Updater
 
 PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, between two progress reports, or two checkpoints
+
+EXAMPLES = "examples."  # in a checkpoint, before the names of tensors that belong to the examples
 
 
 @dataclass
@@ -86,6 +89,8 @@ class Trainer:
             if (step - 1) // self.steps_per_epoch != epoch:
                 epoch = (step - 1) // self.steps_per_epoch
                 batches = self.plan.epoch(epoch)
+                if (step - 1) % self.steps_per_epoch == 0:  # not where a run is resumed within an epoch
+                    self._refresh_examples(epoch)
             place = (step - 1) % self.steps_per_epoch * self.batches_per_step
             window = batches[place : place + self.batches_per_step]
             self.updater.set_learning_rate(step, self.done)
@@ -97,6 +102,13 @@ class Trainer:
             self.done = self._completed_share()
             self._after_step(step)
         return self.position
+
+    def _refresh_examples(self, epoch: int) -> None:
+        """Lets the task change its examples for an epoch, with the weights as they are."""
+        self.model.eval()
+        with self.updater.autocast(), torch.compiler.set_stance("force_eager"), unshard_weights(self.model):
+            self.task.refresh(self.model, self.examples, epoch)
+        self.model.train()
 
     def _after_step(self, step: int) -> None:
         """Logs, measures heads, evaluates, saves or stops, whatever is due after a step."""
@@ -215,9 +227,14 @@ class Trainer:
         scaler = self.updater.scaler.state_dict()
         state |= {"scaler": scaler, "planned": self._is_planned_save(), "data": self.fingerprints}
         state["settings"] = self.learned_settings()
-        tensors = self.updater.collect_tensors()
+        tensors = self._collect_tensors()
         self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
         self.saved = time.monotonic()
+
+    def _collect_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint stores: all of the updater, and what the task changed in the examples."""
+        changed = {f"{EXAMPLES}{name}": tensor for name, tensor in self.examples.state().items()}
+        return {**self.updater.collect_tensors(), **changed}
 
     def learned_settings(self) -> dict[str, Any]:
         """The settings that change what is learned; a run may only be resumed with the same ones."""
@@ -228,7 +245,7 @@ class Trainer:
         """Restores a checkpoint; training continues exactly as it would have without the interruption."""
         if self.train.shard and self.processes.count > 1:
             self.updater.allocate_moments()
-        tensors, state = self.checkpoints.load(step, self.updater.collect_tensors())
+        tensors, state = self.checkpoints.load(step, self._collect_tensors())
         if state["processes"] != self.processes.count:
             raise ConfigError(
                 f"this run was started with {state['processes']} processes, which share every batch; "
@@ -241,6 +258,10 @@ class Trainer:
             listed = ", ".join(f"{key} = {before[key]!r} (now {now[key]!r})" for key in changed)
             raise ConfigError(f"the checkpoint of step {step} was trained with {listed}; restore it, or start anew")
         self.updater.restore_tensors(tensors)
+        if self.examples.state():
+            self.examples.restore(
+                {name.removeprefix(EXAMPLES): one for name, one in tensors.items() if name.startswith(EXAMPLES)}
+            )
         self.position = position = Position(**state["position"])
         self.updater.scaler.load_state_dict(state["scaler"])
         self.done = self._completed_share()

@@ -12,24 +12,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
 from clearhead.attention.dropout import draw_keep_mask
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
 TILE = 2**22
-# A mask is asked by blocks of so many keys which of them it hides, or shows, entirely.
+# The mask is evaluated by blocks of so many keys first, to skip hidden ones and those fully visible.
 BLOCK = 64
-GPU_TILES = 16  # how many times as many on a GPU, which is idle between small ones
+GPU_TILES = 16  # how many times larger tiles are on a GPU, which is idle between small ones
 
 
 class Options(NamedTuple):
-    """What the blocks need besides tensors that may want a gradient."""
+    """The inputs of a tile besides tensors that may need a gradient."""
 
     mask: Mask | None
     bias: Bias | None
@@ -39,24 +41,22 @@ class Options(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A block of queries, the keys that any of them may see, and where among these the mask must be evaluated."""
+    """A block of queries and the run of keys that any of them may see."""
 
     rows: slice
-    columns: slice
-    partial: tuple[slice, ...]
+    run: VisibleRun
 
 
 def explain_refusal(call: Call) -> str | None:
+    """None: this backend computes any call."""
     return None
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     seed = int(torch.randint(2**62, ())) if call.dropout else 0
     options = Options(call.mask, call.bias, call.softcap, call.dropout, seed)
     parameter = None if call.bias is None else call.bias.parameter
-    # The scale goes to the queries, in float32 or better: so the tiles need not know of it, nor its gradient of tiles.
-    q = call.q.to(torch.promote_types(call.q.dtype, torch.float32)) * call.scale
-    return _apply(q, call.k, call.v, call.sinks, parameter, options)
+    return _apply(scale_queries(call.q, call.scale), call.k, call.v, call.sinks, parameter, options)
 
 
 def _disable_autocast(method: Callable[..., Any]) -> Any:
@@ -86,7 +86,7 @@ class _Tiled(torch.autograd.Function):
         out = v.new_zeros(*q.shape[:3], v.shape[3])
         largest, share = q.new_zeros(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], 1)
         for tile in work.tiles():
-            rows, columns, _ = tile
+            rows, columns = tile.rows, tile.run.columns
             scores, _ = work.scores(tile)
             largest[:, :, rows] = most = work.largest(scores)
             weights = _exp_(scores.sub_(most))
@@ -103,7 +103,7 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise BackendError(
-                "backend 'tiled' can be differentiated once only, and create_graph=True asks for more; "
+                "backend 'tiled' can be differentiated only once, and create_graph=True needs more; "
                 "use backend='reference', which builds the weights"
             )
         q, k, v, sinks, parameter, largest, share = ctx.saved_tensors
@@ -113,12 +113,12 @@ class _Tiled(torch.autograd.Function):
         of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=q.dtype)
         of_bias = torch.zeros_like(parameter, dtype=q.dtype) if ctx.needs_input_grad[4] else None
         for tile in work.tiles():
-            rows, columns, _ = tile
+            rows, columns = tile.rows, tile.run.columns
             most, part = largest[:, :, rows], share[:, :, rows]
             scores, slope = work.scores(tile, backward=True)
-            weights = _exp_(scores.sub_(most))  # short of their share, which goes to the gradient: fewer products
+            weights = _exp_(scores.sub_(most))  # not yet normalised: that is applied to the gradient, which is smaller
             of_out = grad[:, :, rows].to(q.dtype) * part
-            of_weights = work.times_values(of_out, work.v[:, :, columns])
+            of_weights = multiply_heads(of_out, work.v[:, :, columns])
             used = weights
             if options.dropout:
                 kept = work.kept(tile, weights)
@@ -153,39 +153,30 @@ class _TileArithmetic:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: Options) -> None:
         self.q, self.k, self.v = (t.detach().to(q.dtype) for t in (q, k, v))
         self.sinks = None if sinks is None else sinks.detach().to(q.dtype).view(1, -1, 1, 1)
-        self.bias = None if options.bias is None else options.bias.replace(options.bias.parameter.detach())
+        bias = None if options.bias is None else options.bias.replace(options.bias.parameter.detach())
         self.options = options
         self.queries, self.keys = q.shape[2], k.shape[2]
+        self.scorer = TileScorer(options.softcap, bias, options.mask, self.queries, self.keys)
 
     def tiles(self) -> Iterator[Tile]:
-        """Blocks of queries that see anything, each with the run of keys it may see: hidden ends cost nothing."""
+        """Blocks of queries that see anything, each with the run of keys that it may see."""
         samples = self.q.shape[0] * self.q.shape[1]
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        found = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
+        runs = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
-            columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
-            found = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
+            columns = max(BLOCK, self.keys // 256)  # at most 256 blocks a row: their number is O(n)
+            runs = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
-            if found[n].columns.stop:
-                yield Tile(slice(row, min(row + rows, self.queries)), *found[n])
+            if runs[n].columns.stop:
+                yield Tile(slice(row, min(row + rows, self.queries)), runs[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
-        options, (rows, columns, partial) = self.options, tile
-        scores, slope = self.times_values(self.q[:, :, rows], self.k[:, :, columns]), None
-        if options.softcap is not None:
-            scores.div_(options.softcap).tanh_()
-            slope = 1 - scores.square() if backward else None
-            scores.mul_(options.softcap)
-        if self.bias is not None:
-            scores += self.bias.tile(rows, columns, self.queries, self.keys)
-        for piece in partial:
-            assert options.mask is not None
-            seen = options.mask.tile(rows, piece, self.queries, self.keys, scores.device)
-            scores[..., piece.start - columns.start : piece.stop - columns.start].masked_fill_(~seen, -math.inf)
-        return scores, slope
+        scores = multiply_heads(self.q[:, :, tile.rows], self.k[:, :, tile.run.columns])
+        slope = self.scorer.cap_(scores, with_slope=backward)
+        return self.scorer.add_bias_and_mask_(scores, *tile), slope
 
     def largest(self, scores: Tensor) -> Tensor:
         """The largest score of each row, its sink included; 0 for a row that sees nothing."""
@@ -195,7 +186,7 @@ class _TileArithmetic:
         return most.masked_fill(most == -math.inf, 0.0)
 
     def share(self, weights: Tensor, largest: Tensor) -> Tensor:
-        """What a row's weights have to be multiplied with to sum to one; 0 for a row that sees nothing."""
+        """The factor that normalises a row's weights; 0 for a row that sees nothing."""
         total = weights.sum(-1, keepdim=True)
         if self.sinks is not None:
             total += (self.sinks - largest).exp()
@@ -206,10 +197,6 @@ class _TileArithmetic:
         generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
         kept, factor = draw_keep_mask(like, self.options.dropout, generator)
         return kept * factor
-
-    def times_values(self, left: Tensor, right: Tensor) -> Tensor:
-        """(heads, rows, d) · (kv_heads, columns, d) → (heads, rows, columns)"""
-        return _unfold_shared_heads(_fold_shared_heads(left, right) @ right.mT, left.shape[1])
 
     def times_keys(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns) · (kv_heads, columns, d) → (heads, rows, d)"""

@@ -1,13 +1,12 @@
-"""Figures: what heads look at, as PNG, SVG or PDF; drawn with matplotlib, from Records, Sights or plain tensors."""
+"""Figures of attention as PNG, SVG or PDF, drawn with matplotlib from Records, Sights or plain tensors."""
 
 from clearhead.explore.figures.atlas import head_atlas
 from clearhead.explore.figures.confusion import confusion_matrix
-from clearhead.explore.figures.costs import Cost, cost, measure_costs
-from clearhead.explore.figures.curves import curves
-from clearhead.explore.figures.lessons import positional_encodings, saturation
-from clearhead.explore.figures.look import save, theme
-from clearhead.explore.figures.maps import alignment, head_grid, head_map, side_by_side
-from clearhead.explore.figures.received import received, shaded_text
+from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
+from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
+from clearhead.explore.figures.measure_curves import curves
+from clearhead.explore.figures.received_attention import received, shaded_text
+from clearhead.explore.figures.style import save, theme
 
 __all__ = [
     "Cost",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import fonts, labels, look
+from clearhead.explore.figures import fonts, label_text, style
 
 NUMBERED = 30  # labels: of more, the numbers in the cells would be too small
 WIDEST = 32  # letters of a label
@@ -26,30 +26,30 @@ def confusion_matrix(names: Sequence[str], counts: NDArray[np.int64], *, title: 
     if counts.shape != (len(names), len(names)):
         raise ShapeError(f"{len(names)} labels need a matrix of that size, got {tuple(counts.shape)}")
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    with look.drawing() as theme:
-        shown = [labels.shown(name, WIDEST) for name in names]
-        size = look.TEXT if len(names) <= NUMBERED else look.SMALL * 0.75
+    with style.figure_style() as theme:
+        shown = [label_text.make_drawable(name, WIDEST) for name in names]
+        size = style.TEXT if len(names) <= NUMBERED else style.SMALL * 0.75
         side = len(names) * (0.42 if len(names) <= NUMBERED else 0.135)
-        beside = max(fonts.width(one, size) for one in shown) + 0.4
-        figure = look.blank(side + beside + 1.2, side + beside + 1.3, boxes=True)
+        beside = max(fonts.measure_width(one, size) for one in shown) + 0.4
+        figure = style.make_figure(side + beside + 1.2, side + beside + 1.3, boxes=True)
         axes = figure.add_subplot()
-        norm = look.norm_of(1.0, exact=len(names) <= NUMBERED)
-        axes.imshow(shares, cmap=theme.scale, norm=norm, aspect="equal")
+        norm = style.make_norm(1.0, exact=len(names) <= NUMBERED)
+        axes.imshow(shares, cmap=theme.sequential, norm=norm, aspect="equal")
         axes.set_xticks(range(len(names)), shown, rotation=90, fontsize=size)
         axes.set_yticks(range(len(names)), shown, fontsize=size)
         axes.set_xlabel("given by the model")
         axes.set_ylabel("right")
         if len(names) <= NUMBERED:
             _write_counts(axes, counts, shares, theme)
-        look.colour_bar(figure, ScalarMappable(norm, theme.scale), axes, "share of the right label")
-        look.entitle(figure, title, [_describe_worst(shown, counts), look.font_note(names)])
+        style.add_colour_bar(figure, ScalarMappable(norm, theme.sequential), axes, "share of the right label")
+        style.write_title(figure, title, [_describe_worst(shown, counts), style.note_missing_fonts(names)])
     return figure
 
 
-def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], theme: look.Theme) -> None:
+def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], theme: style.Theme) -> None:
     for row, column in zip(*np.nonzero(counts), strict=True):
-        ink = look.ink_on(theme.scale(shares[row, column]))
-        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=look.SMALL, color=ink)
+        ink = style.choose_text_colour(theme.sequential(shares[row, column]))
+        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=style.SMALL, color=ink)
 
 
 def _describe_worst(names: Sequence[str], counts: NDArray[np.int64]) -> str:

@@ -1,4 +1,4 @@
-"""Which fonts draw the labels, and which characters they have."""
+"""Fonts for labels: which families are used, which characters they have, and how wide a text is."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ POINTS = 72  # in an inch
 
 
 @lru_cache(maxsize=1)
-def families() -> tuple[str, ...]:
-    """The fonts that are asked for a character, in this order: Latin, Chinese of this machine, ours, other scripts."""
+def list_families() -> tuple[str, ...]:
+    """Font families in the order of lookup: Latin, Chinese of this machine, the shipped one, other scripts."""
     known = set(fontManager.get_font_names())
-    chinese = next((name for name in CHINESE if name in known and _has(name, "人的我")), None)
-    found = [LATIN, *([chinese] if chinese else []), *_shipped(), *(name for name in OTHERS if name in known)]
+    chinese = next((name for name in CHINESE if name in known and _has_glyphs(name, "人的我")), None)
+    found = [LATIN, *([chinese] if chinese else []), *_add_shipped_font(), *(name for name in OTHERS if name in known)]
     return tuple(found)
 
 
-def covered(letter: str) -> bool:
-    """Whether some font has this character."""
-    return any(ord(letter) in _charmap(family) for family in families())
+def has_glyph(letter: str) -> bool:
+    """Whether any of the fonts has this character."""
+    return any(ord(letter) in _read_charmap(family) for family in list_families())
 
 
-def width(text: str, size: float) -> float:
-    """How wide a text is drawn, in inches, at a size in points."""
-    properties = FontProperties(family=list(families()), size=size)
+def measure_width(text: str, size: float) -> float:
+    """The width of a text in inches at a font size in points."""
+    properties = FontProperties(family=list(list_families()), size=size)
     drawn, _, _ = text_to_path.get_text_width_height_descent(text, properties, ismath=False)
     return drawn / POINTS
 
 
-def _shipped() -> list[str]:
-    """The family of the font that comes with clearhead; none if its file is gone."""
+def _add_shipped_font() -> list[str]:
+    """Registers the font that comes with clearhead; no family if its file is missing."""
     if "Clearhead CJK" not in fontManager.get_font_names():
         if not shipped.font().is_file():
             return []
@@ -80,13 +80,13 @@ def _shipped() -> list[str]:
 
 
 @lru_cache(maxsize=32)
-def _charmap(family: str) -> frozenset[int]:
+def _read_charmap(family: str) -> frozenset[int]:
     path = fontManager.findfont(FontProperties(family=family), fallback_to_default=False)
     return frozenset(get_font(path).get_charmap())
 
 
-def _has(family: str, letters: str) -> bool:
+def _has_glyphs(family: str, letters: str) -> bool:
     try:
-        return all(ord(letter) in _charmap(family) for letter in letters)
-    except (OSError, RuntimeError, ValueError):  # it was listed, and is gone or broken
+        return all(ord(letter) in _read_charmap(family) for letter in letters)
+    except (OSError, RuntimeError, ValueError):  # listed by matplotlib, but missing or broken
         return False

@@ -16,13 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import LensError
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 
 TILE = 2**20  # scores held at once
-WIDTH = 64  # keys about which a mask is asked together
+WIDTH = 64  # keys of a block for which the mask is summarised
 
 
 class Rollout(NamedTuple):
@@ -66,14 +67,14 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
 
 def _get_only_call(record: Record) -> Forward:
     if len(record.calls) != 1:
-        raise LensError(f"the model ran {len(record.calls)} times: say which, as rollout(record.calls[0], token)")
+        raise LensError(f"the model ran {len(record.calls)} times: choose one, as rollout(record.calls[0], token)")
     return record.calls[0]
 
 
 def _start_rows(sights: list[Sight], token: int) -> Tensor:
     """A one-hot row at the token, for every sample."""
     if not sights:
-        raise LensError("nothing was watched that a token could be followed through")
+        raise LensError("the record has no attention to propagate through")
     q = sights[-1].attention().q
     if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
         raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token!r}")
@@ -87,7 +88,7 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
     queries, keys = call.q.shape[2], call.k.shape[2]
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
         raise LensError(
-            f"{sight.name!r} has {queries} queries and {keys} keys, the layer above looks at {rows.shape[1]} tokens; "
+            f"{sight.name!r} has {queries} queries and {keys} keys, the layer above has {rows.shape[1]} tokens; "
             "rollout needs every query of layers that follow each other: watch without rows=, and choose with layers="
         )
     return propagate(call, rows)
@@ -113,20 +114,10 @@ def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor,
 
 def _compute_shares(call: Call, rows: slice, run: VisibleRun, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """exp(score − row maximum) of some queries over the keys they may see, and the row sums."""
-    _, heads, queries, keys = call.sizes
-    q, k = call.q[:, :, rows].to(dtype) * call.scale, call.k[:, :, run.columns].to(dtype)
-    scores = (q.reshape(len(q), k.shape[1], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)
-    if call.softcap is not None:
-        scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    if call.bias is not None:
-        scores += call.bias.tile(rows, run.columns, queries, keys)
-    if call.mask is not None:
-        for piece in run.partial:
-            seen = call.mask.tile(rows, piece, queries, keys, scores.device)
-            inside = slice(piece.start - run.columns.start, piece.stop - run.columns.start)
-            scores[..., inside].masked_fill_(~seen, -math.inf)
+    products = multiply_heads(scale_queries(call.q[:, :, rows], call.scale, dtype), call.k[:, :, run.columns].to(dtype))
+    scores = TileScorer.of_call(call).score_tile_(products, rows, run)
     largest = scores.amax(-1, keepdim=True)
-    sinks = None if call.sinks is None else call.sinks.to(dtype).view(1, heads, 1, 1)
+    sinks = None if call.sinks is None else call.sinks.to(dtype).view(1, -1, 1, 1)
     largest = largest if sinks is None else largest.maximum(sinks)
     shares = scores.sub_(largest.masked_fill(largest == -math.inf, 0.0)).mul_(1 / math.log(2)).exp2_()
     whole = shares.sum(-1, keepdim=True)

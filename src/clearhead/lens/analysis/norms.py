@@ -1,4 +1,4 @@
-"""Norm-weighted attention: weights multiplied by the norms of the projected values.
+"""What keys contribute: attention weighted by the norms of projected values, and the coverage of a source.
 
 A head adds Σ_j w_ij · f(x_j) to a token, with f(x_j) = v_j W_O^h. So ‖w_ij f(x_j)‖ = w_ij ‖f(x_j)‖: of each head and
 key one more number is kept (Kobayashi et al. 2020, "Attention is Not Only a Weight"). A key that gets half of the
@@ -65,6 +65,20 @@ def norm_received(sight: Sight) -> Float[Tensor, "batch heads keys"]:
     norms = _get_norms(sight)
     assert sight.received is not None
     return sight.received * norms
+
+
+def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
+    """How much of the source each head of a cross-attention covers: mean over visible keys of min(Σ_i w(i, j), 1).
+
+    1: every source token got, from all target tokens together, a weight of at least 1 (the coverage of Tu et al. 2016,
+    cut off as in Wu et al. 2016); fewer target than source tokens cannot cover it all. `sight.received` has the
+    coverage of each token.
+    """
+    received = sight.received
+    if received is None:
+        raise RecordError(f"{sight.name!r} was recorded without `received`")
+    seen = (received > 0).any(1, keepdim=True)
+    return received.clamp(max=1.0).sum(2) / seen.sum(2).clamp(min=1)
 
 
 def _get_norms(sight: Sight) -> Tensor:

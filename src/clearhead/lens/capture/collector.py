@@ -6,24 +6,24 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
 from clearhead.attention.call import Call, check_call
 from clearhead.errors import LensError
+from clearhead.formatting import format_bytes
 from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
-from clearhead.lens.capture.batch_history import BatchHistory
-from clearhead.lens.capture.growing_call import FirstPositions, GrowingAttention, GrowingCall
+from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,
     count_dense_bytes,
     estimate_bytes,
-    format_bytes,
     warn_if_large,
 )
 from clearhead.lens.measures.definition import locate_first_query
@@ -49,13 +49,13 @@ class _ThreadState(threading.local):
 class Collector:
     """One watch: `record_attention` is called for every attention, from any thread, and fills the record.
 
-    A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
-    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
+    A forward pass may be announced with `begin` and `end`. Where it is not, an attention that runs again without a
+    growing cache begins a new call. Threads that watch the same model themselves are left to their own watch;
     with `settings.own_thread` all other threads are ignored.
     """
 
-    def __init__(self, settings: WatchSettings, record: Record, names: Sequence[str], model: Any = None) -> None:
-        self.settings, self.record, self.names, self.model = settings, record, list(names), unwrap_model(model)
+    def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
+        self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
@@ -75,24 +75,26 @@ class Collector:
             for call in self.record.calls:
                 if isinstance(call, GrowingCall):
                     call.close()
-            self.record.calls[:] = [call for call in self.record.calls if len(call)]
+            self.record.calls[:] = [call for call in self.record.calls if call.sights]
             self._calls.clear()
 
-    def begin(self, *, growing: object | None = None, ids: Mapping[str, Tensor] | None = None) -> None:
+    def begin(
+        self, *, growing: object | None = None, ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None
+    ) -> None:
         """A forward pass of this thread begins; `growing` identifies the cache that it continues.
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
-        here = self._thread
-        here.begun, here.growing, here.ids = True, growing, dict(ids or {})
-        if growing is None or (here.call is not None and here.call.cache is not None):
-            here.call = None
+        state = self._thread
+        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        if growing is None or (state.call is not None and state.call.cache is not None):
+            state.call = None
 
     def end(self) -> None:
         """The forward pass is over; later passes join its call only through its cache."""
         self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
 
-    def note_tokens(self, kind: str, ids: Tensor | None) -> None:
+    def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
         waiting = {} if self._thread.ids is None or kind == "source" else dict(self._thread.ids)
         waiting.pop(kind, None)
@@ -105,7 +107,10 @@ class Collector:
             self._thread.call.forget_ids(kind)
 
     def reorder(
-        self, rows: Sequence[int] | Tensor, growing: object | None = None, finished: Collection[int] = ()
+        self,
+        rows: Sequence[int] | Int[Tensor, " samples"],
+        growing: object | None = None,
+        finished: Collection[int] = (),
     ) -> None:
         """Reorders the samples of the call that grows with this cache, or of the latest call.
 
@@ -121,7 +126,8 @@ class Collector:
         thread = threading.get_ident()
         if thread == self.thread or self.settings.own_thread:
             return thread == self.thread
-        return all(one.model is not self.model for one in _collectors.get(thread, ()))
+        own = unwrap_model(self.model)
+        return all(unwrap_model(one.model) is not own for one in _collectors.get(thread, ()))
 
     def record_attention(
         self,
@@ -131,17 +137,15 @@ class Collector:
         first_query: int | None = None,
         first_key: int = 0,
         cross: bool = False,
-        still: bool = False,
-        out: Tensor | None = None,
+        static: bool = False,
+        out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
-        part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
-        (width, heads · d_v), for the norms of values.
-        Ignored while autograd recomputes a layer for gradient checkpointing.
+        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
+        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
         """
-        if name.partition(":")[0] not in self.settings.layers or is_recomputing() or not self.watches_thread():
+        if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
         _refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
@@ -152,45 +156,44 @@ class Collector:
             if first_query is None and cross:
                 first_query = self._find_next_position(name, growing)
             elif first_query is None:
-                first_query = first_key + locate_first_query(call.mask, *call.sizes[2:])
-            part = self._find_attention(name, call, first_query, growing, cross, still)
+                first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
+            attention = self._find_attention(name, call, first_query, growing, cross, static)
             with self._lock:
-                # Here and not with the call: dense masks and biases differ by layer and step.
+                # Not with the call: dense masks and biases differ by layer and step.
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
-            part.add(
+            attention.add(
                 call,
                 FirstPositions(first_query, first_key),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
-                grows=growing is not None and not still,
+                grows=growing is not None and not static,
             )
 
     def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
         if not self.settings.detail.norms:
             return None
         if out is None:
-            raise LensError(f"{name!r} does not say what merges its heads, so norms=True cannot be had of it")
+            raise LensError(f"the output weight of {name!r} is not known, so norms=True cannot be measured")
         chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
     def _find_attention(
-        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
+        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool
     ) -> GrowingAttention:
         """The GrowingAttention that this attention continues, or a new one in a current or new call."""
         with self._lock:
             known = self._calls.get(id(growing))
-            if known is not None and known[0]() is growing and not still:
+            if known is not None and known[0]() is growing and not static:
                 known[1].apply_reorders()
             forward, name = self._find_call(name, call, first_query, growing)
-            if growing is not None and forward.cache is None:
-                forward.bind(growing)
-                self._calls[id(growing)] = (weakref.ref(growing), forward)
-            if growing is not None and not still and forward.history is None:
-                forward.history = BatchHistory(call.q.shape[0])
-            if name not in forward:
+            if growing is not None and (forward.cache is None or (forward.history is None and not static)):
+                if forward.cache is None:
+                    self._calls[id(growing)] = (weakref.ref(growing), forward)
+                forward.bind(growing, None if static else call.q.shape[0])
+            if name not in forward.sights:
                 history = forward.history
-                if growing is None or still or history is None or len(history.here) != call.q.shape[0]:
-                    history = BatchHistory(call.q.shape[0])  # it does not move with the cache
+                if growing is None or static or history is None or len(history.present) != call.q.shape[0]:
+                    history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history)
             self._thread.call = forward
@@ -216,29 +219,29 @@ class Collector:
                 del waiting[kind]
 
     def _find_call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
-        """The call to which an attention belongs, and its name there."""
+        """The call to which an attention belongs, and its name in this call."""
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
             part = known[1].sights.get(name)
             if part is None or (isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)):
                 return known[1], name
-            known[1].release()  # the cache was cropped: what comes now is another text from there on
+            known[1].release()  # the cache was cropped: from this position on it is another text
             forward = self._new_call(call)
             forward.inherit(known[1], first_query)
             return forward, name
         current = self._thread.call
         if growing is not None and current is not None and current.cache is not None:
             current = None
-        if current is not None and self._thread.begun and growing is None and name in current:
-            count = sum(other.partition(":")[0] == name for other in current)
+        if current is not None and self._thread.begun and growing is None and name in current.sights:
+            count = sum(other.partition(":")[0] == name for other in current.sights)
             return current, f"{name}:{count + 1}"  # a layer that is used several times
-        if current is None or name in current:
+        if current is None or name in current.sights:
             current = self._new_call(call)
         return current, name
 
     def _new_call(self, call: Call) -> GrowingCall:
-        forward, (batch, heads, queries, keys) = GrowingCall(), call.sizes
-        sizes = Sizes(batch, heads, call.k.shape[1], call.q.shape[3], queries, keys, call.q.itemsize)
+        forward, (batch, heads, queries, d) = GrowingCall(), call.q.shape
+        sizes = Sizes(batch, heads, call.k.shape[1], d, queries, call.k.shape[2], call.q.itemsize)
         expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
@@ -260,18 +263,13 @@ class Collector:
         return count_dense_bytes(call)
 
 
-def is_recomputing() -> bool:
-    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 def _refuse_unmeasurable(q: Tensor, name: str) -> None:
     """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
     if q.is_meta:
-        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
+        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to measure")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise LensError(
-            f"{name!r} is being recorded into a CUDA graph, which would not measure anything when it is played; "
+            f"{name!r} is being captured into a CUDA graph, whose replays would not be measured; "
             "watch the model outside of the graph"
         )
 

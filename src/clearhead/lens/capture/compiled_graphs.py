@@ -7,7 +7,6 @@ write to a counter so that the compiler does not drop it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import weakref
@@ -20,153 +19,102 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from clearhead.attention import Seen
-from clearhead.attention import biases as bias_kinds
-from clearhead.attention import mask_kinds as kinds
 from clearhead.attention.biases import Bias
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 
-NONE = -(2**40)  # a number that stands for None
-BAND, PREFIX, PADDING, DOCUMENTS, DENSE, BOTH, EITHER = range(1, 8)
-ALIBI, RELATIVE, FULL = range(1, 4)
-CLIPPED, T5 = range(2)
+NONE, TENSOR, BOOLEAN, INTEGER, FLOAT, TEXT, LIST, DICT = range(8)
 
 
 class EncodedCall(NamedTuple):
+    """Values in the three forms that an operator takes; `numbers` also say which value is where."""
+
     tensors: list[Tensor]
     numbers: list[int]
     floats: list[float]
 
 
-def encode_call(seen: Seen) -> EncodedCall:
-    """Everything except the cache, as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
-    tensors, numbers, floats = [seen.q.detach(), seen.k.detach(), seen.v.detach()], [int(seen.cross)], []
-    for value in (seen.scale, seen.softcap):
-        if isinstance(value, Tensor):
-            numbers.append(2)
-            tensors.append(value.detach())
-        elif value is None:
-            numbers.append(0)
-        else:
-            numbers.append(1)
-            floats.append(float(value))
-    for tensor in (seen.sinks, seen.logsumexp):
-        numbers.append(0 if tensor is None else 1)
-        if tensor is not None:
-            tensors.append(tensor.detach())
-    if seen.mask is None:
-        numbers.append(0)
-    else:
-        _encode_mask(seen.mask, tensors, numbers)
-    if seen.bias is None:
-        numbers.append(0)
-    else:
-        _encode_bias(seen.bias, tensors, numbers)
-    return EncodedCall(tensors, numbers, floats)
+def encode_values(values: Sequence[Any]) -> EncodedCall:
+    """None, tensors, numbers, texts, and lists and dictionaries of these, as tensors, integers and floats.
+
+    torch.compile traces it, so it is kept simple.
+    """
+    encoded = EncodedCall([], [], [])
+    _encode_value(values, encoded)
+    return encoded
 
 
-def decode_call(given: EncodedCall) -> Seen:
-    """The inverse of the encoder."""
-    tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
-    q, k, v, cross = next(tensors), next(tensors), next(tensors), bool(next(numbers))
-    options: list[Any] = []
-    for _ in range(2):
-        kind = next(numbers)
-        options.append(next(tensors) if kind == 2 else next(floats) if kind else None)
-    for _ in range(2):
-        options.append(next(tensors) if next(numbers) else None)
-    scale, softcap, sinks, logsumexp = options
-    mask = _decode_mask(tensors, numbers)
-    bias = _decode_bias(tensors, numbers)
+def decode_values(given: EncodedCall) -> list[Any]:
+    """The inverse of `encode_values`; tensors come back detached.
+
+    >>> decode_values(encode_values([None, 2, 0.5, {"side": "left", "sizes": [3, True]}]))
+    [None, 2, 0.5, {'side': 'left', 'sizes': [3, True]}]
+    """
+    values: list[Any] = _decode_value(iter(given.tensors), iter(given.numbers), iter(given.floats))
+    return values
+
+
+def encode_seen(seen: Seen) -> EncodedCall:
+    """An attention call without its cache, for the operator."""
+    states = []
+    for part in (seen.mask, seen.bias):
+        states.append(None if part is None else part.state())
+        if part is not None and states[-1] is None:
+            raise LensError(f"a compiled model cannot be watched with {part!r}, whose class or buckets are your own")
+    mask, bias = states
+    q, k, v, *_ = seen
+    return encode_values([q, k, v, mask, seen.scale, bias, seen.softcap, seen.sinks, seen.logsumexp, seen.cross])
+
+
+def decode_seen(given: EncodedCall) -> Seen:
+    """The inverse of `encode_seen`."""
+    q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross = decode_values(given)
+    mask = None if mask is None else Mask.from_state(mask)
+    bias = None if bias is None else Bias.from_state(bias)
     return Seen(q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross=cross)
 
 
-def _encode_mask(mask: Mask, tensors: list[Tensor], numbers: list[int]) -> None:
-    if isinstance(mask, kinds.Band):
-        numbers.append(BAND)
-        for value in (mask.left, mask.right, mask.offset):
-            numbers.append(NONE if value is None else value)
-    elif isinstance(mask, kinds.Prefix):
-        numbers.append(PREFIX)
-        tensors.append(mask.lengths)
-    elif isinstance(mask, kinds.Padding):
-        numbers.extend([PADDING, int(mask.side == "left"), int(mask.hide_queries)])
-        tensors.append(mask.lengths)
-    elif isinstance(mask, kinds.Documents):
-        numbers.extend([DOCUMENTS, int(mask.query_ids is not None)])
-        tensors.extend(mask.tensors())
-    elif isinstance(mask, kinds.Dense):
-        numbers.append(DENSE)
-        tensors.append(mask.seen)
-    elif isinstance(mask, (kinds.Both, kinds.Either)):
-        numbers.extend([BOTH if isinstance(mask, kinds.Both) else EITHER, len(mask.masks)])
-        for part in mask.masks:
-            _encode_mask(part, tensors, numbers)
+def _encode_value(value: Any, into: EncodedCall) -> None:
+    if value is None:
+        into.numbers.append(NONE)
+    elif isinstance(value, Tensor):
+        into.numbers.append(TENSOR)
+        into.tensors.append(value.detach())
+    elif isinstance(value, bool):
+        into.numbers.extend([BOOLEAN, int(value)])
+    elif isinstance(value, int):
+        into.numbers.extend([INTEGER, value])
+    elif isinstance(value, float):
+        into.numbers.append(FLOAT)
+        into.floats.append(value)
+    elif isinstance(value, str):
+        into.numbers.extend([TEXT, len(value), *[ord(letter) for letter in value]])
+    elif isinstance(value, (list, tuple)):
+        into.numbers.extend([LIST, len(value)])
+        for one in value:
+            _encode_value(one, into)
     else:
-        raise LensError(f"a compiled model cannot be watched with a mask of your own kind, {type(mask).__name__}")
+        into.numbers.extend([DICT, len(value)])
+        for name, one in value.items():
+            _encode_value(name, into)
+            _encode_value(one, into)
 
 
-def _decode_mask(tensors: Iterator[Tensor], numbers: Iterator[int]) -> Mask | None:
+def _decode_value(tensors: Iterator[Tensor], numbers: Iterator[int], floats: Iterator[float]) -> Any:
     kind = next(numbers)
-    if kind == BAND:
-        left, right, offset = (None if (value := next(numbers)) == NONE else value for _ in range(3))
-        return kinds.Band(left, right, offset)
-    if kind == PREFIX:
-        return kinds.Prefix(next(tensors))
-    if kind == PADDING:
-        return kinds.Padding(next(tensors), "left" if next(numbers) else "right", bool(next(numbers)))
-    if kind == DOCUMENTS:
-        return kinds.Documents(next(tensors), next(tensors) if next(numbers) else None)
-    if kind == DENSE:
-        return kinds.Dense(next(tensors))
-    if kind in (BOTH, EITHER):
-        parts = [_decode_mask(tensors, numbers) for _ in range(next(numbers))]
-        masks = tuple(part for part in parts if part is not None)
-        return kinds.Both(masks) if kind == BOTH else kinds.Either(masks)
-    return None
-
-
-def _encode_bias(bias: Bias, tensors: list[Tensor], numbers: list[int]) -> None:
-    tensors.append(bias.parameter.detach())
-    offset = NONE if bias.offset is None else bias.offset
-    if isinstance(bias, bias_kinds.Alibi):
-        numbers.extend([ALIBI, offset])
-    elif isinstance(bias, bias_kinds.Relative):
-        numbers.extend([RELATIVE, offset])
-        _encode_buckets(bias.buckets, numbers)
-    elif isinstance(bias, bias_kinds.Dense):
-        numbers.append(FULL)
-    else:
-        raise LensError(f"a compiled model cannot be watched with a bias of your own kind, {type(bias).__name__}")
-
-
-def _decode_bias(tensors: Iterator[Tensor], numbers: Iterator[int]) -> Bias | None:
-    kind = next(numbers)
-    if kind == FULL:
-        return bias_kinds.Dense(next(tensors))
-    if kind not in (ALIBI, RELATIVE):
+    if kind == NONE:
         return None
-    parameter = next(tensors)
-    offset = None if (value := next(numbers)) == NONE else value
-    if kind == ALIBI:
-        return bias_kinds.Alibi(parameter, offset)
-    return bias_kinds.Relative(parameter, _decode_buckets(numbers), offset)
-
-
-def _encode_buckets(buckets: Callable[[Tensor], Tensor], numbers: list[int]) -> None:
-    if isinstance(buckets, functools.partial) and buckets.func is bias_kinds._clipped:
-        numbers.extend([CLIPPED, buckets.keywords["furthest"]])
-    elif isinstance(buckets, functools.partial) and buckets.func is bias_kinds._t5:
-        given = buckets.keywords
-        numbers.extend([T5, given["count"], given["furthest"], int(given["both_ways"])])
-    else:
-        raise LensError("a compiled model cannot be watched with buckets of your own; t5_buckets can be")
-
-
-def _decode_buckets(numbers: Iterator[int]) -> Callable[[Tensor], Tensor]:
-    if next(numbers) == CLIPPED:
-        return bias_kinds.clipped_distance(next(numbers))
-    return bias_kinds.t5_buckets(next(numbers), next(numbers), both_ways=bool(next(numbers)))
+    if kind == TENSOR:
+        return next(tensors)
+    if kind == FLOAT:
+        return next(floats)
+    number = next(numbers)
+    if kind in (BOOLEAN, INTEGER):
+        return bool(number) if kind == BOOLEAN else number
+    if kind == TEXT:
+        return "".join(chr(next(numbers)) for _ in range(number))
+    values = [_decode_value(tensors, numbers, floats) for _ in range(number if kind == LIST else 2 * number)]
+    return values if kind == LIST else dict(zip(values[::2], values[1::2], strict=True))
 
 
 Listener = Callable[[Seen], None]
@@ -194,6 +142,11 @@ def exclude_from_graphs(reason: str) -> Callable[[Function], Function]:
         return outside  # type: ignore[no-any-return]
 
     return mark
+
+
+def is_recomputing() -> bool:
+    """Whether autograd runs backward, so that this forward pass only recomputes a checkpointed layer."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class GraphReceiver(ABC):
@@ -229,7 +182,7 @@ class AttentionObserver(GraphReceiver):
         elif seen.cache is not None:
             self._notify_outside_graph(seen)
         else:
-            tensors, numbers, floats = encode_call(seen)
+            tensors, numbers, floats = encode_seen(seen)
             torch.ops.clearhead.observe(tensors, [self.id, *numbers], floats, _counter)
 
     def notify(self, seen: Seen) -> None:
@@ -237,7 +190,7 @@ class AttentionObserver(GraphReceiver):
             listener(seen)
 
     def receive(self, given: EncodedCall) -> None:
-        self.notify(decode_call(given))
+        self.notify(decode_seen(given))
 
     @exclude_from_graphs(
         "an attention with a cache is watched outside of the graph: compile the model without fullgraph=True"

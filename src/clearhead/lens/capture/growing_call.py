@@ -1,250 +1,214 @@
-"""A call that grows with its key-value cache: its attentions step by step, its tokens, and the order of its samples."""
+"""A call that grows with its key-value cache: the order of its samples, its tokens, and the q and k that it keeps."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.lens.capture.batch_history import BatchHistory, GrowingSum, Reorder, join_pieces, pad_to, select_rows
-from clearhead.lens.capture.transfer import to_host
-from clearhead.lens.capture.watch_settings import MeasureDetail
-from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
-from clearhead.lens.measures.measure_dispatch import run_job
-from clearhead.lens.measures.visible_counts import count_visible_keys
+from clearhead.attention.masks import Mask
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import InputKeeper
-
-SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
-PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
-CELLS = 2**24  # of a map that has to be measured finer than it is kept
+from clearhead.lens.record.kept_inputs import KeptInputs, Step, join_steps
 
 
-class FirstPositions(NamedTuple):
-    """The document positions of the first query and of the first key."""
+class Reorder(NamedTuple):
+    """One reordering of a batch: sample n was row `rows[n]`; `leaving` rows are finished and stay in the record."""
 
-    query: int
-    key: int = 0
+    rows: Int[Tensor, " samples"]
+    leaving: tuple[int, ...]
 
 
-class GrowingAttention:
-    """The measures of one attention, extended step by step; `end` is the position after its last query."""
+class BatchHistory:
+    """All reorderings of a growing batch, and which row each sample of the final record had at each time.
 
-    def __init__(
-        self, name: str, heads: tuple[int, ...], cross: bool, detail: MeasureDetail, history: BatchHistory
-    ) -> None:
-        self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
-        self.end = self.rows = self.keys = 0
-        self.is_placeholder = False  # the last query, measured as long as there are too few for one in so many
-        self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
-        self.norms: list[tuple[int, Tensor]] = []
-        self.positions: list[range] = []
-        self.blocks: tuple[int, int] | None = None
-        self.received, self.map = GrowingSum(), GrowingSum(most=detail.pixels)
-        self.finished: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
-        self.keeper = InputKeeper() if detail.keep == "qk" else None
-        self._sight: Sight | None = None
+    A sample of the record is a path through time: it ends in a sample of the last batch, in one of an input that was
+    done before the others, or where a beam finished. `time` counts reorderings.
 
-    def continues_at(self, batch: int, first_query: int) -> bool:
-        """Whether queries from this position follow directly on the last ones, with the same batch size."""
-        return len(self.history.here) == batch and self.end == first_query
+    >>> history = BatchHistory(2)
+    >>> _ = history.add([0, 0, 1, 1])  # two beams each
+    >>> _ = history.add([3, 2], done=True)  # the first input is done; the beams of the second change places
+    >>> history.inputs, [history.paths(time).tolist() for time in range(3)]
+    ((0, 0, 1, 1), [[0, 0, 1, 1], [0, 1, 3, 2], [-1, -1, 0, 1]])
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.time, self.reorders = 0, list[Reorder]()
+        self.present = list(range(batch))  # the input of each sample of the current batch
+        self.finished: list[tuple[int, int, int]] = []  # input, time, row of each finished sample
+        self._paths: list[Tensor] | None = None
 
     def add(
-        self,
-        call: Call,
-        where: FirstPositions,
-        *,
-        logsumexp: Tensor | None = None,
-        norms: Callable[[slice], Tensor] | None = None,
-        grows: bool = False,
-    ) -> None:
-        """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
-        queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.history.time
-        rows = range(-(where.query + 1) % every, queries, every)
-        if self.is_placeholder and queries:
-            self._drop_placeholder()
-        if not rows and (not grows or not self.rows):
-            rows = range(max(queries - 1, 0), queries)
-            self.is_placeholder = grows and bool(rows)
-        if self.blocks is None:
-            height, width = choose_blocks(len(rows), where.key + keys, self.detail.pixels)
-            self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        positions = range(rows.start + where.query, rows.stop + where.query, rows.step)
-        found, exact = [], torch.float64 if grows else _choose_dtype(call)
-        while rows:
-            part, rows = self._cut(rows, call, where)
-            found.append(self._measure(call, part, where, logsumexp, exact))
-        found = found or [_make_empty_measures(call, self.detail)]
-        joined = (
-            found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
-        )
-        self._reserve(call, where.key + keys, exact)
-        self.positions.append(positions)
-        self.pieces.append((time, joined))
-        new = slice(max(0, self.keys - where.key), keys)
-        if norms is not None and (where.key + keys > self.keys or not self.norms):
-            gap = max(0, where.key - self.keys)
-            own = norms(new).cpu()
-            self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
-        if self.keeper is not None:
-            self.keeper.add(call, where.query, where.key, time)
-        self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
+        self, rows: Sequence[int] | Int[Tensor, " samples"], *, done: bool = False, finished: Collection[int] = ()
+    ) -> Reorder:
+        """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
 
-    def _drop_placeholder(self) -> None:
-        """Discards the placeholder query once a sampled one arrives."""
-        self.is_placeholder, self.rows, self.blocks = False, 0, None
-        self.pieces, self.positions, self.finished = [], [], {}
-        self.received, self.map = GrowingSum(), GrowingSum(most=self.detail.pixels)
+        The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
+        """
+        rows = torch.as_tensor(rows).long().cpu().flatten()
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.present):
+            raise AssertionError(f"rows {rows.tolist()} of {len(self.present)} samples")
+        new = [self.present[row] for row in rows.tolist()]
+        staying = set(new)
+        leaving = [
+            row for row, number in enumerate(self.present) if row in finished or (done and number not in staying)
+        ]
+        self.finished += [(self.present[row], self.time, row) for row in leaving]
+        self.present, self._paths = new, None
+        self.reorders.append(Reorder(rows, tuple(leaving)))
+        self.time += 1
+        return self.reorders[-1]
 
-    def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
-        """Grows the sums to this number of keys, also where no measured query could see them."""
-        self.received.reserve(call.q.shape[:2], (keys,), exact)
-        height, width = self.blocks or (0, 0)
-        if height:
-            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), _choose_dtype(call))
-            self._shrink()
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The input index of each sample of the record."""
+        return tuple(self._ends()[path][0] for path in self.order)
 
-    def _cut(self, rows: range, call: Call, where: FirstPositions) -> tuple[range, range]:
-        """Splits rows at the next edge of a map block: rows to measure together, and the rest."""
-        height, width = self.blocks or (0, 0)
-        count = len(rows)
-        if height:
-            count = -self.rows % height or count
-            if where.key % width:  # measured finer than it is kept
-                count = min(count, height * max(1, CELLS // max(1, math.prod(call.q.shape[:2]) * call.k.shape[2])))
-        return rows[:count], rows[count:]
+    @property
+    def order(self) -> list[int]:
+        """Present samples, then finished ones; sorted by input if any have finished."""
+        ends = self._ends()
+        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.finished else path)
 
-    def _measure(
-        self, call: Call, rows: range, where: FirstPositions, logsumexp: Tensor | None, exact: torch.dtype
-    ) -> dict[str, Tensor]:
-        assert self.blocks is not None
-        height, width = self.blocks
-        fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
-        chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
-        job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
-        result = run_job(job)
-        found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
-        found["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
-        for name in ("peak_key", "top_keys"):
-            keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
-            found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
-        assert result.received is not None
-        found = to_host({**found, "received": result.received, "map": result.map})
-        self.received.add(found.pop("received"), (where.key,), exact)
-        pixels = found.pop("map")
-        if height:
-            if fine != width:
-                inset = where.key // fine % (width // fine)
-                pixels = sum_blocks(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
-            self.map.add(pixels, (self.rows // height, where.key // width))
-            self._shrink()
-        self.rows += len(rows)
-        return found
+    def paths(self, time: int) -> Int[Tensor, " samples"]:
+        """The row that each sample of the record had at this time; −1 if it had finished before."""
+        if self._paths is None:
+            self._paths = self._trace_paths()
+        return self._paths[time]
 
-    def _shrink(self) -> None:
-        """Doubles the block size of the map until it fits the pixel limit."""
-        assert self.blocks is not None
-        for axis in (0, 1):
-            while self.map.sizes[axis] > self.detail.pixels:
-                self.map = GrowingSum(sum_blocks(self.map.value, 2, 2 + axis), most=self.detail.pixels)
-                height, width = self.blocks
-                self.blocks = (height, 2 * width) if axis else (2 * height, width)
+    def _ends(self) -> list[tuple[int, int, int]]:
+        return [(number, self.time, row) for row, number in enumerate(self.present)] + self.finished
 
-    def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
-        """The weight of the key that each probe asks for."""
-        found: dict[str, Tensor] = {}
-        if self.detail.probes:
-            from clearhead.lens.measures.key_probes import compute_probe_weights
-        for name, probe in (self.detail.probes or {}).items():
-            positions = torch.tensor(job.rows, dtype=torch.long) + where.query
-            keys = probe(positions).to(job.call.q.device)
-            keys = torch.where(keys >= where.key, keys - where.key, -1).expand(job.call.q.shape[0], -1)
-            found[f"probe {name}"] = compute_probe_weights(job.call, keys, result.logsumexp, rows=job.rows)
-        return found
-
-    def reorder(self, reorder: Reorder, gone: int) -> None:
-        """Reorders the sums; those of finished samples are stored under numbers from `gone` on."""
-        self._sight = None
-        if self.received.buffer is None:
-            return
-        for number, row in enumerate(reorder.leaving, start=gone):
-            sums = self.received.value[row].clone(), self._current_map()[row].clone()
-            self.finished[number] = (*sums, self.blocks or (0, 0))
-        self.received.select_rows(reorder.rows)
-        self.map.select_rows(reorder.rows)
-
-    def _current_map(self) -> Tensor:
-        value = self.received.value
-        return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
-
-    @torch.inference_mode(False)
-    def sight(self, forward: Forward) -> Sight:
-        """The measures so far, as one Sight."""
-        if self._sight is None:
-            whole = {
-                name: join_pieces(
-                    [(time, piece[name]) for time, piece in self.pieces], self.history, SEES_NOTHING.get(name, 0)
-                )
-                for name in self.pieces[0][1]
-            }
-            received, drawn = self._join_sums()
-            kept = None
-            if self.keeper is not None:
-                kept = self.keeper.finish(self.history, whole["logsumexp"] if self.detail.every == 1 else None)
-            self._sight = Sight(
-                **{name: whole[name] for name in PER_QUERY},
-                received=received,
-                map=drawn,
-                name=self.name,
-                cross=self.cross,
-                heads=self.heads,
-                queries=torch.tensor([*itertools.chain(*self.positions)], dtype=torch.long),
-                blocks=self.blocks or (0, 0),
-                inputs=self.history.inputs,
-                visible=whole["visible"],
-                probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
-                norms=join_pieces(self.norms, self.history) if self.norms else None,
-                kept=kept,
-                forward=forward,
-            )
-        return self._sight
-
-    def _join_sums(self) -> tuple[Tensor, Tensor]:
-        """`received` and `map` of all samples, in the order of the record."""
-        dtype = self.pieces[0][1]["entropy"].dtype
-        received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
-        if not self.history.gone:
-            return received, drawn
-        all_received, all_drawn = list(received), list(drawn)
-        for number in range(len(self.history.gone)):
-            one, pixels, blocks = self.finished.get(
-                number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0))
-            )
-            for axis, (had, have) in enumerate(zip(blocks, self.blocks or (0, 0), strict=True)):
-                pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
-            all_received.append(pad_to(one.to(dtype), received.shape[1:]))
-            all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
-        order = self.history.order
-        return torch.stack([all_received[path] for path in order]), torch.stack([all_drawn[path] for path in order])
+    def _trace_paths(self) -> list[Tensor]:
+        """The rows of every sample at every time, traced from the end back to the beginning."""
+        ends = [self._ends()[path] for path in self.order]
+        when, where = (torch.tensor([end[n] for end in ends], dtype=torch.long) for n in (1, 2))
+        row = torch.where(when == self.time, where, -1)
+        found = [row]
+        for time in range(self.time - 1, -1, -1):
+            rows = self.reorders[time].rows
+            before = rows[row.clamp(min=0)] if len(rows) else row
+            row = torch.where(when == time, where, torch.where(row >= 0, before, -1))
+            found.append(row)
+        return found[::-1]
 
 
-def _choose_dtype(call: Call) -> torch.dtype:
-    return torch.promote_types(call.q.dtype, torch.float32)
+def join_all_pieces(
+    pieces: Sequence[tuple[int, Mapping[str, Shaped[Tensor, "_ _ _ ..."]]]],
+    history: BatchHistory,
+    fills: Mapping[str, int | float],
+) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
+    """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
+    return {
+        name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
+        for name in pieces[0][1]
+    }
 
 
-def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
-    """Measures with zero queries."""
-    empty = torch.zeros(*call.q.shape[:2], 0, dtype=_choose_dtype(call))
-    tops = empty[..., None].expand(-1, -1, -1, detail.top)
-    found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
-    return found | {"visible": empty[:, :1].int(), "peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}
+def join_pieces(
+    pieces: Sequence[tuple[int, Shaped[Tensor, "_ _ _ ..."]]], history: BatchHistory, fill: int | float = 0
+) -> Shaped[Tensor, "samples _ _ ..."]:
+    """Concatenates (time, piece) pairs along the tokens, with samples in the order of the record."""
+    heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
+    if not history.reorders:
+        return _concatenate([piece for _, piece in pieces], heads)
+    found = []
+    for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # pieces between two reorderings together
+        found.append(select_rows(_concatenate([piece for _, piece in some], heads), history.paths(time), fill))
+    return _concatenate(found, heads)
+
+
+def _concatenate(pieces: Sequence[Tensor], heads: int) -> Tensor:
+    wide = [one if one.shape[1] == heads else one.expand(-1, heads, *one.shape[2:]) for one in pieces]
+    return torch.cat(wide, 2) if len(wide) > 1 else wide[0]
+
+
+def select_rows(
+    tensor: Shaped[Tensor, "batch ..."], rows: Int[Tensor, " samples"], fill: int | float = 0
+) -> Shaped[Tensor, "samples ..."]:
+    """Rows of a tensor, with `fill` where an index is −1; the tensor itself if nothing changes."""
+    if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
+        return tensor
+    if not len(tensor):
+        return tensor.new_full((len(rows), *tensor.shape[1:]), fill)
+    chosen = tensor.index_select(0, rows.clamp(min=0))
+    chosen[rows < 0] = fill
+    return chosen
+
+
+class InputKeeper:
+    """Collects the inputs of a growing attention on the CPU, each key once."""
+
+    def __init__(self) -> None:
+        self.q: list[tuple[int, Tensor]] = []  # with the time of each
+        self.k: list[tuple[int, Tensor]] = []
+        self.parts: list[tuple[int, Step]] = []
+        self.keys = 0
+        self.scale: float | Tensor = 1.0
+        self.softcap: float | None = None
+        self.sinks: Tensor | None = None
+
+    def add(self, call: Call, first_query: int, first_key: int, time: int) -> None:
+        queries, keys = call.q.shape[2], call.k.shape[2]
+        self.q.append((time, _copy_to_host(call.q)))
+        if first_key + keys > self.keys or not self.k:
+            new = _copy_to_host(call.k[:, :, max(0, self.keys - first_key) :])
+            gap = max(0, first_key - self.keys)  # keys that a sliding cache dropped before the watch began
+            self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
+            self.keys = first_key + keys
+        mask = None if call.mask is None else _copy_mask(call.mask)
+        bias = None if call.bias is None else call.bias.replace(_copy_to_host(call.bias.parameter))
+        self.parts.append((time, Step(first_query, first_key, queries, keys, mask, bias)))
+        if len(self.parts) == 1:
+            self.scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
+            self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
+
+    def finish(self, history: BatchHistory, logsumexp: Float[Tensor, "samples heads queries"] | None) -> KeptInputs:
+        """The KeptInputs, with samples in the order of the record."""
+        q, k = join_pieces(self.q, history), join_pieces(self.k, history)
+        lengths = torch.zeros(len(q), dtype=torch.long)
+        for time, part in self.parts:
+            lengths += (history.paths(time) >= 0) * part.queries
+        parts = tuple(_select_samples(part, history.paths(time)) for time, part in self.parts)
+        together = join_steps(parts, q.shape[2], k.shape[2], dense=False)
+        if len(parts) > 1 and together is not None:
+            parts = (Step(parts[0].first_query, 0, q.shape[2], k.shape[2], *together),)
+        return KeptInputs(q, k, self.scale, self.softcap, self.sinks, parts, lengths, logsumexp)
+
+
+def _select_samples(step: Step, rows: Int[Tensor, " samples"]) -> Step:
+    """The same step for these samples; −1 marks a sample that had finished."""
+    present = None if bool((rows >= 0).all()) else rows >= 0
+    rows, mask, bias = rows.clamp(min=0), step.mask, step.bias
+    if mask is not None:
+        mask = mask.map(lambda tensor: select_rows(tensor, rows) if len(tensor) > 1 else tensor)
+    if bias is not None and bias.batch > 1:
+        bias = bias.replace(select_rows(bias.parameter, rows))
+    return step._replace(mask=mask, bias=bias, present=present)
+
+
+_copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakKeyDictionary()
+
+
+def _copy_mask(mask: Mask) -> Mask:
+    """A copy of a mask, shared by all layers that use it."""
+    if any(tensor.is_inference() for tensor in mask.tensors()):
+        return mask.map(_copy_to_host)  # inference tensors have no version counter
+    changes = [tensor._version for tensor in mask.tensors()]
+    known = _copies.get(mask)
+    if known is None or known[0] != changes:
+        known = _copies[mask] = (changes, mask.map(_copy_to_host))
+    return known[1]
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """A CPU copy that shares no memory: caches overwrite what they return."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 class GrowingCall(Forward):
@@ -254,20 +218,26 @@ class GrowingCall(Forward):
         super().__init__()
         self.history: BatchHistory | None = None  # of what grows with the cache
         self.cache: Callable[[], object | None] | None = None
-        self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # moves after which no query came yet
+        self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # applied when the next query arrives
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
 
-    def bind(self, cache: object) -> None:
-        """Ties the call to a cache; a KeyValueCache of ours also reports its reorderings."""
+    def bind(self, cache: object, batch: int | None) -> None:
+        """Ties the call to a cache; with a batch size, its attentions grow. Our KeyValueCache reports reorderings."""
+        if batch is not None and self.history is None:
+            self.history = BatchHistory(batch)
+        if self.cache is not None:
+            return
         self.cache = weakref.ref(cache)
-        if hasattr(cache, "followers"):
-            cache.followers.append(self.reorder)
+        if hasattr(cache, "observers"):
+            cache.observers.append(self.reorder)
 
-    def reorder(self, rows: Sequence[int] | Tensor, done: bool = False, finished: Collection[int] = ()) -> None:
+    def reorder(
+        self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
+    ) -> None:
         """Sample n is now what rows[n] was; with `done` an input without samples is finished, not dropped.
 
-        What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
-        beams moves them once more after the last one, and would take away those that were just completed.
+        What was in the rows of `finished` stays in the record. It takes effect with the next query: a beam search
+        reorders once more after its last query, which would remove the beams that were just completed.
         """
         if self.history is not None:
             with torch.inference_mode(False):  # whose tensors could not be changed later
@@ -278,14 +248,14 @@ class GrowingCall(Forward):
         for rows, done, finished in self._pending_reorders:
             assert self.history is not None
             with torch.inference_mode(False):
-                gone = len(self.history.gone)
+                first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
                 for part in self.sights.values():
-                    if isinstance(part, GrowingAttention) and part.history is self.history:
-                        part.reorder(reorder, gone)
+                    if not isinstance(part, Sight) and part.history is self.history:
+                        part.reorder(reorder, first_number)
         self._pending_reorders.clear()
 
-    def add_ids(self, kind: str, numbers: Tensor, position: int) -> None:
+    def add_ids(self, kind: str, numbers: Int[Tensor, "batch tokens"], position: int) -> None:
         """Appends token ids; the first stands at this position."""
         time = 0 if self.history is None else self.history.time
         pieces = self._tokens.setdefault(kind, [])
@@ -298,12 +268,12 @@ class GrowingCall(Forward):
         self._tokens.pop(kind, None)
 
     def inherit(self, other: GrowingCall, position: int) -> None:
-        """Copies the tokens before a position from a call whose cache was cropped there."""
+        """Copies the tokens before a position from a call whose cache was cropped to it."""
         for kind, numbers in other.ids.items():
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
     @property
-    def ids(self) -> dict[str, Tensor]:
+    def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
         return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()} | self._ids
 
     def _join_tokens(self, pieces: list[tuple[int, int, Tensor]], reorders: bool) -> Tensor:
@@ -321,13 +291,14 @@ class GrowingCall(Forward):
         """Turns every attention into its final Sight and releases the cache."""
         self.release()
         self._ids = self.ids
-        # A part without pieces is one whose measuring failed.
-        self.sights = {name: self[name] for name, part in self.sights.items() if getattr(part, "pieces", True)}
+        # An attention without pieces is one whose measurement failed.
+        parts = {name: part for name, part in self.sights.items() if isinstance(part, Sight) or part.pieces}
+        self.sights = {name: part if isinstance(part, Sight) else part.sight(self) for name, part in parts.items()}
         self.history, self._tokens, self._pending_reorders = None, {}, []
 
     def release(self) -> None:
         """Stops following the cache."""
         cache = None if self.cache is None else self.cache()
-        if cache is not None and hasattr(cache, "followers"):
-            cache.followers.remove(self.reorder)
+        if cache is not None and hasattr(cache, "observers"):
+            cache.observers.remove(self.reorder)
         self.cache = None

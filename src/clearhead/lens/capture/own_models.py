@@ -16,6 +16,7 @@ from clearhead.lens.capture.compiled_graphs import (
     AttentionObserver,
     EncodedCall,
     GraphReceiver,
+    is_recomputing,
     registry_lock,
     send_to_receiver,
 )
@@ -45,9 +46,8 @@ def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], N
     with registry_lock:
         observer = _observers.get(attention)
         if observer is None or (observer.listeners and attention.observer is not observer):
-            observer = (
-                AttentionObserver()
-            )  # also if somebody stepped in between, who may hand on to the observer that was there
+            # Also if another observer was set meanwhile, which may call the one before it.
+            observer = AttentionObserver()
             _observers.setdefault(attention, observer)
         if attention.observer is not observer:
             observer.previous, attention.observer = attention.observer, observer
@@ -63,6 +63,8 @@ def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], N
 
 def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
     def listen(seen: Seen) -> None:
+        if is_recomputing():
+            return
         first_query, cache = None, seen.cache
         if seen.cross and cache is not None:
             seen = split_beams(seen, cache.beams)

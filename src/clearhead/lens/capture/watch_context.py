@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
@@ -16,7 +15,15 @@ from clearhead.lens import huggingface
 from clearhead.lens.attention_names import check_heads, check_name, find_attentions, to_python_number
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.own_models import observe_own_model
-from clearhead.lens.capture.watch_settings import MeasureDetail, Probe, Sizes, WatchSettings, estimate_bytes
+from clearhead.lens.capture.watch_settings import (
+    AttentionShape,
+    MeasureDetail,
+    Probe,
+    Sizes,
+    WatchSettings,
+    estimate_bytes,
+    read_itemsize,
+)
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.record.attention_record import Record
 
@@ -44,9 +51,9 @@ def watch(
 
     - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
     - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
-    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
-      warning comes before it is more than a quarter of the memory that is free.
-    - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` estimates its memory; a
+      warning is given if that is more than a quarter of the free memory.
+    - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
@@ -70,14 +77,14 @@ def watch(
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
-    collector = Collector(settings, record, settings.layers, model)
+    collector = Collector(settings, record, model)
     with collector, target.attach(collector):
         yield record
     if not record.calls:
         raise LensError(
-            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran"
+            f"none of the {len(settings.layers)} watched attentions ran"
             f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
-            "was it a recorded CUDA graph that was played?"
+            "was a CUDA graph replayed?"
         )
 
 
@@ -110,15 +117,6 @@ def expected_bytes(
     return total
 
 
-class AttentionShape(NamedTuple):
-    """The sizes of one attention module."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    itemsize: int
-
-
 class WatchTarget(NamedTuple):
     """The attentions of a model by name, and how a collector attaches to them."""
 
@@ -130,13 +128,11 @@ def _find_target(model: nn.Module) -> WatchTarget:
     """Our models are observed directly, Hugging Face's through their attention interface; others raise LensError."""
     ours = find_attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
-        itemsize = _itemsize(model)
+        itemsize = read_itemsize(model)
         shapes = {name: AttentionShape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
         return WatchTarget(shapes, lambda collector: observe_own_model(model, ours, collector))
-    if isinstance(model, nn.Module) and (
-        huggingface.find_attentions(model) or hasattr(getattr(model, "config", None), "_attn_implementation")
-    ):
-        shapes = {name: _read_shape(model, heads) for name, heads in huggingface.count_heads(model).items()}
+    shapes = huggingface.read_shapes(model) if isinstance(model, nn.Module) else {}
+    if shapes:
         return WatchTarget(shapes, lambda collector: huggingface.observe_model(model, collector))
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
         raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
@@ -145,31 +141,6 @@ def _find_target(model: nn.Module) -> WatchTarget:
         "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
         "measure(q, k, mask) works on the tensors of any"
     )
-
-
-def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
-    """Attention sizes from the config of a Hugging Face model."""
-    config = getattr(model, "config", None)
-    width = _read_config_integer(config, "hidden_size") or _read_config_integer(config, "d_model") or 64 * heads
-    head_dim = (
-        _read_config_integer(config, "head_dim") or _read_config_integer(config, "d_kv") or max(1, width // heads)
-    )
-    return AttentionShape(
-        heads, _read_config_integer(config, "num_key_value_heads") or heads, head_dim, _itemsize(model)
-    )
-
-
-def _itemsize(model: nn.Module) -> int:
-    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
-
-
-def _read_config_integer(config: object, name: str) -> int | None:
-    """An integer from a config; None if it is missing, or differs by layer."""
-    try:
-        value = getattr(config, name, None)
-    except Exception:  # transformers has an error of its own for that, which is no AttributeError
-        return None
-    return value if isinstance(value, int) else None
 
 
 def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> WatchSettings:

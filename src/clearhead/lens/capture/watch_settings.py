@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
+from clearhead.formatting import format_bytes
 
-LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
+LARGE_SHARE = 0.25  # of the free memory: more gives a warning
 
 
-Probe = Callable[[Tensor], Tensor]  # query positions to one key position each, −1 for none
+Probe = Callable[[Int[Tensor, " queries"]], Int[Tensor, " queries"]]  # one key position for each query, or −1
 
 
 class MeasureDetail(NamedTuple):
@@ -30,12 +33,26 @@ class MeasureDetail(NamedTuple):
 
 
 class WatchSettings(NamedTuple):
-    """What watch() was asked for, checked: names of the layers, numbers of the heads (None: all), and the detail."""
+    """The checked options of watch(): names of the layers, numbers of the heads (None: all), and the detail."""
 
     layers: tuple[str, ...]
     heads: tuple[int, ...] | None = None
     detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
+
+
+class AttentionShape(NamedTuple):
+    """The sizes of one attention module; `itemsize` is the bytes per element of its parameters."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+
+def read_itemsize(model: nn.Module) -> int:
+    """The bytes per element of a model's first floating-point parameter."""
+    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
 
 
 class Sizes(NamedTuple):
@@ -75,17 +92,6 @@ def count_dense_bytes(call: Call) -> int:
     return sum(tensor.nbytes for tensor in numbers)
 
 
-def format_bytes(count: int) -> str:
-    """
-    >>> format_bytes(1_234_567), format_bytes(560)
-    ('1.2 MB', '560 bytes')
-    """
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
 def get_free_bytes() -> int | None:
     """The available memory of this machine; None if the system does not report it."""
     try:
@@ -103,7 +109,7 @@ def warn_if_large(expected: int, what: str) -> bool:
         return False
     warnings.warn(
         f"{what} will take about {format_bytes(expected)} of memory, and {format_bytes(free)} are free; "
-        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
+        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes estimates it without a run",
         stacklevel=2,
     )
     return True

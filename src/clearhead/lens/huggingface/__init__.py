@@ -1,7 +1,7 @@
 """The lens for Hugging Face transformers: attention is observed through the interface that its models share."""
 
-from clearhead.lens.huggingface.discovery import count_heads, find_attentions, refuse_unwatchable
+from clearhead.lens.huggingface.discovery import count_heads, find_attentions, read_shapes
 from clearhead.lens.huggingface.forward_tracking import observe_model
 from clearhead.lens.huggingface.interposition import wrapped_attention
 
-__all__ = ["count_heads", "find_attentions", "observe_model", "refuse_unwatchable", "wrapped_attention"]
+__all__ = ["count_heads", "find_attentions", "observe_model", "read_shapes", "wrapped_attention"]

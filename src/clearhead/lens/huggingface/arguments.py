@@ -1,6 +1,6 @@
 """The arguments of a transformers attention function, read as that function reads them.
 
-The functions differ. "sdpa" takes a mask of None as causal where the module says so, aligned at the upper left; "eager"
+The functions differ. "sdpa" takes a mask of None as causal if the module is, aligned at the upper left; "eager"
 takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
 BlockMask. What is measured is what the function in force computes.
 """
@@ -19,7 +19,6 @@ from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.sdpa_logsumexp import LogsumexpMode
 from clearhead.errors import LensError
-from clearhead.lens.capture.compiled_graphs import NONE, EncodedCall
 from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
 
 HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
@@ -46,9 +45,8 @@ class AttentionArguments(NamedTuple):
 
 
 MaskAndBias = tuple[Mask | None, Tensor | None]
-Masks = dict[
-    tuple[Any, ...], tuple[Any, MaskAndBias]
-]  # by where what was given lies, which is kept so that nothing else does
+# By the memory address of the given mask, which is kept so that no other mask gets this address.
+Masks = dict[tuple[Any, ...], tuple[Any, MaskAndBias]]
 
 
 def read_arguments(
@@ -215,13 +213,12 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
 def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
     if options.get("cache") is not None:
         raise LensError(
-            "continuous batching keeps its keys in pages that this function looks up itself; watch the model while it "
-            "runs generate() without it"
+            "continuous batching keeps keys in pages that only its own function can read; use generate() without it "
+            "while the model is watched"
         )
     if any(options.get(name) is not None for name in ("indices", "block_indices")):
         raise LensError(
-            "this kernel chooses the keys that are seen by itself; "
-            "watch the model with model.set_attn_implementation('sdpa')"
+            "this kernel selects the visible keys by itself; watch the model with model.set_attn_implementation('sdpa')"
         )
     if q.ndim != 4 or k.ndim != 4:
         raise LensError(
@@ -243,47 +240,3 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
 def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments by name, from the sixth on."""
     return dict(zip(_get_parameters(function)[5:], args, strict=False))
-
-
-KINDS = ("sdpa", "eager", "flash", "flex")
-OPTIONAL = ("mask", "bias", "sinks", "positions", "starts", "key_starts")
-
-
-def encode_arguments(got: AttentionArguments) -> EncodedCall:
-    """The arguments as tensors, integers and floats. torch.compile traces it, so it is kept simple."""
-    tensors = [got.q.detach(), got.k.detach(), got.v.detach()]
-    numbers = [KINDS.index(got.kind), int(got.causal), NONE if got.window is None else got.window]
-    floats = []
-    for value in (got.scale, got.softcap):
-        numbers.append(2 if isinstance(value, Tensor) else 0 if value is None else 1)
-        if isinstance(value, Tensor):
-            tensors.append(value.detach())
-        elif value is not None:
-            floats.append(float(value))
-    for tensor in (got.mask, got.bias, got.sinks, got.positions, got.starts, got.key_starts):
-        numbers.append(0 if tensor is None else 1)
-        if tensor is not None:
-            tensors.append(tensor.detach())
-    return EncodedCall(tensors, numbers, floats)
-
-
-def decode_arguments(given: EncodedCall) -> AttentionArguments:
-    """The inverse of the encoder."""
-    tensors, numbers, floats = iter(given.tensors), iter(given.numbers), iter(given.floats)
-    q, k, v = next(tensors), next(tensors), next(tensors)
-    kind, causal, window = KINDS[next(numbers)], bool(next(numbers)), next(numbers)
-    kinds = (next(numbers), next(numbers))
-    scale, softcap = (None if not kind else next(floats) if kind == 1 else next(tensors) for kind in kinds)
-    optional: dict[str, Any] = {name: next(tensors) if next(numbers) else None for name in OPTIONAL}
-    assert not isinstance(softcap, Tensor)
-    return AttentionArguments(
-        kind,
-        q,
-        k,
-        v,
-        scale=scale,
-        causal=causal,
-        softcap=softcap,
-        window=None if window == NONE else window,
-        **optional,
-    )

@@ -1,6 +1,6 @@
 """The attention modules of a Hugging Face model: which there are, their names, head counts and output projections.
 
-A module counts if its code asks the attention interface of transformers for its function. Names such as
+A module counts if its code gets its function from the attention interface of transformers. Names such as
 "encoder.0.self", "decoder.3.cross" or "vision.encoder.0.self" come from module paths alone, without a list of families:
 of "model.decoder.layers.3.encoder_attn" the number is the layer, "decoder" the stack, and "encoder_attn" means
 cross-attention; the rest is dropped as long as names stay distinct.
@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import WRAPPERS
+from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
 
 # Attention in name only: they hold, cut or pool what another module attends.
 PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")
@@ -46,8 +48,13 @@ def keeps_keys(module: nn.Module) -> bool:
     return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
 
 
-def find_interface(module: nn.Module) -> Any:
-    """The interface object that a module asks: the global one, unless its file defines its own."""
+def find_interfaces(modules: Iterable[nn.Module]) -> list[Any]:
+    """The interface objects that modules use, each once."""
+    return list({id(one): one for one in map(_find_interface, modules)}.values())
+
+
+def _find_interface(module: nn.Module) -> Any:
+    """The interface object that a module uses: the global one, unless its file defines its own."""
     kind: Any = type(module)
     for function in _find_callers(kind):
         for name in _iterate_names(function.__code__):
@@ -87,8 +94,8 @@ def refuse_unwatchable(model: nn.Module) -> None:
             "calls Hugging Face's attention interface"
         )
     raise LensError(
-        f"{name} computes its attention itself, without Hugging Face's attention interface, so that it would never be "
-        f"seen: {describe_modules(others)}. {REMEDY}"
+        f"{name} computes its attention itself, without Hugging Face's attention interface, so it cannot be "
+        f"recorded: {describe_modules(others)}. {REMEDY}"
     )
 
 
@@ -133,11 +140,38 @@ def _iterate_names(code: types.CodeType) -> Iterator[str]:
 
 
 CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
-# Words that say nothing: what every model calls its parts.
+# Words without information: common names of submodules.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
 TOWER = re.compile(r"_(?:model|tower|encoder|decoder|transformer|backbone|embed|embeddings)$")
 SENSES = {"text", "language", "vision", "visual", "image", "audio", "speech", "video", "qformer"}
+
+
+class AttentionInfo(NamedTuple):
+    """Static facts about an attention module."""
+
+    name: str
+    cross: bool
+    grows: bool  # with a cache, if there is one
+    out: Float[Tensor, "width features"] | None  # the weight that merges its heads
+
+
+def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[nn.Module, AttentionInfo]:
+    """Every attention of a model with its facts; those named in `with_out` with their output weight."""
+    paths = {module: path for path, module in find_attending_modules(model).items()}
+    named, outs = find_attentions(model), find_output_weights(model, tuple(with_out))
+    alone = not any("decoder" in name.split(".") for name in named)
+    return {
+        module: AttentionInfo(
+            name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+        )
+        for name, module in named.items()
+    }
+
+
+def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
+    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
+    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
 class AttentionPlace(NamedTuple):
@@ -233,7 +267,7 @@ def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
 
-# Families that apply this map to the merged heads and nothing before it; "^" is the module around the attention.
+# Families whose output projection is applied to the merged heads directly; "^" is the module around the attention.
 # Others have gates or norms in between, so they are not guessed. tests/lens/test_huggingface_norms.py has the proof.
 MERGED_BY = {
     "o_proj": (
@@ -253,6 +287,23 @@ SUFFIXES = ("Attention", "SelfAttention", "CrossAttention")
 PLACES = {
     f"{name}{suffix}": place for place, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES
 }
+
+
+def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
+    """The sizes of each attention by name; {} for a model of another library, LensError for one without any."""
+    named = find_attentions(model)
+    if not named and not hasattr(getattr(model, "config", None), "_attn_implementation"):
+        return {}
+    refuse_unwatchable(model)
+    return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
+
+
+def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
+    """Attention sizes from the config of a model."""
+    config = getattr(model, "config", None)
+    width = _read_integer(config, "hidden_size") or _read_integer(config, "d_model") or 64 * heads
+    head_dim = _read_integer(config, "head_dim") or _read_integer(config, "d_kv") or max(1, width // heads)
+    return AttentionShape(heads, _read_integer(config, "num_key_value_heads") or heads, head_dim, read_itemsize(model))
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
@@ -277,7 +328,7 @@ def _read_integer(place: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Tensor]:
+def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Float[Tensor, "width features"]]:
     """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
     paths = {module: path for path, module in find_attending_modules(model).items()}
     named = find_attentions(model)
@@ -289,14 +340,12 @@ def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
     place = PLACES.get(type(module).__name__)
     if place is None:
         raise LensError(
-            f"norms=True wants the map that merges the heads of {name!r}, and of {type(module).__name__} it is not "
-            f"known that it follows right after; it is of {', '.join(' '.join(MERGED_BY.values()).split())}"
+            f"norms=True needs the output projection of {name!r}, which is not known for {type(module).__name__}; "
+            f"it is for {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
     linear = around.get_submodule(place.removeprefix("^"))
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise LensError(
-            f"norms=True wants the weight that merges the heads of {name!r}; {linear} does not have it as such"
-        )
+        raise LensError(f"norms=True needs the weight of the output projection of {name!r}; {linear} has none")
     return weight.T if type(linear).__name__ == "Conv1D" else weight

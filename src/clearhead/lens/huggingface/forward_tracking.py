@@ -7,70 +7,154 @@ import inspect
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector, is_recomputing
-from clearhead.lens.huggingface import cache_positions
-from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
-from clearhead.lens.huggingface.cache_positions import (
-    AttentionInfo,
-    CacheGrowth,
-    ForwardPass,
-    LayerCacheState,
-    count_seen_tokens,
-    read_layer_states,
-)
+from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.compiled_graphs import is_recomputing
+from clearhead.lens.huggingface.arguments import AttentionArguments, Masks, to_seen
 from clearhead.lens.huggingface.discovery import (
     REMEDY,
+    AttentionInfo,
+    describe_attentions,
     describe_modules,
-    find_attending_modules,
-    find_attentions,
-    find_output_weights,
     find_unseen_modules,
-    is_cross,
-    keeps_keys,
 )
 from clearhead.lens.huggingface.interposition import observe_modules
-from clearhead.lens.huggingface.model_events import attach_forward_hooks, observe_finished_beams
+from clearhead.lens.huggingface.model_events import ReorderListener, attach_callbacks
+
+
+def find_cache(values: Iterable[Any]) -> Any | None:
+    """The transformers Cache among these values, or None."""
+    from transformers.cache_utils import Cache
+
+    return next((value for value in values if isinstance(value, Cache)), None)
+
+
+class LayerCacheState(NamedTuple):
+    """The state of one cache layer before a step."""
+
+    length: int = 0  # tokens that it has seen
+    slots: int | None = None  # places for keys, of a static one
+    window: int | None = None  # of one that slides
+
+    def explains(self, queries: int, keys: int) -> bool:
+        """Whether this layer returns `keys` keys when `queries` new ones are added."""
+        if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
+            return True
+        kept = self.length if self.window is None else min(self.length, self.window - 1)
+        return keys in (kept + queries, self.length + queries)
+
+
+def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
+    """The state of each cache layer that exists.
+
+    Of an encoder-decoder's cache, those of self-attention: a context is seen once.
+    """
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    known = {n: layer for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
+    found = {n: layer.get_seq_length() for n, layer in known.items()}
+    tensors = [value for value in found.values() if isinstance(value, Tensor)]
+    if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
+        numbers = iter(torch.stack([value.reshape(()).to(tensors[0].device) for value in tensors]).tolist())
+        found = {n: next(numbers) if isinstance(value, Tensor) else value for n, value in found.items()}
+    return {
+        n: LayerCacheState(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
+        for n, layer in known.items()
+    }
+
+
+class CacheGrowth:
+    """Identifies a call that continues while its cache grows from pass to pass."""
+
+    def __init__(self, cache: Any, length: int) -> None:
+        self.cache, self.length = weakref.ref(cache), length
+        self.counts: Counter[str] = Counter()  # of attentions that have no part in it
+
+
+class ForwardPass:
+    """A forward pass in progress, of the watched model or of a model inside it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        cache: Any = None,
+        layer_states: dict[int, LayerCacheState] | None = None,
+        around: ForwardPass | None = None,
+    ) -> None:
+        self.module = module
+        inherited = around if cache is None else None
+        self.cache: Any = cache if inherited is None else inherited.cache
+        self.layer_states: dict[int, LayerCacheState] = (
+            layer_states or {} if inherited is None else inherited.layer_states
+        )
+        self.length = count_seen_tokens(self.layer_states)
+        self.masks: Masks = {} if around is None else around.masks
+        self.counts: Counter[str] = Counter() if around is None else around.counts
+        self.growth: CacheGrowth | None = None if around is None else around.growth
+        self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
+        self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
+
+    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
+        """The document positions of the first query and the first key, and how many keys are real.
+
+        A cache that slides hands over only its last keys, a static one also its empty slots.
+        """
+        state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
+        if not state.length and keys > queries:  # a layer may use the keys of another
+            filled = (one for one in self.layer_states.values() if one.length or not self.length)
+            others = (one for one in filled if one.explains(queries, keys))
+            state = next(others, state._replace(length=self.length))
+        if known.cross:
+            return state.length, 0, keys
+        if self.cache is None or layer is None or (state.length and keys == queries):
+            return max(0, keys - queries) if known.grows else 0, 0, keys
+        total = state.length + queries
+        if state.explains(queries, keys):
+            return state.length, max(0, total - keys), min(keys, total)
+        if state.length and known.grows:
+            raise LensError(
+                f"{known.name!r} attends to {keys} keys where its cache holds {state.length} and {queries} are new: "
+                "also to another sequence, or to summaries. It can be watched in one pass, but not while it generates"
+            )
+        return 0, 0, keys
+
+
+def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
+    """The number of tokens that a cache has seen: the maximum over its layers."""
+    return max((state.length for state in held.values()), default=0)
 
 
 class ForwardTracker:
     """Reports every forward pass and every attention of a model to a collector."""
 
+    listener: ReorderListener  # while hooks are attached
+
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self.model, self.collector = model, collector
-        paths = {module: path for path, module in find_attending_modules(model).items()}
-        outs = find_output_weights(model, collector.settings.layers) if collector.settings.detail.norms else {}
-        named = find_attentions(model)
-        alone = not any("decoder" in name.split(".") for name in named)
-        self.known = {
-            module: AttentionInfo(
-                name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
-            )
-            for name, module in named.items()
-        }
+        settings = collector.settings
+        self.known = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
         self.layers = _find_layer_numbers(self.models, self.known)
         self.unseen = find_unseen_modules(model)
         self.passes = self.attentions_seen = 0
-        self.listener = cache_positions.ReorderListener(self._on_reorder)
+        self.cache_kinds = set[type]()
         self._thread = threading.local()
 
     @contextmanager
     def track(self) -> Iterator[None]:
         """Attaches all hooks and wrappers, and removes them at the end."""
-        with ExitStack() as stack:
-            for module in self._list_models():
-                stack.enter_context(attach_forward_hooks(module, self, whole=module is self.model))
-            stack.callback(self.listener.stop)
-            stack.enter_context(observe_finished_beams(self._on_finished_beams))
-            stack.enter_context(observe_modules(list(self.known), self.on_attention))
+        with (
+            attach_callbacks(self.model, self.models, self) as self.listener,
+            observe_modules(list(self.known), self.on_attention),
+        ):
             yield
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
@@ -105,7 +189,7 @@ class ForwardTracker:
             first_query=first_query,
             first_key=first_key,
             cross=known.cross,
-            still=not known.grows,
+            static=not known.grows,
             out=known.out,
         )
 
@@ -116,18 +200,13 @@ class ForwardTracker:
         frames: list[ForwardPass] = self._thread.frames
         return frames
 
-    def _list_models(self) -> list[nn.Module]:
-        return [self.model, *(module for module in self.models if module is not self.model)]
-
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_recomputing():
-            return
         frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
-            if module is self.model or frame.module is module:  # left by a pass that was interrupted
+            if module is self.model or frame.module is module:  # of a pass that was interrupted
                 del frames[n:]
                 break
-        cache = cache_positions.find_cache(named.values())
+        cache = find_cache(named.values())
         frame = ForwardPass(
             module, cache, self._read_states(cache, named.get("hidden_states")), frames[-1] if frames else None
         )
@@ -142,8 +221,14 @@ class ForwardTracker:
         else:
             self._note_inner_tokens(frame, {"vectors": None} if vectors and not ids else ids)
         if frame.growth is not None and cache is not None:
-            self.listener.listen(cache)
+            self._listen(cache)
         frames.append(frame)
+
+    def _listen(self, cache: Any) -> None:
+        """Reports reorderings of this cache, and of all of its class."""
+        if type(cache) not in self.cache_kinds:
+            self.cache_kinds.add(type(cache))
+            self.listener.listen(type(cache))
 
     def _note_inner_tokens(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
         """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
@@ -160,22 +245,22 @@ class ForwardTracker:
                 self.collector.forget_tokens(kind)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if is_recomputing() or not self._frames:
+        if not self._frames:
             return
         frame = self._frames.pop()
         if self._frames:
             return
-        cache = cache_positions.find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
+        cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
             self._thread.growths[id(cache)] = frame.growth
-            self.listener.listen(cache)
+            self._listen(cache)
         self.collector.end()
 
     def _read_states(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
         """Cache states of the watched layers; other layers may already hold the tokens `coming`.
 
-        All have, where a layer by itself has no place there: it looks at the keys of one before it.
+        All have, if a layer by itself has no entry in the cache: it uses the keys of one before it.
         """
         held = read_layer_states(cache)
         own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
@@ -220,11 +305,11 @@ class ForwardTracker:
         found = {"source" if both else "tokens": source, "target": target}
         return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
-    def _on_finished_beams(self, rows: frozenset[int]) -> None:
+    def on_finished_beams(self, rows: frozenset[int]) -> None:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
 
-    def _on_reorder(self, cache: Any, rows: Tensor) -> None:
+    def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
         finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
         self._thread.finished_beams = frozenset()
@@ -239,13 +324,13 @@ def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
     tracker = ForwardTracker(model, collector)
     if tracker.layers is not None and type(model).forward is nn.Module.forward:
         raise LensError(
-            f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
+            f"a {type(model).__name__} is never called itself, so its forward passes cannot be recorded; "
             "watch the model that it belongs to, and choose some of its attentions with layers="
         )
     if tracker.unseen:
         warnings.warn(
             f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
-            f"not seen: {describe_modules(tracker.unseen)}",
+            f"not recorded: {describe_modules(tracker.unseen)}",
             stacklevel=5,
         )
     with tracker.track():
@@ -275,11 +360,6 @@ def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
     if some is None or others is None:
         return some is others
     return some.device == others.device and torch.equal(some, others)
-
-
-def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
-    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
-    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
 
 
 @functools.cache

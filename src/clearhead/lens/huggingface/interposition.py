@@ -1,8 +1,8 @@
 """Wrappers around the attention function of a Hugging Face model, whichever implementation is in force.
 
-Every attention module asks its interface object for the function, at every call. While somebody wraps, that object
-returns a function which checks whether the calling module is wrapped. So the model stays as it is: its config, its
-masks, and what it does for "eager" or "sdpa" by name; and code compiled before notices, since it guards on the object.
+Every attention module gets its function from an interface object, at every call. While wrappers exist, that object
+returns a function which applies the wrappers of the calling module. So nothing of the model changes: its config, its
+masks, what it does for "eager" or "sdpa" by name. Compiled code is recompiled, since it guards on the object.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from clearhead.attention.sdpa_logsumexp import observe_sdpa
 from clearhead.lens.capture.compiled_graphs import (
     EncodedCall,
     GraphReceiver,
+    decode_values,
+    encode_values,
     exclude_from_graphs,
     registry_lock,
     send_to_receiver,
 )
-from clearhead.lens.huggingface.arguments import AttentionArguments, decode_arguments, encode_arguments, read_arguments
-from clearhead.lens.huggingface.discovery import find_attending_modules, find_interface, refuse_unwatchable
+from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
+from clearhead.lens.huggingface.discovery import find_attending_modules, find_interfaces, refuse_unwatchable
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
@@ -81,23 +83,23 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it, the interfaces of these modules apply the wrappers of the calling module."""
-    interfaces = {id(one): one for one in (find_interface(module) for module in modules)}
+    interfaces = find_interfaces(modules)
     with _lock:
-        shadows = [_patches.setdefault(key, _InterfacePatch(one)) for key, one in interfaces.items()]
-        for shadow in shadows:
-            shadow.enter()
+        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in interfaces]
+        for patch in patches:
+            patch.enter()
     try:
         yield
     finally:
         with _lock:
-            for shadow in shadows:
-                shadow.leave()
+            for patch in patches:
+                patch.leave()
 
 
 class _InterfacePatch:
-    """Replaces `get_interface` on an interface object while anybody wraps.
+    """Replaces `get_interface` on an interface object while there are wrappers.
 
-    There is one for all watches: what torch.compile makes of it under the first serves the others.
+    There is one for all watches, so that code compiled under the first serves the others.
     """
 
     def __init__(self, interface: Any) -> None:
@@ -106,7 +108,7 @@ class _InterfacePatch:
 
     def enter(self) -> None:
         if not self.users:
-            # On the object itself, where code compiled before looks for it; not on its class.
+            # On the object itself, on which compiled code guards; not on its class.
             self.before = vars(self.interface).get("get_interface")
             vars(self.interface)["get_interface"] = self.get_interface
         self.users += 1
@@ -155,13 +157,13 @@ def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
 
 Callback = Callable[[nn.Module, AttentionArguments], None]
 
-OBSERVER = "_clearhead_look"
+OBSERVER = "_clearhead_observer"
 
 
 class FunctionObserver(GraphReceiver):
-    """Shows those who watch a module what its function was given. There is one a module, for all watches:
+    """Passes the arguments of a module's attention function to callbacks.
 
-    what torch.compile makes of it under the first serves the others.
+    There is one for all watches of a module, so that code compiled under the first serves the others.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -169,7 +171,7 @@ class FunctionObserver(GraphReceiver):
         self.module, self.callbacks = weakref.ref(module), tuple[Callback, ...]()
 
     def receive(self, given: EncodedCall) -> None:
-        self.notify(decode_arguments(given))
+        self.notify(AttentionArguments(*decode_values(given)))
 
     def notify(self, got: AttentionArguments) -> None:
         module = self.module()
@@ -177,7 +179,7 @@ class FunctionObserver(GraphReceiver):
             for callback in self.callbacks:
                 callback(module, got)
 
-    # A BlockMask is nothing that an operator could take.
+    # An operator cannot take a BlockMask.
     notify_outside_graph = exclude_from_graphs("clearhead.watch reads FlexAttention's mask outside of the graph")(
         notify
     )
@@ -214,7 +216,7 @@ def observe_function(
     if not torch.compiler.is_compiling():
         observer.notify(got)
     elif mask is None or isinstance(mask, Tensor):
-        send_to_receiver(observer, encode_arguments(got))
+        send_to_receiver(observer, encode_values(got))
     else:
         observer.notify_outside_graph(got)
     return result

@@ -1,4 +1,4 @@
-"""Callbacks from a running Hugging Face model: forward passes begin and end, beam search finishes a beam.
+"""Callbacks from a running Hugging Face model: passes begin and end, beams finish, caches are reordered.
 
 Forward hooks are set on the model and on the models within it. Finished beams are read from a private method of
 generate(): where that is missing or has changed, finished beams leave the record as dropped ones do.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
-from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, registry_lock
+from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, is_recomputing, registry_lock
 
 
 @runtime_checkable
@@ -26,13 +28,15 @@ class ForwardCallbacks(Protocol):
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
+    def on_finished_beams(self, rows: frozenset[int]) -> None: ...
+    def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None: ...
 
 
 class HookRegistry:
     """One pair of forward hooks per module, shared by all watches.
 
-    They are the same for all watches, and keep their numbers, since compiled code guards on those: what is compiled
-    under the first watch serves the others.
+    They are the same for all watches and keep their ids, on which compiled code guards, so that code compiled under the
+    first watch serves the others.
     """
 
     def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
@@ -85,28 +89,42 @@ class HookRegistry:
 
 
 @contextmanager
-def attach_forward_hooks(module: nn.Module, callbacks: ForwardCallbacks, *, whole: bool) -> Iterator[None]:
-    """Within it, callbacks receive every forward pass of the `whole` model, or of one inside it."""
-    announcer = _whole if whole else _within
-    announcer.enter(module, callbacks)
+def attach_callbacks(
+    model: nn.Module, inner: Iterable[nn.Module], callbacks: ForwardCallbacks
+) -> Iterator[ReorderListener]:
+    """Within it, callbacks receive forward passes of a model and of models inside it, finished beams, and reorderings.
+
+    Pass the classes of caches to the `listen` method of the listener that it yields.
+    """
+    listener = ReorderListener(callbacks.on_reorder)
+    hooked = [(_whole, model), *((_within, module) for module in inner if module is not model)]
+    for registry, module in hooked:
+        registry.enter(module, callbacks)
     try:
-        yield
+        with observe_finished_beams(callbacks.on_finished_beams):
+            yield listener
     finally:
-        announcer.leave(module, callbacks)
+        listener.stop()
+        for registry, module in hooked:
+            registry.leave(module, callbacks)
 
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> None:
+    if is_recomputing():
+        return
     for one in (_whole if whole else _within).registered.get(module, ()):
         one.begin(module, args, kwargs)
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, *, whole: bool) -> None:
+    if is_recomputing():
+        return
     for one in (_whole if whole else _within).registered.get(module, ()):
         one.end(module, args, kwargs, output)
 
 
 def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Does nothing while a graph is traced: inner modules have no pass of their own there."""
+    """Does nothing while a graph is traced: inner modules have no pass of their own in a graph."""
     if not torch.compiler.is_compiling():
         _begin(module, args, kwargs, whole=False)
 
@@ -117,7 +135,7 @@ def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 _exclude = exclude_from_graphs(
-    "clearhead.watch is told of each pass outside of the graph: compile the model itself, not what calls it"
+    "clearhead.watch follows forward passes outside of the graph: compile the model itself, not what calls it"
 )
 
 
@@ -138,7 +156,7 @@ _whole = HookRegistry(_begin_whole, _end_whole)
 METHOD = "_update_finished_beams"
 FinishedCallback = Callable[[frozenset[int]], None]
 _callbacks: tuple[FinishedCallback, ...] = ()
-_wrapper: MethodWrapper | None = None  # of the method, while anybody listens
+_wrapper: MethodWrapper | None = None  # of the method, while there are callbacks
 
 
 @contextmanager
@@ -180,7 +198,7 @@ class MethodWrapper:
         setattr(owner, METHOD, self.put)
 
     def restore(self) -> None:
-        """Restores the method, unless somebody else has replaced it meanwhile."""
+        """Restores the method, unless it has been replaced meanwhile."""
         if vars(self.owner).get(METHOD) is not self.put:
             return
         if self.inherited:
@@ -210,3 +228,82 @@ def _find_finished_rows(
     _, _, beams, complete = result
     rows = beams[..., cur_len - decoder_prompt_len]
     return frozenset(rows.masked_fill(~complete, -1).flatten().tolist()) - {-1}
+
+
+REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")
+_patched: dict[tuple[type, str], PatchedMethod] = {}
+_thread = threading.local()
+
+
+class ReorderListener:
+    """Reports when the samples of caches are reordered, as by beam search, until stopped.
+
+    Methods are patched on the class, not on the cache: a copied cache must not report for the original.
+    """
+
+    def __init__(self, on_reorder: Callable[[Any, Int[Tensor, " samples"]], None]) -> None:
+        self.on_reorder = on_reorder
+        self._places: set[tuple[type, str]] = set()
+
+    def listen(self, kind: type) -> None:
+        """Also reports caches of this class."""
+        for name in REORDER_METHODS:
+            owner = next(parent for parent in kind.__mro__ if name in vars(parent))
+            if (owner, name) not in self._places:
+                self._places.add((owner, name))
+                with registry_lock:
+                    if (owner, name) not in _patched:
+                        _patched[owner, name] = PatchedMethod(owner, name)
+                    _patched[owner, name].listeners += (self,)
+
+    def stop(self) -> None:
+        for place in self._places:
+            with registry_lock:
+                patched = _patched[place]
+                patched.listeners = tuple(one for one in patched.listeners if one is not self)
+                if not patched.listeners:
+                    patched.leave()
+                    del _patched[place]
+        self._places.clear()
+
+
+class PatchedMethod:
+    """A cache method that is patched to report the reordering it does."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name, self.listeners = owner, name, tuple[ReorderListener, ...]()
+        self.own: Callable[..., None] = vars(owner)[name]
+        self.put = self._make_wrapper()
+        setattr(owner, name, self.put)
+
+    def leave(self) -> None:
+        if vars(self.owner).get(self.name) is self.put:
+            setattr(self.owner, self.name, self.own)
+
+    def _make_wrapper(self) -> Callable[[Any, Any], None]:
+        @functools.wraps(self.own)
+        def reorder(cache: Any, rows: Any) -> None:
+            inner = getattr(_thread, "reordering", None) is cache  # called by a class that builds on this one
+            batch, before = count_samples(cache), getattr(_thread, "reordering", None)
+            _thread.reordering = cache
+            try:
+                self.own(cache, rows)
+            finally:
+                _thread.reordering = before
+            if not inner:
+                self._notify(cache, torch.as_tensor(rows), batch)
+
+        return reorder
+
+    def _notify(self, cache: Any, rows: Tensor, batch: int) -> None:
+        if self.name == "batch_repeat_interleave":
+            rows = torch.arange(batch).repeat_interleave(rows)
+        for listener in self.listeners:
+            listener.on_reorder(cache, rows)
+
+
+def count_samples(cache: Any) -> int:
+    """The batch size of a cache; 0 if it is empty."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    keys = next((layer.keys for layer in layers if isinstance(getattr(layer, "keys", None), Tensor)), None)
+    return 0 if keys is None else keys.shape[0]

@@ -11,12 +11,14 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Both
 from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
+from clearhead.attention.visible_runs import VisibleRun
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures
 
 
 def run(job: MeasureJob) -> Measures:
-    """The definition, with weights of one row: as much memory as one number of each key and head."""
+    """The measures from the weights of one query: O(keys) memory."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]
     columns, mask = _find_visible_keys(call, row)
     scores = _compute_scores(call, row, columns, mask)
@@ -26,13 +28,15 @@ def run(job: MeasureJob) -> Measures:
     if mask is not None or call.bias is not None:
         weights, logsumexp = (x.masked_fill(hidden[..., :1], y) for x, y in ((weights, 0.0), (logsumexp, -math.inf)))
     largest = weights.gather(-1, order)
-    lost = hidden | largest.isnan()
-    order = (order + columns.start if columns.start else order).masked_fill(lost, -1)
+    missing = hidden | largest.isnan()
+    order = (order + columns.start if columns.start else order).masked_fill(missing, -1)
     first = weights[..., :1]
     if mask is not None or call.bias is not None:
         first = weights.gather(-1, (scores > -math.inf).byte().argmax(-1, keepdim=True))
-    here = job.offset + row
-    apart = torch.arange(columns.start - here, columns.stop - here, dtype=weights.dtype, device=weights.device).abs_()
+    position = job.offset + row
+    apart = torch.arange(
+        columns.start - position, columns.stop - position, dtype=weights.dtype, device=weights.device
+    ).abs_()
     received = F.pad(weights, (columns.start, keys - columns.stop)) if weights.shape[-1] < keys else weights
     return Measures(
         logsumexp=logsumexp,
@@ -42,7 +46,7 @@ def run(job: MeasureJob) -> Measures:
         distance=(weights * apart).sum(-1, keepdim=True),
         first=first,
         top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
-        top_weights=_resize_last_axis(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
+        top_weights=_resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
         map=_sum_pixels(received, *job.blocks)[:, :, None],
     )
@@ -65,23 +69,15 @@ def _find_visible_keys(call: Call, row: int) -> tuple[slice, Mask | None]:
 
 def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> Tensor:
     """The scores of one query with some keys, (batch, heads, keys); −inf where hidden."""
-    (batch, heads, queries, keys), dtype = call.sizes, torch.promote_types(call.q.dtype, torch.float32)
-    scale = call.scale.to(dtype) if isinstance(call.scale, Tensor) else call.scale
-    k = call.k[:, :, columns].to(dtype).flatten(0, 1)
-    q = (call.q[:, :, row : row + 1].to(dtype) * scale).reshape(len(k), -1, k.shape[2])
-    scores = torch.bmm(q, k.mT).view(batch, heads, -1)
-    if call.softcap is not None:
-        scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    where = slice(row, row + 1), columns, queries, keys
-    if call.bias is not None:
-        scores = scores + call.bias.tile(*where)[:, :, 0]
-    if mask is not None:
-        scores = scores.masked_fill_(~mask.tile(*where, scores.device)[:, :, 0], -math.inf)
-    return scores
+    rows = slice(row, row + 1)
+    k = call.k[:, :, columns].to(torch.promote_types(call.q.dtype, torch.float32))
+    products = multiply_heads(scale_queries(call.q[:, :, rows], call.scale), k)
+    run = VisibleRun(columns, (columns,))
+    return TileScorer.of_call(call)._replace(mask=mask).score_tile_(products, rows, run)[:, :, 0]
 
 
 def _compute_softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights and the logsumexp; of a row that sees nothing, not a number."""
+    """The weights and the logsumexp; NaN for a row that sees nothing."""
     if sinks is None:
         weights = scores.softmax(-1)
         return weights, largest - weights.amax(-1, keepdim=True).log_()

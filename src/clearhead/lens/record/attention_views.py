@@ -4,36 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.errors import RecordError
+from clearhead.formatting import format_count, suggest_name
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.record.exact_windows import KeptInputs
+from clearhead.lens.record.exact_windows import HeadWindows
+from clearhead.lens.record.kept_inputs import KeptInputs
+
+if TYPE_CHECKING:
+    from clearhead.lens.capture.growing_call import BatchHistory, Reorder
 
 
 class Pending(Protocol):
     """An attention that is still being recorded."""
 
+    history: BatchHistory
+    pieces: list[tuple[int, dict[str, Tensor]]]  # measures of queries, with the time of each
+
     def sight(self, forward: Forward) -> Sight: ...
+    def reorder(self, reorder: Reorder, first_number: int) -> None: ...
+
+
+TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON
+
+
+class AblatedAnswer(TypedDict, total=False):
+    """The answer of a model without one head, beside the one with it."""
+
+    text: str | None
+    before_text: str | None
+    changed: bool
+    loss: list[float | None]  # with the head, and without it
+    next: list[list[TokenChance] | None]
+
+
+class CallMetadata(TypedDict, total=False):
+    """What is known of a forward pass besides its attention, as JSON. A file may hold anything: check before use."""
+
+    model: str
+    task: str
+    input: str
+    text: str  # the answer
+    given: bool  # whether the answer was given, instead of written by the model
+    notes: list[str]
+    written: list[int]  # the tokens of the answer, and their texts
+    writes: list[str]
+    next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
+    loss: float | None
+    effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
+    without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
 
 
 class Forward:
-    """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
+    """One forward pass, or a generation that grew step by step: `forward[name]` has the measures of one attention.
 
-    `ids` are the token numbers that went in, `(samples, tokens)`: of "source" and "target", or of "tokens"; −1 where
-    they are not known. `labels` say what they mean.
+    `ids` are the token numbers of the input: of "source" and "target", or of "tokens"; −1 where they are not known.
+    `labels` are their texts.
     """
 
-    def __init__(self, sights: Mapping[str, Sight | Pending] | None = None, ids: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self,
+        sights: Mapping[str, Sight | Pending] | None = None,
+        ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None,
+    ) -> None:
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
-        self.about: dict[str, Any] = {}  # what else is known, as JSON: the model's name, its answer and how sure it was
+        self.about: CallMetadata = {}
         self._ids = dict(ids or {})
 
     @property
@@ -41,7 +83,7 @@ class Forward:
         return list(self.sights)
 
     @property
-    def ids(self) -> dict[str, Tensor]:
+    def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
         return self._ids
 
     def __getitem__(self, name: str) -> Sight:
@@ -106,7 +148,7 @@ def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
 
 
 class WeightedKey(NamedTuple):
-    """A key that a query looked at: its position, the weight that it got, and its text where that is known."""
+    """A key of a query: its position, its weight, and its text if that is known."""
 
     key: int
     weight: float
@@ -120,9 +162,9 @@ class Sight(Measures):
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
     that between the places in both. A sample that was done before the others sees nothing from then on.
-    Beams are samples: those that are there at the last step, and those that were completed before it.
+    Beams are samples: those of the last step, and those that were completed before it.
 
-    `inputs` counts what the first forward pass of the decoder was given. Hugging Face's generate() repeats its inputs
+    `inputs` are rows of the first forward pass of the decoder. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
     `inputs[b] // n`. Our own beams branch later, and `inputs[b]` is that text itself.
     """
@@ -159,7 +201,7 @@ class Sight(Measures):
         """The token text at a key's position; None unless `Record.label` was called."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
         if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
-            return None  # or the keys are no tokens: parts of a picture, say
+            return None  # or the keys are no tokens, but parts of a picture
         return self.forward.text(kind, batch, key, self.inputs)
 
     def weights(
@@ -169,8 +211,12 @@ class Sight(Measures):
 
         It takes time and memory for the window alone. One number instead of a slice keeps its axis.
         """
+        return self.windows(batch, head).weights(queries, keys)
+
+    def windows(self, batch: int, head: int) -> HeadWindows:
+        """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""
         self._check_sample(batch)
-        return self._kept().compute_window(batch, self.place_of(head), queries, keys)
+        return HeadWindows(self._kept(), batch, self.place_of(head))
 
     def attention(self) -> Call:
         """The kept inputs as one Call over the watched heads; v is not kept, k takes its place."""
@@ -203,23 +249,21 @@ class Sight(Measures):
     def _check_sample(self, batch: int) -> None:
         count = self.entropy.shape[0]
         if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
-            raise RecordError(f"{self.name!r} has {_format_count(count, 'sample')}, numbered from 0, not {batch!r}")
+            raise RecordError(f"{self.name!r} has {format_count(count, 'sample')}, numbered from 0, not {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape
-        sizes = ((batch, "sample"), (heads, "head"), (queries, "query"), (self.keys, "key"))
-        kept = ", q and k kept" if self.kept is not None else ""
-        return f"Sight({self.name!r}: {' × '.join(_format_count(n, what) for n, what in sizes)}{kept})"
+        sizes = (
+            format_count(batch, "sample"),
+            format_count(heads, "head"),
+            format_count(queries, "query", "queries"),
+            format_count(self.keys, "key"),
+        )
+        return f"Sight({self.name!r}: {' × '.join(sizes)}{', q and k kept' if self.kept is not None else ''})"
 
 
 def check_seen_name(name: str, names: Sequence[str]) -> None:
     """Raises RecordError for an unrecorded attention name, with the nearest match."""
     if name not in names:
-        near = get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:6]) or 'none'}"
-        raise RecordError(f"nothing was seen of an attention called {name!r}; {hint}")
-
-
-def _format_count(count: int, what: str) -> str:
-    many = "queries" if what == "query" else f"{what}s"
-    return f"{count:,} {what if count == 1 else many}"
+        hint = suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}")
+        raise RecordError(f"no attention called {name!r} was recorded; {hint}")

@@ -1,168 +1,222 @@
-"""Exact windows: q and k kept on the CPU, from which any part of the weights can be recomputed."""
+"""Exact windows of the weights, from kept q and k: in float64 by position, or summed in blocks in float32 and threads.
+
+With the logsumexp that was measured, a weight is exp(score − logsumexp): a window costs what it holds, however long the
+text is. 8,000 × 8,000 tokens are 64 million weights, which are never all in memory at once.
+"""
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
 from clearhead.errors import RecordError
 from clearhead.lens.attention_names import to_python_number
-from clearhead.lens.capture.batch_history import BatchHistory, join_pieces
-from clearhead.lens.record.step_masks import Step, join_steps
+from clearhead.lens.measures.definition import sum_blocks
+from clearhead.lens.measures.thread_pool import run_in_threads
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
 CELLS = 2**22  # scores held at once where a whole row is needed
+TILE = 2**19  # scores held at once where they are summed: they should stay in the processor's cache
+GRAIN = 128  # queries and keys of a block for which the mask is summarised
+LOG2E = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class KeptInputs:
-    """The inputs of an attention, on the CPU. Row 0 of q is the query at `first_query`, key 0 stands at position 0.
+class _PreparedHead(NamedTuple):
+    """One head in float32 or better, and for each block whether the mask shows some of it, and all of it."""
 
-    An attention that grew has one part for each step, unless all of them follow one rule.
-    """
+    q: Float[Tensor, "queries d"]
+    k: Float[Tensor, "keys d"]
+    logsumexp: Float[Tensor, " queries"]
+    some: Bool[Tensor, "rows columns"] | None
+    every: Bool[Tensor, "rows columns"] | None
 
-    q: Float[Tensor, "batch heads queries d"]
-    k: Float[Tensor, "batch kv_heads keys d"]
-    scale: float | Tensor
-    softcap: float | None
-    sinks: Tensor | None
-    parts: tuple[Step, ...]
-    lengths: Tensor  # how many queries each sample has: fewer, where it was done before the others
-    logsumexp: Float[Tensor, "batch heads queries"] | None = None  # None where only some queries were measured
 
-    @property
-    def first_query(self) -> int:
-        return self.parts[0].first_query if self.parts else 0
+class HeadWindows:
+    """The weights of one head in one sample, by document position; `place` is the index of the head in the tensors."""
 
-    def call(self) -> Call:
-        """All steps as one Call."""
-        mask, bias = join_steps(self.parts, self.q.shape[2], self.k.shape[2])
-        return Call(self.q, self.k, self.k, mask, self.scale, bias, self.softcap, self.sinks, 0.0)
+    def __init__(self, kept: KeptInputs, sample: int, place: int) -> None:
+        self.kept, self.sample, self.place = kept, sample, place
+        self.key_place = place // (kept.q.shape[1] // kept.k.shape[1])
+        scale = kept.scale.flatten().tolist() if isinstance(kept.scale, Tensor) else [kept.scale]
+        self.scale: float = scale[place if len(scale) > 1 else 0]
 
-    def compute_window(self, sample: int, place: int, queries: int | slice | None, keys: int | slice | None) -> Tensor:
-        """The weights of some queries for some keys, by their positions, in one sample and one head."""
-        rows = _select_positions(queries, self.first_query, self.q.shape[2], "queries")
-        columns = _select_positions(keys, 0, self.k.shape[2], "keys")
+    def weights(self, queries: int | slice | None, keys: int | slice | None) -> Float[Tensor, "queries keys"]:
+        """The weights of some queries for some keys, computed in float64."""
+        kept = self.kept
+        rows = _select_positions(queries, kept.first_query, kept.q.shape[2], "queries")
+        columns = _select_positions(keys, 0, kept.k.shape[2], "keys")
         found = torch.zeros(len(rows), len(columns), dtype=torch.float64)
-        for part, here in self._split_by_step(rows):
-            scores = self._compute_scores(part, sample, place, here, columns)
-            normaliser = self._compute_logsumexp(part, sample, place, here)
-            weights = (scores - normaliser[:, None]).exp().masked_fill(normaliser[:, None] == -math.inf, 0.0)
-            at = torch.tensor([rows.index(row) for row in here], dtype=torch.long)
-            found[at] = weights
-        real = self.first_query + int(self.lengths[sample])
-        found[torch.tensor([row >= real for row in rows], dtype=torch.bool)] = 0.0
-        return found.to(torch.promote_types(self.q.dtype, torch.float32))
+        for step, own in self._split_by_step(rows):
+            scores = self._compute_scores(step, own, columns)
+            normaliser = self._compute_logsumexp(step, own)[:, None]
+            weights = (scores - normaliser).exp().masked_fill(normaliser == -math.inf, 0.0)
+            found[torch.tensor([rows.index(row) for row in own], dtype=torch.long)] = weights
+        end = kept.first_query + int(kept.lengths[self.sample])
+        found[torch.tensor([row >= end for row in rows], dtype=torch.bool)] = 0.0
+        return found.to(torch.promote_types(kept.q.dtype, torch.float32))
+
+    def sums(self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)) -> Float[Tensor, "rows columns"]:
+        """Sums of the weights in blocks from the first query and the first key on; the last block may be short.
+
+        Fast where one mask and bias hold for all queries and all were measured, otherwise from `weights`.
+        """
+        height, width = blocks
+        found = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
+        fast = len(self.kept.parts) == 1 and self.kept.logsumexp is not None
+        tallest = 2048 if fast else TILE
+        rows_together = max(1, min(tallest, TILE // max(1, len(keys))) // height) * height
+
+        def add_rows(start: int) -> None:
+            rows, first = queries[start : start + rows_together], start // height
+            if not fast:
+                weights = self.weights(slice(rows.start, rows.stop), slice(keys.start, keys.stop))
+                some = sum_blocks(sum_blocks(weights, height, 0), width, 1)
+                found[first : first + len(some)] = some
+                return
+            columns, weights = self._compute_tile(rows, keys)
+            if columns:
+                inset = columns.start - keys.start
+                some = sum_blocks(weights, height, 0) if height > 1 else weights
+                if width > 1:
+                    some = F.pad(some, (inset % width, 0))
+                    some = F.pad(some, (0, -some.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
+                left = inset // width
+                found[first : first + len(some), left : left + some.shape[1]] = some
+
+        starts = range(0, len(queries), rows_together)
+        if fast:
+            run_in_threads(add_rows, starts)
+        else:
+            for start in starts:
+                add_rows(start)
+        return found
 
     def _split_by_step(self, rows: range) -> Iterator[tuple[Step, range]]:
         """The steps that contain these queries, each with its share of them."""
-        for part in self.parts:
-            own = [row for row in (rows[0], rows[-1]) if row in part.rows] if rows else []
-            if own or (rows and min(rows[0], rows[-1]) < part.first_query <= max(rows[0], rows[-1])):
-                here = [row for row in rows if row in part.rows]
-                if here:
-                    yield part, rows[rows.index(here[0]) : rows.index(here[-1]) + 1]
+        for step in self.kept.parts:
+            own = [row for row in (rows[0], rows[-1]) if row in step.rows] if rows else []
+            if own or (rows and min(rows[0], rows[-1]) < step.first_query <= max(rows[0], rows[-1])):
+                inside = [row for row in rows if row in step.rows]
+                if inside:
+                    yield step, rows[rows.index(inside[0]) : rows.index(inside[-1]) + 1]
 
-    def _compute_scores(self, part: Step, sample: int, place: int, rows: range, columns: range) -> Tensor:
+    def _compute_scores(self, step: Step, rows: range, columns: range) -> Float[Tensor, "queries keys"]:
         """cap(q·k·scale) + bias in float64; −inf for what is hidden."""
+        kept = self.kept
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
-        group = self.q.shape[1] // self.k.shape[1]
-        q, k = self.q[sample, place, i - self.first_query].double(), self.k[sample, place // group, j].double()
-        scores = q @ k.T * (self.scale if isinstance(self.scale, float) else _scale_of_head(self.scale, place))
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        b, h = torch.tensor([[sample]]), torch.tensor([[place]])
-        i, j = (i - part.first_query)[:, None], (j - part.first_key)[None, :]
-        visible = (j >= 0) & (j < part.keys)
-        j = j.clamp(0, max(part.keys - 1, 0))
-        if part.bias is not None:
-            scores = scores + part.bias.at(b, h, i, j, part.queries, part.keys).double()
-        if part.mask is not None:
-            visible = visible & part.mask.at(b, h, i, j, part.queries, part.keys)
+        q = kept.q[self.sample, self.place, i - kept.first_query].double()
+        scores = q @ kept.k[self.sample, self.key_place, j].double().T * self.scale
+        if kept.softcap is not None:
+            scores = kept.softcap * torch.tanh(scores / kept.softcap)
+        b, h = torch.tensor([[self.sample]]), torch.tensor([[self.place]])
+        i, j = (i - step.first_query)[:, None], (j - step.first_key)[None, :]
+        visible = (j >= 0) & (j < step.keys)
+        j = j.clamp(0, max(step.keys - 1, 0))
+        if step.bias is not None:
+            scores = scores + step.bias.at(b, h, i, j, step.queries, step.keys).double()
+        if step.mask is not None:
+            visible = visible & step.mask.at(b, h, i, j, step.queries, step.keys)
         return scores.masked_fill(~visible, -math.inf)
 
-    def _compute_logsumexp(self, part: Step, sample: int, place: int, rows: range) -> Tensor:
-        if self.logsumexp is not None:
-            at = torch.tensor(list(rows), dtype=torch.long) - self.first_query
-            return self.logsumexp[sample, place, at].double()
-        found, step = [], max(1, CELLS // max(1, self.k.shape[2]))
-        for start in range(0, len(rows), step):
-            scores = self._compute_scores(part, sample, place, rows[start : start + step], range(self.k.shape[2]))
+    def _compute_logsumexp(self, step: Step, rows: range) -> Float[Tensor, " queries"]:
+        kept = self.kept
+        if kept.logsumexp is not None:
+            at = torch.tensor(list(rows), dtype=torch.long) - kept.first_query
+            return kept.logsumexp[self.sample, self.place, at].double()
+        found, rows_together = [], max(1, CELLS // max(1, kept.k.shape[2]))
+        for start in range(0, len(rows), rows_together):
+            scores = self._compute_scores(step, rows[start : start + rows_together], range(kept.k.shape[2]))
             blind = (scores == -math.inf).all(-1)
-            if self.sinks is not None:
-                scores = torch.cat([scores, self.sinks[place].double().expand(len(scores), 1)], -1)
+            if kept.sinks is not None:
+                scores = torch.cat([scores, kept.sinks[self.place].double().expand(len(scores), 1)], -1)
             found.append(scores.logsumexp(-1).masked_fill(blind, -math.inf))
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
+    @cached_property
+    def _prepared(self) -> _PreparedHead:
+        kept, step = self.kept, self.kept.parts[0]
+        dtype = torch.promote_types(kept.q.dtype, torch.float32)
+        assert kept.logsumexp is not None
+        some = every = None
+        if step.mask is not None:
+            blocks = step.mask.blocks(step.queries, step.keys, GRAIN, GRAIN)
+            some, every = (self._select_own(block) for block in blocks)
+        q, k = kept.q[self.sample, self.place], kept.k[self.sample, self.key_place]
+        return _PreparedHead(q.to(dtype), k.to(dtype), kept.logsumexp[self.sample, self.place].to(dtype), some, every)
 
-class InputKeeper:
-    """Collects the inputs of a growing attention on the CPU, each key once."""
+    def _compute_tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
+        """The span of these keys that these queries may see, and the weights in it."""
+        kept, step, head = self.kept, self.kept.parts[0], self._prepared
+        own_rows = slice(rows.start - step.first_query, rows.stop - step.first_query)
+        columns, partial = self._find_visible(own_rows, range(keys.start - step.first_key, keys.stop - step.first_key))
+        if not columns:
+            return range(0), head.q[:0]
+        own_columns, logsumexp = slice(columns.start, columns.stop), head.logsumexp[own_rows]
+        q = head.q[own_rows] * self.scale
+        k = head.k[columns.start + step.first_key : columns.stop + step.first_key]
+        if kept.softcap is None and step.bias is None:
+            scores = torch.addmm(logsumexp[:, None] * -LOG2E, q * LOG2E, k.T)
+        else:
+            scores = q @ k.T
+            if kept.softcap is not None:
+                scores = scores.div_(kept.softcap).tanh_().mul_(kept.softcap)
+            if step.bias is not None:
+                bias = step.bias.of_heads(slice(self.place, self.place + 1))
+                scores += self._select_own(bias.tile(own_rows, own_columns, step.queries, step.keys))
+            scores = scores.sub_(logsumexp[:, None]).mul_(LOG2E)
+        weights = scores.exp2_()
+        for some in partial:
+            assert step.mask is not None
+            visible = self._select_own(step.mask.tile(own_rows, some, step.queries, step.keys))
+            weights[:, some.start - columns.start : some.stop - columns.start].masked_fill_(~visible, 0.0)
+        length = int(kept.lengths[self.sample])
+        blind = (logsumexp == -math.inf) | (torch.arange(own_rows.start, own_rows.stop) >= length)
+        if bool(blind.any()):
+            weights[blind] = 0.0
+        return range(columns.start + step.first_key, columns.stop + step.first_key), weights
 
-    def __init__(self) -> None:
-        self.q: list[tuple[int, Tensor]] = []  # with the time at which it came
-        self.k: list[tuple[int, Tensor]] = []
-        self.parts: list[tuple[int, Step]] = []
-        self.keys = 0
-        self.scale: float | Tensor = 1.0
-        self.softcap: float | None = None
-        self.sinks: Tensor | None = None
+    def _find_visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
+        """The span of these keys that any of these queries may see, and slices of it that the mask hides in part."""
+        keys = range(max(keys.start, 0), min(keys.stop, self.kept.parts[0].keys))
+        head = self._prepared
+        if head.some is None or head.every is None or not keys:
+            return keys, []
+        tall, wide = (range(r.start // GRAIN, -(-r.stop // GRAIN)) for r in (rows, keys))
+        some = _select_blocks(head.some, tall, wide).any(0).tolist()
+        every = _select_blocks(head.every, tall, wide).all(0).tolist()
+        seen = [place for place, one in enumerate(some) if one]
+        if not seen:
+            return range(0), []
+        edges = [max(keys.start, min(keys.stop, (wide.start + place) * GRAIN)) for place in range(len(wide) + 1)]
+        partial: list[slice] = []
+        for place in range(seen[0], seen[-1] + 1):
+            if every[place]:
+                continue
+            if partial and partial[-1].stop == edges[place]:
+                partial[-1] = slice(partial[-1].start, edges[place + 1])
+            else:
+                partial.append(slice(edges[place], edges[place + 1]))
+        return range(edges[seen[0]], edges[seen[-1] + 1]), partial
 
-    def add(self, call: Call, first_query: int, first_key: int, time: int) -> None:
-        queries, keys = call.q.shape[2], call.k.shape[2]
-        self.q.append((time, _copy_to_host(call.q)))
-        if first_key + keys > self.keys or not self.k:
-            new = _copy_to_host(call.k[:, :, max(0, self.keys - first_key) :])
-            gap = max(0, first_key - self.keys)  # keys that a sliding cache had dropped before anybody watched
-            self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
-            self.keys = first_key + keys
-        mask = None if call.mask is None else _copy_mask(call.mask)
-        bias = None if call.bias is None else call.bias.replace(_copy_to_host(call.bias.parameter))
-        self.parts.append((time, Step(first_query, first_key, queries, keys, mask, bias)))
-        if len(self.parts) == 1:
-            self.scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
-            self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
-
-    def finish(self, history: BatchHistory, logsumexp: Tensor | None) -> KeptInputs:
-        """The KeptInputs, with samples in the order of the record."""
-        q, k = join_pieces(self.q, history), join_pieces(self.k, history)
-        lengths = torch.zeros(len(q), dtype=torch.long)
-        for time, part in self.parts:
-            lengths += (history.paths(time) >= 0) * part.queries
-        parts = tuple(part.of_samples(history.paths(time)) for time, part in self.parts)
-        together = join_steps(parts, q.shape[2], k.shape[2], dense=False)
-        if len(parts) > 1 and together is not None:
-            parts = (Step(parts[0].first_query, 0, q.shape[2], k.shape[2], *together),)
-        return KeptInputs(q, k, self.scale, self.softcap, self.sinks, parts, lengths, logsumexp)
+    def _select_own(self, tensor: Tensor) -> Tensor:
+        """This sample and head of a tensor whose first two axes may be 1."""
+        samples, heads = tensor.shape[:2]
+        own: Tensor = tensor[self.sample if samples > 1 else 0, self.place if heads > 1 else 0]
+        return own
 
 
-_copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakKeyDictionary()
-
-
-def _copy_mask(mask: Mask) -> Mask:
-    """A copy of a mask, shared by all layers that use it."""
-    if any(tensor.is_inference() for tensor in mask.tensors()):
-        return mask.map(_copy_to_host)  # these do not say whether they were changed since
-    changes = [tensor._version for tensor in mask.tensors()]
-    known = _copies.get(mask)
-    if known is None or known[0] != changes:
-        known = _copies[mask] = (changes, mask.map(_copy_to_host))
-    return known[1]
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    """A CPU copy that shares no memory: caches overwrite what they return."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _scale_of_head(scale: Tensor, place: int) -> float:
-    return float(scale.flatten()[place if scale.numel() > 1 else 0])
+def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:
+    """Some rows and columns; an axis of 1 stands for all."""
+    blocks = blocks[rows.start : rows.stop] if len(blocks) > 1 else blocks
+    blocks = blocks[:, columns.start : columns.stop] if blocks.shape[1] > 1 else blocks
+    return blocks.expand(-1, len(columns))
 
 
 def _select_positions(wanted: int | slice | None, first: int, count: int, what: str) -> range:

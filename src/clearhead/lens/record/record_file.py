@@ -7,6 +7,7 @@ header has a tensor, it has its number. A mask or bias that layers share is ther
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.attention.biases import Bias, Relative, clipped_distance
+from clearhead.attention.masks import LARGEST, Mask, State
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.exact_windows import KeptInputs
-from clearhead.lens.record.mask_json import (
-    Fetch,
-    Store,
-    bias_from_json,
-    bias_to_json,
-    mask_from_json,
-    mask_to_json,
-    read_field,
-    read_integer,
-)
-from clearhead.lens.record.step_masks import Step
+from clearhead.lens.record.kept_inputs import KeptInputs, Step
 from clearhead.storage import atomic_file, check_format
+
+Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
+Fetch = Callable[[Any], Tensor]  # the inverse
 
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
@@ -42,6 +37,8 @@ AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dic
     ("top_keys", "top_weights"), "batch heads queries top"
 )
 WHOLE = ("peak_key", "top_keys")
+STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
+DENSE = 2**30  # cells of a mask without a state that may be written out
 
 
 def write_record(record: Record, path: Path) -> None:
@@ -67,9 +64,9 @@ def write_record(record: Record, path: Path) -> None:
         "calls": [_call_to_json(call, store) for call in record.calls],
     }
     try:
-        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot say
+        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
     except (TypeError, ValueError) as error:
-        raise RecordError(f"what is known about a call cannot be written as JSON: {error}") from error
+        raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > LONGEST:
         raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
     try:
@@ -104,10 +101,10 @@ def read_record(path: Path) -> Record:
     except (ClearheadError, SafetensorError) as error:
         raise RecordError(f"{path} is no record that can be read: {error}") from error
     except OSError as error:
-        said = "there is no such file" if isinstance(error, FileNotFoundError) else error
-        raise RecordError(f"{path} cannot be read: {said}") from error
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError) as error:
-        # Not foreseen above, but from a file that somebody made up nothing else may come than this one error.
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise RecordError(f"{path} cannot be read: {reason}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        # Whatever a manipulated file causes, the caller gets this one error.
         raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
 
 
@@ -163,12 +160,54 @@ def _kept_to_json(kept: KeptInputs, store: Store) -> dict[str, Any]:
                 "first_key": part.first_key,
                 "queries": part.queries,
                 "keys": part.keys,
-                "mask": mask_to_json(part.mask, store, part.queries, part.keys),
-                "bias": bias_to_json(part.bias, store, part.queries, part.keys),
+                "mask": None if part.mask is None else _state_to_json(_mask_state(part.mask, part), store),
+                "bias": None if part.bias is None else _state_to_json(_bias_state(part.bias, part), store),
             }
             for part in kept.parts
         ],
     }
+
+
+def _mask_state(mask: Mask, step: Step) -> State:
+    """The state of a mask; one of an unknown class is written as dense booleans."""
+    state = mask.state()
+    if state is None:
+        if (mask.batch or 1) * (mask.heads or 1) * step.queries * step.keys > DENSE:
+            raise RecordError(f"{mask!r} is too large to be written out; record it with keep='none'")
+        state = Mask.visible(mask.dense(step.queries, step.keys).cpu()).state()
+    assert state is not None
+    return state
+
+
+def _bias_state(bias: Bias, step: Step) -> State:
+    """The state of a bias; bucket functions of an unknown kind are tabulated, one row per distance."""
+    state = bias.state()
+    if state is None and isinstance(bias, Relative):
+        furthest = step.queries + step.keys + abs(bias.offset or 0)
+        table = bias.parameter[bias.buckets(torch.arange(-furthest, furthest + 1))]
+        state = Relative(table, clipped_distance(furthest), bias.offset).state()
+    return {"kind": "dense", "tensor": bias.dense(step.queries, step.keys)} if state is None else state
+
+
+def _state_to_json(state: State, store: Store) -> dict[str, Any]:
+    """A state with tensors replaced by their numbers in the file."""
+    found = {}
+    for name, value in state.items():
+        found[name] = store(value) if isinstance(value, Tensor) else value
+        if isinstance(value, list):
+            found[name] = [_state_to_json(one, store) for one in value]
+    return found
+
+
+def _state_from_json(given: Any, fetch: Fetch) -> State:
+    """The inverse of `_state_to_json`; Mask.from_state and Bias.from_state check the rest."""
+    found = dict(given)
+    for name, value in found.items():
+        if name in STATE_TENSORS and value is not None:
+            found[name] = fetch(value)
+        elif name == "masks":
+            found[name] = [_state_from_json(one, fetch) for one in value]
+    return found
 
 
 def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
@@ -177,7 +216,7 @@ def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
         raise RecordError("its names are not all text")
     record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
     record.settings = read_field(header, "settings", dict)
-    record.expected_bytes = read_integer(header, "expected_bytes") or 0
+    record.expected_bytes = read_integer(header, "expected_bytes")
     return record
 
 
@@ -214,10 +253,9 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
     tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
     for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
-        there = other in references
-        tensors[other] = (
-            _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
-        )
+        tensors[other] = None
+        if other in references:
+            tensors[other] = _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible")
     probes = {
         key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
         for key, number in read_field(given, "probes", dict).items()
@@ -236,6 +274,22 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         kept=kept,
         forward=call,
     )
+
+
+def read_field(given: Any, name: str, kind: type[Any]) -> Any:
+    """A value of a JSON object, checked for its type."""
+    if not isinstance(given, dict) or not isinstance(given.get(name), kind):
+        got = given.get(name) if isinstance(given, dict) else given
+        raise RecordError(f"{name} must be a {kind.__name__}, got {got!r:.60}")
+    return given[name]
+
+
+def read_integer(given: Any, name: str) -> int:
+    """An integer of a JSON object, within limits."""
+    number = read_field(given, name, int)
+    if isinstance(number, bool) or abs(number) > LARGEST:
+        raise RecordError(f"{name} is {number!r:.60}, which is invalid")
+    return int(number)
 
 
 def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
@@ -276,7 +330,7 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
         softcap is None or (isinstance(softcap, float) and softcap > 0)
     ):
-        raise RecordError("its sinks or its softcap make no sense")
+        raise RecordError("its sinks or its softcap are invalid")
     return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
 
 
@@ -285,16 +339,18 @@ def _read_scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
         return float(read_field(given, "scale", float))
     scales = fetch(given["scales"])
     if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
-        raise RecordError(f"scales of shape {tuple(scales.shape)} make no sense")
+        raise RecordError(f"scales of shape {tuple(scales.shape)} are invalid")
     return scales
 
 
 def _build_step(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Step:
-    numbers = [read_integer(given, name) or 0 for name in ("first_query", "first_key", "queries", "keys")]
+    numbers = [read_integer(given, name) for name in ("first_query", "first_key", "queries", "keys")]
     first_query, first_key, queries, keys = numbers
     if min(numbers) < 0 or queries > q.shape[2] or first_key + keys > k.shape[2]:
         raise RecordError(f"a part of {queries} queries and {keys} keys lies outside of q and k")
-    mask, bias = mask_from_json(given.get("mask"), fetch), bias_from_json(given.get("bias"), fetch)
+    states = [None if given.get(name) is None else _state_from_json(given[name], fetch) for name in ("mask", "bias")]
+    mask = None if states[0] is None else Mask.from_state(states[0])
+    bias = None if states[1] is None else Bias.from_state(states[1])
     for one in (mask, bias):
         if one is not None:
             one.check(q.shape[0], q.shape[1], queries, keys)

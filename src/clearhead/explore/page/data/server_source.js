@@ -1,4 +1,4 @@
-// ServerSource: asks the local server that this page came from, and no other.
+// ServerSource: requests the numbers from the local server of this page.
 
 import { say, sayProblem } from "../words/languages.js";
 
@@ -9,7 +9,7 @@ export class ServerSource {
     this.about = {};
   }
 
-  /** Zooming in always pays: the server computes what it does not hold. */
+  /** The server computes every weight. */
   exact() {
     return true;
   }
@@ -20,7 +20,7 @@ export class ServerSource {
     return this.keep(await (await this.ask(`scene.json${query}`)).json());
   }
 
-  /** Every later question is about this scene: another tab may look at another one. */
+  /** Later requests are about this scene; another tab may show another one. */
   keep(scene) {
     this.about = {};
     if (scene.id !== undefined) this.about.scene = scene.id;

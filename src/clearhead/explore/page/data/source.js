@@ -1,22 +1,22 @@
-// Where the numbers come from: the file itself, or the local server. Both answer the same questions.
+// Opens the source of the numbers: the file itself, or the local server. Both have the same methods.
 
 import { FileSource } from "./file_source.js";
 import { say } from "../words/languages.js";
 import { ServerSource } from "./server_source.js";
 import { partOf } from "../state/store.js";
 
-/** The scene and its source: what the file holds, else what the server tells; of several parts the one that is wanted. */
+/** The scene and its source: from the file, else from the server; the part that the address names. */
 export async function openSource(fragment) {
   const element = document.getElementById("scene");
-  const inside = element?.textContent.trim() ? checkedScene(JSON.parse(element.textContent)) : null;
+  const inside = element?.textContent.trim() ? checkScene(JSON.parse(element.textContent)) : null;
   const source = inside ? new FileSource(inside) : new ServerSource("");
-  const scene = inside ?? checkedScene(await source.scene());
+  const scene = inside ?? checkScene(await source.scene());
   const part = partOf(fragment, scene);
-  return { scene: part === (scene.view ?? 0) ? scene : checkedScene(await source.scene(part)), source };
+  return { scene: part === (scene.view ?? 0) ? scene : checkScene(await source.scene(part)), source };
 }
 
-/** Refuses what this page cannot show, in words. */
-export function checkedScene(scene) {
+/** Throws an error if this page cannot show the scene. */
+export function checkScene(scene) {
   if (scene.format !== 1) {
     throw new Error(say("otherFormat", { format: scene.format }));
   }

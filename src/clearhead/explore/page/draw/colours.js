@@ -1,6 +1,6 @@
-// Colours: scales that grow evenly darker (or lighter, at night), so that they read without colour too; roles of heads.
+// Colours: scales whose lightness changes evenly, so that they can be read without colour; roles of heads; the theme.
 
-// Stops from nothing to everything. One hue, or cividis, which looks alike to all kinds of eyes.
+// From weight 0 to the full colour. One hue, or cividis, which is the same for the colour-blind.
 const SCALES = {
   ember: {
     light: ["#fcf8f4", "#f5e1d6", "#eac3b0", "#dc9c81", "#ca7150", "#b24c2b", "#8a2e13"],
@@ -16,26 +16,24 @@ const SCALES = {
   },
 };
 
-// After Okabe and Ito, moved apart a little further; the same role has the same colour on every page.
-const ROLE_COLOURS = {
-  alignment: ["#bd4a1f", "#f08a55"],
-  previous: ["#2362b5", "#6aa5f0"],
-  itself: ["#2b9bc7", "#62c4ec"],
-  next: ["#00806d", "#3fc4ae"],
-  first: ["#2f8a4c", "#6cc685"],
-  sink: ["#2f8a4c", "#6cc685"],
-  delimiter: ["#8650ab", "#bb8be0"],
-  induction: ["#c23f86", "#ee86bb"],
-  duplicate: ["#7d5339", "#c0977a"],
-  broad: ["#b8860b", "#e0b64a"],
-  local: ["#7a86a1", "#a3aec6"],
+// On light and dark ground, in the order of the legend; ROLE_COLOURS of explore/head_summaries.py is the same, a test compares.
+export const ROLE_COLOURS = {
+  "alignment": ["#bd4a1f", "#f08a55"],
+  "induction": ["#c23f86", "#ee86bb"],
+  "duplicate": ["#7d5339", "#c0977a"],
+  "previous": ["#2362b5", "#6aa5f0"],
+  "itself": ["#2b9bc7", "#62c4ec"],
+  "next": ["#00806d", "#3fc4ae"],
+  "first": ["#2f8a4c", "#6cc685"],
+  "delimiter": ["#8650ab", "#bb8be0"],
+  "local": ["#7a86a1", "#a3aec6"],
+  "broad": ["#b8860b", "#e0b64a"],
+  "none of these": ["#9a978e", "#83868e"],
 };
-const NO_ROLE = ["#9a978e", "#83868e"];
-const OTHER_ROLES = [["#a3493f", "#e08d82"], ["#4c7d2c", "#97c972"], ["#5b5fb5", "#a0a4ef"], ["#a07400", "#d8b257"]];
 
 export const COLOUR_NAMES = Object.keys(SCALES);
 
-/** Whether the page is dark now: by choice, else as the system is. */
+/** Whether the page is dark: as chosen, or as the system is. */
 export function isDark(theme) {
   if (theme !== "auto") return theme === "dark";
   return window.matchMedia?.("(prefers-color-scheme: dark)").matches ?? false;
@@ -45,11 +43,11 @@ function rgbOf(hex) {
   return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 }
 
-function mixed(one, other, share) {
+function mixColours(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
-/** A scale: 256 colours from nothing to everything. */
+/** A scale of 256 colours. */
 export class Scale {
   constructor(name, dark) {
     const stops = SCALES[name][dark ? "dark" : "light"].map(rgbOf);
@@ -57,7 +55,7 @@ export class Scale {
     this.colours = Array.from({ length: 256 }, (_, i) => {
       const place = (i / 255) * (stops.length - 1);
       const low = Math.min(Math.floor(place), stops.length - 2);
-      return mixed(stops[low], stops[low + 1], place - low);
+      return mixColours(stops[low], stops[low + 1], place - low);
     });
     this.packed = Uint32Array.from(this.colours, ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
     this.texts = this.colours.map(([red, green, blue]) => `rgb(${red},${green},${blue})`);
@@ -69,7 +67,7 @@ export class Scale {
     return this.texts[level(share)];
   }
 
-  /** A colour in which text on it can be read. */
+  /** The colour of text that is readable on it. */
   ink(share) {
     return this.inks[level(share)];
   }
@@ -94,15 +92,10 @@ function luminance(colour) {
 
 /** The colour of a role. */
 export function roleColour(role, dark) {
-  const place = dark ? 1 : 0;
-  if (ROLE_COLOURS[role]) return ROLE_COLOURS[role][place];
-  if (!role || role === "none of these") return NO_ROLE[place];
-  let number = 0;
-  for (const letter of role) number = (number * 31 + letter.codePointAt(0)) % 997;
-  return OTHER_ROLES[number % OTHER_ROLES.length][place];
+  return ROLE_COLOURS[role][dark ? 1 : 0];
 }
 
-/** How a share of attention becomes an intensity: as it is, its root, or its logarithm over four decades. */
+/** The intensity of a share of attention: linear, square root, or logarithm over four decades. */
 export function intensity(curve, value, full) {
   const share = value / full;
   if (share <= 0) return 0;
@@ -112,12 +105,24 @@ export function intensity(curve, value, full) {
   return share;
 }
 
-/** A tinted thumbnail: 256 packed colours from the paper to a role's colour. */
+/** 256 packed colours from the background to a role's colour, for thumbnails. */
 export function tint(role, dark) {
   const paper = rgbOf(dark ? "#22252c" : "#efede7");
   const ink = rgbOf(roleColour(role, dark));
   return Uint32Array.from({ length: 256 }, (_, i) => {
-    const [red, green, blue] = mixed(paper, ink, i / 255);
+    const [red, green, blue] = mixColours(paper, ink, i / 255);
     return (255 << 24) | (blue << 16) | (green << 8) | red;
   });
+}
+
+/** The current colours and fonts of the style sheet, for canvases; style.css is the only list of them. */
+export function readTheme() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const family = colour("sans") || "sans-serif";
+  return {
+    ink: colour("ink"), soft: colour("soft"), line: colour("line"), accent: colour("accent"), second: colour("second"),
+    paper: colour("paper"), hidden: colour("hidden"), beam: colour("beam"), word: colour("word"), family,
+    font: `13px ${family}`, strongFont: `600 13px ${family}`, smallFont: `11px ${family}`, tinyFont: `10px ${family}`,
+  };
 }

@@ -1,10 +1,10 @@
-// The head atlas: every head as a small picture in the colour of its role, by layer or by what was measured.
+// The head atlas: a thumbnail of every head in the colour of its role, by layer or sorted by a measure.
 
-import { roleColour, tint } from "../draw/colours.js";
+import { ROLE_COLOURS, roleColour, tint } from "../draw/colours.js";
 import { byId, make, refill, sharpen } from "../draw/elements.js";
 import { say, sayRole } from "../words/languages.js";
 import { paintSpread } from "./measure_dots.js";
-import { written } from "../data/tokens.js";
+import { formatNumber } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
@@ -132,7 +132,7 @@ export class Atlas {
   }
 
   describe({ attention, head }) {
-    const score = head.score === null || head.score === undefined ? "" : ` ${written(head.score, 2)}`;
+    const score = head.score === null || head.score === undefined ? "" : ` ${formatNumber(head.score, 2)}`;
     return `${say("layer")} ${layerName(attention)}, ${say("head")} ${head.number}: ${sayRole(head.role)}${score}`;
   }
 
@@ -171,20 +171,19 @@ export class Atlas {
   buildLegend() {
     const { explorer } = this;
     const counts = new Map();
-    for (const { head } of this.cells) counts.set(head.role ?? null, (counts.get(head.role ?? null) ?? 0) + 1);
-    const known = [...counts].filter(([role]) => role !== null).sort((one, other) => other[1] - one[1]);
-    const buttons = known.map(([role, count]) => {
+    for (const { head } of this.cells) counts.set(head.role, (counts.get(head.role) ?? 0) + 1);
+    const buttons = Object.keys(ROLE_COLOURS).filter((role) => counts.has(role)).map((role) => {
       const mark = make("span", { class: "dot" });
       mark.style.backgroundColor = roleColour(role, explorer.dark);
       return make("button", {
         type: "button", class: "role", "data-role": role, "aria-pressed": String(explorer.state.role === role),
         on: { click: () => explorer.store.set({ role: explorer.state.role === role ? null : role }) },
-      }, mark, make("span", { text: sayRole(role) }), make("span", { class: "soft", text: String(count) }));
+      }, mark, make("span", { text: sayRole(role) }), make("span", { class: "soft", text: String(counts.get(role)) }));
     });
     refill(byId("roles"), ...buttons);
   }
 
-  /** Small pictures come layer by layer, after the map. */
+  /** Loads thumbnails layer by layer, after the map. */
   async loadThumbs() {
     const { group } = this.explorer;
     await this.explorer.firstMap;
@@ -200,7 +199,7 @@ export class Atlas {
     }
   }
 
-  /** Selection, filter and colours, without building anew. */
+  /** Updates selection, filter and colours. */
   mark() {
     const { state, dark } = this.explorer;
     for (const cell of this.cells) {

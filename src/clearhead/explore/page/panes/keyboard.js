@@ -1,4 +1,4 @@
-// Everything by keyboard, and the list of all keys.
+// Keyboard shortcuts, and the list of them.
 
 import { SORTS } from "./head_atlas.js";
 import { toggleAblation } from "./ablation_pane.js";
@@ -33,16 +33,16 @@ function keyTable(explorer, centre, actions) {
       "Shift+ArrowUp": () => centre.pan(0, 80), "Shift+ArrowDown": () => centre.pan(0, -80),
     }],
     ["[ ]", "keyStep", { "[": () => explorer.moveStep(-1), "]": () => explorer.moveStep(1) }],
-    ["w", "keyRows", { w: actions.turnRows }],
+    ["w", "keyRows", { w: actions.switchRows }],
     ["/", "keyFind", { "/": () => byId("find").focus() }],
     ["c", "keyCompare", { c: () => explorer.compareNext() }],
     ["o", "keySort", { o: set("sort", SORTS) }],
     ["x", "keyOff", { x: () => toggleAblation(explorer) }],
     ["n", "keyNewText", { n: () => byId("another").hidden || byId("another-text").focus() }],
     ["g b", "keyCurve", { g: set("curve", CURVES), b: set("colours", COLOUR_NAMES) }],
-    ["v", "keyDrawing", { v: actions.turnDrawing }],
+    ["v", "keyDrawing", { v: actions.switchDrawing }],
     ["s e y", "keyExport", { s: () => saveSvg(explorer, centre), e: () => savePng(explorer, centre), y: () => copyLink(explorer) }],
-    ["t l", "keyTheme", { t: actions.turnTheme, l: actions.turnLanguage }],
+    ["t l", "keyTheme", { t: actions.switchTheme, l: actions.switchLanguage }],
     ["?", "keyHelp", { "?": () => openHelp(explorer, centre, actions) }],
   ];
 }
@@ -51,7 +51,7 @@ function focusOn(selector) {
   document.querySelector(selector)?.focus();
 }
 
-/** Hears all keys that no control has taken for itself. */
+/** Handles all keys that no control has handled. */
 export function listenToKeys(explorer, centre, actions) {
   const keys = new Map(keyTable(explorer, centre, actions).flatMap(([, , does]) => Object.entries(does)));
   document.addEventListener("keydown", (event) => {

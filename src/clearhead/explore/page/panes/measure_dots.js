@@ -1,4 +1,4 @@
-// One measure of all heads, layer by layer, as dots: the whole model in a glance.
+// One measure of all heads as dots, layer by layer.
 
 import { roleColour } from "../draw/colours.js";
 import { byId, make, makeSvg, refill } from "../draw/elements.js";

@@ -1,4 +1,4 @@
-// A picture or a spectrogram as a text: its patches to point at and to pin, shaded by attention.
+// A picture or spectrogram whose patches can be pointed at and pinned, shaded by attention.
 
 import { make, sharpen } from "../draw/elements.js";
 
@@ -141,7 +141,7 @@ export class PictureFlow {
   }
 }
 
-/** The right kind of text for an axis. */
+/** Whether an axis is shown as a picture. */
 export function isPictured(axis) {
   return Boolean(axis.picture && axis.grid);
 }

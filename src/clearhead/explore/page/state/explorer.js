@@ -1,7 +1,7 @@
-// Explorer: the scene, the selection, and what follows from both. Panes read it and ask it to change.
+// Explorer: the scene, the selection, and what is derived from both; panes read it and change it.
 
 import { Scale, isDark } from "../draw/colours.js";
-import { askedLines, shadeOf } from "../data/token_sums.js";
+import { sumLines, shadeOf } from "../data/token_sums.js";
 import { loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
 import { HeadTiles } from "../data/tiles.js";
@@ -16,7 +16,7 @@ export class Explorer {
     this.renew(scene);
   }
 
-  /** Takes a scene: at the beginning, and when the model has looked at another text. */
+  /** Sets the scene: at the start, and after another text. */
   renew(scene) {
     this.scene = scene;
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
@@ -37,7 +37,7 @@ export class Explorer {
     return Boolean(this.scene.live && this.source.live);
   }
 
-  /** Whether it is known, or can be asked, what the model does without the chosen heads. */
+  /** Whether the chosen heads can be switched off: by the model, or from answers in the file. */
   get switchable() {
     const { name, head, other } = this.state;
     return this.live || Boolean(!other && this.scene.without?.[name]?.[head]);
@@ -61,7 +61,7 @@ export class Explorer {
     return this.attentionOf(this.state.name);
   }
 
-  /** Whether an attention looks from one text into itself. */
+  /** Whether queries and keys of an attention are the same text. */
   isInward(attention) {
     return this.axes[attention.queries].reads === this.axes[attention.keys].reads;
   }
@@ -79,13 +79,13 @@ export class Explorer {
     return this.groups.find((group) => group.attentions.includes(this.attention));
   }
 
-  /** Small maps are shown as they are, large ones brighter where little is. */
+  /** Linear for small maps, a square root for large ones, unless chosen. */
   curveOf(attention) {
     if (this.state.curve !== "auto") return this.state.curve;
     return Math.max(...attention.counts) <= 64 ? "linear" : "root";
   }
 
-  /** What is known of a head; the last few stay in memory. */
+  /** The tiles of a head; the last few heads stay in memory. */
   tilesOf(name, head) {
     const key = `${name}/${head}`;
     const before = this.kept.get(key);
@@ -99,12 +99,12 @@ export class Explorer {
     return known;
   }
 
-  /** Called when numbers have come, and when heads were switched; the panes put theirs here. */
+  /** Called when numbers have arrived; and below, when heads were switched. Panes replace them. */
   arrived() {}
 
   ablated() {}
 
-  /** A row or a column of weights, asked for once. */
+  /** A row or a column of weights, cached. */
   lineOf(direction, name, head, position) {
     const key = `${direction}/${name}/${head}/${position}`;
     if (!this.rows.has(key)) {
@@ -116,7 +116,7 @@ export class Explorer {
     return this.rows.get(key);
   }
 
-  /** Asks what each head does for the loss, once; the answer stands in the heads themselves. */
+  /** Requests the effect of each head on the loss once, and stores it in the heads. */
   async findEffects() {
     const heads = this.scene.attentions.flatMap((one) => one.heads);
     if (!this.live || heads.some((head) => Number.isFinite(head.effect))) return;
@@ -175,7 +175,7 @@ export class Explorer {
 
   // Pinning tokens
 
-  /** Pins a token, or lets it go. In cross-attention the side it is on decides the direction. */
+  /** Pins or unpins a token. In cross-attention its side sets the direction. */
   pin(axis, position) {
     const { pins } = this.state;
     const real = this.axes[axis].reads;
@@ -191,12 +191,12 @@ export class Explorer {
     this.store.set({ pins: [] });
   }
 
-  /** The positions that are pinned on an axis. What a decoder writes and what it reads there are one. */
+  /** The pinned positions of an axis; tokens that a decoder writes and reads at one place count as one. */
   pinnedOn(axis) {
     return this.state.pins.filter((pin) => pin.axis === axis.reads).map((pin) => pin.position);
   }
 
-  /** The axis of the tokens that are asked about, and that of the answers. */
+  /** The axis of the selected tokens, and below the axis of their weights. */
   get asked() {
     return this.axes[this.state.direction === "at" ? this.attention.queries : this.attention.keys];
   }
@@ -221,14 +221,14 @@ export class Explorer {
     return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
   }
 
-  /** What the selection looks at, or who looks at it, in one head; by default the first chosen. */
+  /** The weights of the selection in one head; by default the first chosen. */
   answer(chosen = this.state) {
-    return askedLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
+    return sumLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
   }
 
   /**
-   * What a text of this axis shows now.
-   * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow whose place it keeps in sight
+   * Shades, pins and cursor of the text of an axis.
+   * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow which side scrolls into view
    */
   async shownOn(axis, chosen = null, follow = "answered") {
     const { attention, state, subject } = this;
@@ -249,8 +249,8 @@ export class Explorer {
     };
   }
 
-  /** What a text does when it is touched. */
-  handsOf(axis) {
+  /** The callbacks of a text. */
+  callbacksOf(axis) {
     return {
       scale: () => this.scale,
       look: () => this.look,
@@ -272,7 +272,7 @@ export class Explorer {
     this.store.set({ cursor: asQuery ? { q: place, k: null } : { q: null, k: place } });
   }
 
-  /** The last token that has letters: an end of text or a full stop says little of a head. */
+  /** The last token with letters or digits, not an end of text or a full stop. */
   lastWord(axis, first, end) {
     for (let position = end - 1; position >= Math.max(first, end - 40); position--) {
       if (!axis.special[position] && /[\p{L}\p{N}]/u.test(axis.label(position, 24))) return position;
@@ -282,7 +282,7 @@ export class Explorer {
 
   // Decoding
 
-  /** Whether an axis holds what was decoded, or what was read meanwhile. */
+  /** Whether an axis has the tokens that were decoded, or read while decoding. */
   decodes(axis) {
     const written = this.axes[this.scene.output?.axis];
     return Boolean(written) && axis.reads === written.reads;

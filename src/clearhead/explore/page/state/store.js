@@ -1,4 +1,6 @@
-// One selection for all panes, and its trace in the address of the page.
+// The state that all panes share, and its form in the address of the page.
+
+import { LANGUAGE_CODES } from "../words/languages.js";
 
 /**
  * @typedef {{axis: string, position: number}} Pin
@@ -26,7 +28,7 @@ export const DEFAULTS = {
   cursor: null, // {q, k}: what the pointer or the keys are on; not in the address
 };
 
-/** A state that tells its listeners what has changed, once for all changes of a moment. */
+/** A state that calls its listeners with the keys that changed, once for all changes of an event. */
 export class Store {
   constructor(values) {
     this.values = { ...DEFAULTS, ...values };
@@ -42,12 +44,12 @@ export class Store {
     for (const [key, value] of Object.entries(patch)) {
       if (Object.is(this.values[key], value)) continue;
       this.values[key] = value;
-      if (this.changed.size === 0) queueMicrotask(() => this.tell());
+      if (this.changed.size === 0) queueMicrotask(() => this.notify());
       this.changed.add(key);
     }
   }
 
-  tell() {
+  notify() {
     const changed = this.changed;
     this.changed = new Set();
     for (const call of this.listeners) call(changed);
@@ -56,7 +58,7 @@ export class Store {
 
 const WORDS = ["direction", "sort", "curve", "colours", "drawing", "rows", "theme", "language"];
 
-/** The state as the fragment of an address, without what is as it always is. */
+/** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
   const parts = new URLSearchParams();
   parts.set("at", `${state.name}/${state.head}`);
@@ -70,7 +72,7 @@ export function fragmentOf(state) {
   return parts.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
 }
 
-/** Which part of a record a fragment is about, if there is such a part. */
+/** The part of the record that a fragment names, if it exists. */
 export function partOf(fragment, scene) {
   const part = Number(new URLSearchParams(fragment.replace(/^#/, "")).get("part") ?? 1) - 1;
   return scene.views?.[part] === undefined ? (scene.view ?? 0) : part;
@@ -84,16 +86,16 @@ const CHOICES = {
   drawing: ["auto", "map", "picture"],
   rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
-  language: ["auto", "en", "zh"],
+  language: LANGUAGE_CODES,
 };
 
-/** What a fragment says of this scene; whatever does not fit it is left out. */
+/** The state that a fragment describes; what does not fit the scene is left out. */
 export function stateOf(fragment, scene) {
   const parts = new URLSearchParams(fragment.replace(/^#/, ""));
   const state = {};
   const main = chosenOf(parts.get("at"), scene);
   if (main) Object.assign(state, main);
-  state.other = besideOf(chosenOf(parts.get("beside"), scene), main, scene);
+  state.other = secondHeadOf(chosenOf(parts.get("beside"), scene), main, scene);
   state.pins = (parts.get("pins") ?? "").split(",").map((one) => pinOf(one, scene)).filter(Boolean);
   const view = (parts.get("view") ?? "").split(",").map(Number);
   if (view.length === 4 && view.every(Number.isFinite) && view[1] > view[0] && view[3] > view[2]) {
@@ -114,8 +116,8 @@ function chosenOf(text, scene) {
   return attention?.heads.some((one) => one.number === head) ? { name, head } : null;
 }
 
-/** A second head, if it looks from and at the same tokens as the first. */
-function besideOf(other, main, scene) {
+/** A second head, if its attention has the same axes as the first. */
+function secondHeadOf(other, main, scene) {
   const sides = (chosen) => {
     const { queries, keys, counts } = scene.attentions.find((one) => one.name === chosen.name);
     return `${queries}/${keys}/${counts}`;
@@ -130,19 +132,13 @@ function pinOf(text, scene) {
   return cut > 0 && Number.isInteger(position) && position >= 0 && position < count ? { axis, position } : null;
 }
 
-/** Where the page opens: the scene's wish, else the best head of the last cross-attention, else the first head. */
-export function beginning(scene) {
-  if (scene.start) return { name: scene.start.name, head: scene.start.head };
-  const crosses = scene.attentions.filter((one) => one.kind === "cross");
-  const aligned = crosses.flatMap((one) => one.heads.map((head) => ({ name: one.name, head })));
-  const best = aligned.filter((one) => one.head.role === "alignment").sort((a, b) => b.head.score - a.head.score)[0];
-  if (best) return { name: best.name, head: best.head.number };
-  const attention = crosses.at(-1) ?? scene.attentions[0];
-  return { name: attention.name, head: attention.heads[0].number };
+/** The head that the page shows first. */
+export function firstHead(scene) {
+  return { name: scene.start.name, head: scene.start.head };
 }
 
 /** Writes the state into the address; a page inside a frame may have no address of its own. */
-export function remember(state) {
+export function writeAddress(state) {
   try {
     history.replaceState(null, "", `#${fragmentOf(state)}`);
   } catch {

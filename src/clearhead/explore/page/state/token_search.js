@@ -1,4 +1,4 @@
-// Finding tokens by their text, on both sides of the map.
+// Searches tokens by their text, on both axes of the map.
 
 import { byId } from "../draw/elements.js";
 import { say } from "../words/languages.js";

@@ -1,33 +1,47 @@
-// What the page says, in the language of its reader.
+// The languages of the page: which one is in use, and its phrases with blanks filled in.
 
 import { CHINESE } from "./chinese.js";
 import { ENGLISH } from "./english.js";
 
-const LANGUAGES = { en: ENGLISH, zh: CHINESE };
-let spoken = ENGLISH;
+// To add a language, write a file like english.js and add it here; the button goes from one to the next.
+const LANGUAGES = [ENGLISH, CHINESE];
+let phrases = ENGLISH;
 
-/** Chooses the language; "auto" asks the browser. */
-export function speak(language) {
-  const wanted = language === "auto" ? ((navigator.language ?? "en").startsWith("zh") ? "zh" : "en") : language;
-  spoken = LANGUAGES[wanted] ?? ENGLISH;
-  document.documentElement.lang = wanted === "zh" ? "zh-CN" : "en";
-  return wanted;
+const codeOf = (language) => language.tag.split("-")[0];
+
+/** The values of `language` in the address: "auto", "en", "zh". */
+export const LANGUAGE_CODES = ["auto", ...LANGUAGES.map(codeOf)];
+
+/** Chooses the language by its code; "auto" takes that of the browser, or else English. */
+export function setLanguage(code) {
+  const wanted = code === "auto" ? (navigator.language ?? "en").split("-")[0] : code;
+  phrases = LANGUAGES.find((language) => codeOf(language) === wanted) ?? ENGLISH;
+  document.documentElement.lang = phrases.tag;
+}
+
+/** The code of the language that the button switches to. */
+export function nextLanguage() {
+  return codeOf(followingLanguage());
+}
+
+function followingLanguage() {
+  return LANGUAGES[(LANGUAGES.indexOf(phrases) + 1) % LANGUAGES.length];
 }
 
 /** A phrase with its blanks filled: say("stepOf", {step: 4, steps: 9}). */
 export function say(key, blanks = {}) {
-  const phrase = spoken[key] ?? ENGLISH[key] ?? key;
+  const phrase = phrases[key] ?? ENGLISH[key] ?? key;
   return phrase.replace(/\{(\w+)\}/g, (whole, blank) => (blank in blanks ? String(blanks[blank]) : whole));
 }
 
-/** The same, where blanks are filled with elements: a list of strings and elements. */
+/** The same with elements in the blanks: a list of strings and elements. */
 export function sayAround(key, blanks) {
-  return (spoken[key] ?? ENGLISH[key]).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
+  return (phrases[key] ?? ENGLISH[key]).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
 }
 
-/** What a table of phrases has for a text of the server's, blanks and all; null if it is not in there. */
-function reworded(phrases, text) {
-  for (const [known, words] of Object.entries(phrases)) {
+/** The translation of an English message of the server, with its blanks; null if the table does not have it. */
+function translateMessage(table, text) {
+  for (const [known, words] of Object.entries(table)) {
     const pattern = known.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)");
     const found = text.match(new RegExp(`^${pattern}$`, "s"));
     if (found) return words.replace(/\{(\w+)\}/g, (_, blank) => found.groups[blank]);
@@ -35,22 +49,22 @@ function reworded(phrases, text) {
   return null;
 }
 
-/** A note: one of the page's own, or a model's, which knows English only. */
+/** A note of the page, {say: key, …blanks}, or an English note of the model. */
 export function sayNote(note) {
-  return typeof note === "string" ? (reworded(spoken.notes, note) ?? note) : say(note.say, note);
+  return typeof note === "string" ? (translateMessage(phrases.notes, note) ?? note) : say(note.say, note);
 }
 
-/** What the server says went wrong: its own words, or those that stand for them where its reader has another language. */
+/** An error message of the server, translated if the language has it. */
 export function sayProblem(problem) {
-  return reworded(spoken.problems, problem) ?? say("problem", { reason: problem });
+  return translateMessage(phrases.problems, problem) ?? say("problem", { reason: problem });
 }
 
-/** A role in words. */
+/** The name of a role; in English that of the lens. */
 export function sayRole(role) {
-  return spoken.roles[role ?? "none of these"] ?? role;
+  return phrases.roles[role] ?? role;
 }
 
-/** Puts the language into everything marked data-say (its text) and data-label (its ARIA label and tooltip). */
+/** Sets the phrases of elements marked data-say (text), data-hint (placeholder) and data-label (ARIA label, tooltip). */
 export function translate(root) {
   for (const element of root.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
   for (const element of root.querySelectorAll("[data-hint]")) element.placeholder = say(element.dataset.hint);
@@ -58,4 +72,7 @@ export function translate(root) {
     element.setAttribute("aria-label", say(element.dataset.label));
     if (element.dataset.tip !== undefined) element.title = say(element.dataset.label);
   }
+  const button = root.querySelector("#language");
+  button.textContent = followingLanguage().name;
+  button.setAttribute("aria-label", followingLanguage().switchTo);
 }

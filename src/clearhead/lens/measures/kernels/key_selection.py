@@ -1,6 +1,6 @@
 """Selection of single keys: the first visible key's weight, and the top keys by their exact scores.
 
-The passes have left a few candidates of each query; their scores are worked out once more, key by key.
+The passes have left a few candidates of each query; their scores are computed again, key by key.
 """
 
 from typing import no_type_check
@@ -25,44 +25,16 @@ from clearhead.lens.measures.kernels.tile_operations import (
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def select_top_keys(
-    q,
-    q_place,
-    k,
-    k_place,
-    mask,
-    bias,
-    scales,
-    cap,
-    seen,
-    found,
-    out,
-    heads,
-    group,
-    queries,
-    keys,
-    rows,
-    start,
-    step,
-    offset,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    CAP: tl.constexpr,
-    BIAS: tl.constexpr,
-    TERMS: tl.constexpr,
-    BOUNDS: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-    DENSE: tl.constexpr,
-    TOP: tl.constexpr,
-    SLOTS: tl.constexpr,
-    CLASSES: tl.constexpr,
-    GIVEN: tl.constexpr,
-):
+    q, q_place, k, k_place, mask, bias, scales, cap, seen, found, out, heads, group, queries, keys, rows, start,
+    step, offset,
+    D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
+    TERMS: tl.constexpr, BOUNDS: tl.constexpr, DOCUMENTS: tl.constexpr, DENSE: tl.constexpr, TOP: tl.constexpr,
+    SLOTS: tl.constexpr, CLASSES: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
     """The logsumexp, the weight of the first visible key, and the best TOP keys (if none are asked for, the best one).
 
     BN is the width of the tiles in which the candidates were found. `seen` holds the logsumexps in units of ln 2, the
-    first keys, and the logsumexps as they were GIVEN.
+    first keys, and the GIVEN logsumexps.
     """
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -108,8 +80,8 @@ def select_top_keys(
         tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
     else:
         count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
-        count = tl.where(count < SLOTS, count, 0)[:, None]  # the others are for `select_from_all_keys`
-        # Of each word two bits are taken, four words at a time; two more, which are rare, where few words leave room.
+        count = tl.where(count < SLOTS, count, 0)[:, None]  # rows with more are left to `select_from_all_keys`
+        # Two bits of each word are resolved, of four words at a time; two more (rare) if there are few words.
         most = tl.where(tl.max(count) <= SLOTS // 2, 4, 2)
         values = tl.full([BM, SLOTS // 2, 4], HIDDEN, tl.float32)
         names = tl.full([BM, SLOTS // 2, 4], -1, tl.int32)
@@ -141,42 +113,13 @@ def select_top_keys(
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def select_from_all_keys(
-    q,
-    q_place,
-    k,
-    k_place,
-    mask,
-    bias,
-    scales,
-    cap,
-    seen,
-    found,
-    out,
-    heads,
-    group,
-    queries,
-    keys,
-    rows,
-    start,
-    step,
-    offset,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAST: tl.constexpr,
-    CAP: tl.constexpr,
-    BIAS: tl.constexpr,
-    TERMS: tl.constexpr,
-    BOUNDS: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-    DENSE: tl.constexpr,
-    TOP: tl.constexpr,
-    LIST: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    """The best TOP keys of the rows that have too many candidates, as when all keys are alike: from all keys."""
+    q, q_place, k, k_place, mask, bias, scales, cap, seen, found, out, heads, group, queries, keys, rows, start,
+    step, offset,
+    D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    CAST: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr, TERMS: tl.constexpr, BOUNDS: tl.constexpr,
+    DOCUMENTS: tl.constexpr, DENSE: tl.constexpr, TOP: tl.constexpr, LIST: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The best TOP keys from all keys, for rows with too many candidates, as when all scores are equal."""
     tiles = tl.cdiv(rows, BM)
     sample, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = sample // heads, sample % heads
@@ -194,7 +137,7 @@ def select_from_all_keys(
         names = tl.full([BM, LIST], -1, tl.int32)
         begins = tl.load(seen[1] + at, mask=inside & over, other=keys)
         end = keys
-        if TERMS == 1 and (BOUNDS >> 1) & 1:  # nothing is visible beyond a distance from the last of these queries
+        if TERMS == 1 and (BOUNDS >> 1) & 1:  # a causal bound: nothing is visible beyond it
             last = tl.max(tl.where(inside & over, i, -keys))
             end = tl.minimum(keys, last + tl.load(mask[0] + b * mask[1] + 1) + 1)
         for n in tl.range(tl.min(begins) // BN, tl.cdiv(end, BN)):
@@ -231,14 +174,14 @@ def score_key(
 @triton.jit
 @no_type_check
 def find_bit(bit):
-    """Which bit of a word is set: of 1 the 0th."""
-    return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # the exponent of its number
+    """The number of the bit that is set: 0 for 1."""
+    return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # the exponent of the float
 
 
 @triton.jit
 @no_type_check
 def insert_sorted(values, names, value, name, LIST: tl.constexpr):
-    """The lists with one more each, in place of the least: of equal ones the largest key goes."""
+    """Replaces the smallest value of each list, if the new one is larger; of equal values the largest key goes."""
     least = tl.min(values, 1)
     slot = tl.arange(0, LIST)[None, :]
     oldest = tl.max(tl.where(values == least[:, None], names, -2), 1)
@@ -251,7 +194,7 @@ def insert_sorted(values, names, value, name, LIST: tl.constexpr):
 @triton.jit
 @no_type_check
 def write_top_keys(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
-    """The lists in order: largest first, of equal ones the smallest key."""
+    """Writes the lists in order: largest first, of equal values the smallest key first."""
     for place in tl.range(TOP):
         best = tl.max(values, 1)
         name = tl.min(tl.where((values == best[:, None]) & (best > NOTHING)[:, None], names, FAR), 1)

@@ -1,26 +1,27 @@
 """A mask as the kernels read it: bounds to test within a tile, and the list of tiles to visit.
 
-A mask becomes a few terms, of which one must hold; a term bounds j − i, the keys and the queries, which covers bands,
-padding and prefixes under `&`. Documents and dense booleans are passed along, one of each for the whole mask. A mask
-that does not fit is made dense if it is small. The tile plan of a pass is one long run of fully visible tiles and a
-list of the others; it is computed on the device, without synchronising.
+A mask becomes a disjunction of a few terms; a term bounds j − i, the keys j and the queries i, which covers bands,
+padding and prefixes under `&`. One document mask and one dense mask may be added to the terms. A mask that does not
+fit this form is made dense if it is small. The tile plan of a pass is one long run of fully visible tiles and a list
+of the others; it is computed on the device, without synchronising.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.mask_kinds import Band, Both, Dense, Documents, Either, Padding, Prefix
 from clearhead.attention.masks import Mask
-from clearhead.lens.measures.kernels.device_tensors import cache_on_device
 
 FAR = 2**30
-TERMS = 4  # more are not worth a kernel of their own
-DENSE = 2**28  # cells of a mask that may be built whole
+TERMS = 4  # most terms: each number of them compiles another kernel
+DENSE = 2**28  # most cells of a mask that is made dense
 
 
 class Bound(NamedTuple):
@@ -28,7 +29,7 @@ class Bound(NamedTuple):
 
     place: int
     number: int
-    lengths: Tensor | None = None
+    lengths: Int[Tensor, " samples"] | None = None
     sign: int = 1
 
 
@@ -43,7 +44,7 @@ class Term(NamedTuple):
 class MaskArguments(NamedTuple):
     """The arguments and constants of `tile_operations.is_visible`."""
 
-    arguments: tuple[Tensor | int, ...]
+    arguments: tuple[Shaped[Tensor, "..."] | int, ...]
     terms: int
     bounds: int
     documents: int
@@ -61,7 +62,7 @@ def explain_refusal(mask: Mask | None, sizes: tuple[int, int, int, int]) -> str 
 
 
 def build_mask_arguments(mask: Mask | None, sizes: tuple[int, int, int, int], device: torch.device) -> MaskArguments:
-    """What the kernels are told about a mask; worked out once for all layers that share it."""
+    """A mask as kernel arguments, computed once for all layers that share it."""
     if mask is None:
         nothing = _empty_table(device)
         return MaskArguments((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0, 0)
@@ -70,7 +71,7 @@ def build_mask_arguments(mask: Mask | None, sizes: tuple[int, int, int, int], de
 
 
 def find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
-    """The terms of which one must hold, or None if there are too many, or more than the kernels know."""
+    """The terms of a mask, or None if there are too many, or it has several document or dense masks."""
     found = _find_terms(mask, queries, keys)
     if found is None or len(found) > TERMS:
         return None
@@ -103,7 +104,7 @@ def _find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
 
 
 def _join_terms(a: Term, b: Term) -> Term | None:
-    """Both terms at once; None if that takes two documents or two booleans."""
+    """The conjunction of two terms; None if that takes two document or two dense masks."""
     if any(x is not None and y is not None and x is not y for x, y in zip(a[1:], b[1:], strict=True)):
         return None
     documents = b.documents if a.documents is None else a.documents
@@ -177,7 +178,7 @@ def _build_table(found: list[Term], device: torch.device) -> Tensor:
 
 
 def _empty_table(device: torch.device) -> Tensor:
-    """Stands for what is not there, and is not read."""
+    """A placeholder for an absent argument; never read."""
     found: Tensor = cache_on_device("nothing", device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
     return found
 
@@ -186,12 +187,12 @@ def _count_terms_with(found: list[Term], kind: str) -> int:
     return sum(1 << number for number, term in enumerate(found) if getattr(term, kind) is not None)
 
 
-def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Its strides, with 0 for an axis of 1, which serves all."""
+def broadcast_strides(tensor: Shaped[Tensor, "..."]) -> tuple[int, ...]:
+    """The strides of a tensor, with 0 for axes of size 1, which broadcast."""
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-FEW = 4  # so few tiles are visited sooner than a mask says which of them it hides: that takes the time of 50 kernels
+FEW = 4  # up to so many tiles it is faster to visit all than to ask the mask: that takes the time of 50 kernels
 
 TilePlan = tuple[Tensor | int, ...]
 Tile = tuple[int, int]  # queries, keys
@@ -202,7 +203,7 @@ def plan_rows(
 ) -> TilePlan:
     """For each tile of rows: its run of fully visible key tiles, a hole in that, and the list of other tiles.
 
-    In the hole are the tiles with keys on both sides of their queries: their distances take a closer look.
+    The hole holds the tiles with keys on both sides of their queries, where distances change sign.
     """
     tiles = (-(-len(rows) // tile[0]), -(-sizes[1] // tile[1]))
     if mask is not None and tiles[0] * tiles[1] <= FEW:
@@ -269,7 +270,7 @@ def _classify_tiles(
     if mask is None:
         some = torch.ones(1, 1, *shape, dtype=torch.bool, device=device)
         return some, some & whole
-    # The first query taken is before the first step's end, so that tiles of rows are blocks of queries.
+    # The first measured query lies within the first step, so that tiles of rows are blocks of queries.
     some, sure = mask.blocks(queries, keys, tile[0] * rows.step, tile[1], device)
     high = max(some.shape[2], sure.shape[2])
     some, sure = (blocks.expand(-1, -1, max(high, shape[0]), shape[1])[:, :, : shape[0]] for blocks in (some, sure))
@@ -299,3 +300,25 @@ def _pack_plan(some: Tensor, first: Tensor, end: Tensor, hole: Tensor, hole_end:
     by_sample, by_head = (0 if size == 1 else 1 for size in some.shape[:2])
     strides = (runs.stride(0) * by_sample, runs.stride(1) * by_head)
     return (runs, *strides, order, order.stride(0) * by_sample, order.stride(1) * by_head, order.stride(2))
+
+
+def cache_on_device(key: Hashable, device: torch.device, make: Callable[[], Any]) -> Any:
+    """What `make` returned the first time; one entry per CUDA stream, since other streams would not wait for it.
+
+    >>> cpu = torch.device("cpu")
+    >>> cache_on_device("a row", cpu, lambda: [1]) is cache_on_device("a row", cpu, lambda: [1])
+    True
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    full_key = (key, device, stream)
+    value = _cached.get(full_key)
+    if value is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return make()  # it belongs to the graph
+    if value is None:
+        if len(_cached) > 63:
+            _cached.clear()  # another thread may do so at any time: hence one lookup only
+        value = _cached[full_key] = make()
+    return value
+
+
+_cached: dict[Hashable, Any] = {}

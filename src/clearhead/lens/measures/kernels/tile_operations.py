@@ -1,6 +1,6 @@
 """Device functions shared by the Triton kernels: load a tile, score it, mask it, add it to the map.
 
-Scores are kept as x = score · log2(e), so that a weight is 2^(x − logsumexp), and one multiply-add away from q·k.
+Scores are kept as x = score · log2(e), so that a weight is 2^(x − logsumexp), one multiply-add away from q·k.
 Hidden scores are HIDDEN, which is finite, so that 0 times it is 0. For the map, weights are summed by pixel columns
 and by chunks of CHUNK rows, each of which lies in one row of pixels or in two (PARTS).
 """
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 HIDDEN = tl.constexpr(-1e30)
-NOTHING = tl.constexpr(-1e29)  # what is below this is hidden, also after a logsumexp was subtracted
+NOTHING = tl.constexpr(-1e29)  # scores below this are hidden, also after subtracting a logsumexp
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 FAR = tl.constexpr(2**30)
-# Numbers that differ from text to text: a kernel is not compiled anew for those that are 1, or multiples of 16.
+# Integers that differ from input to input: not specialised, or Triton would recompile for 1 and multiples of 16.
 NUMBERS = [
     *("heads", "group", "queries", "keys", "rows", "start", "step", "offset"),
     *("runs_sample", "runs_head", "others_sample", "others_head", "others_tile"),
@@ -28,10 +28,10 @@ NUMBERS = [
 def load_tile(
     source, place, b, h, first, size, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr
 ):
-    """Some rows of one head, (ROWS, WIDTH), zeros beyond its width.
+    """Some rows of one head, (ROWS, WIDTH), with zeros beyond its width.
 
-    `source` is a descriptor, and `place` says with which of its rows and columns a sample and a head begin; or it
-    is a pointer, and `place` holds the strides.
+    `source` is a descriptor, and `place` the rows and columns by which samples and heads are offset; or it is a
+    pointer, and `place` holds the strides.
     """
     if TMA:
         tile = source.load([b * place[0] + h * place[1] + first, h * place[2]])
@@ -58,7 +58,7 @@ def multiply_tiles(q, k, PRECISION: tl.constexpr, CAST: tl.constexpr):
 @triton.jit
 @no_type_check
 def scale_product(product, scale, cap, CAP: tl.constexpr):
-    """The score of a product, in units of ln 2: `scale` and `cap` come multiplied with what makes it so."""
+    """The capped score of a product, in units of ln 2, which `scale` and `cap` include."""
     x = product * scale
     if CAP:
         size = tl.abs(x)
@@ -74,7 +74,7 @@ def scale_product(product, scale, cap, CAP: tl.constexpr):
 @triton.jit
 @no_type_check
 def add_bias(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
-    """The scores with their bias, of a line of numbers by distance (1) or of a tensor (2); one of −inf hides."""
+    """The scores plus a bias, by distance from a vector (1) or from a tensor (2); a bias of −inf hides."""
     if BIAS > 0:
         row, column = tl.minimum(i, queries - 1), tl.minimum(j, keys - 1)
         start = bias[0] + b.to(tl.int64) * bias[1] + h.to(tl.int64) * bias[2]
@@ -90,22 +90,13 @@ def add_bias(x, bias, b, h, i, j, queries, keys, BIAS: tl.constexpr):
 @triton.jit
 @no_type_check
 def is_visible(
-    mask,
-    b,
-    h,
-    i,
-    j,
-    queries,
-    keys,
-    TERMS: tl.constexpr,
-    BOUNDS: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-    DENSE: tl.constexpr,
-):
-    """Whether query `i` may look at key `j`, for any shapes that go together.
+    mask, b, h, i, j, queries, keys,
+    TERMS: tl.constexpr, BOUNDS: tl.constexpr, DOCUMENTS: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """Whether query `i` may see key `j`, for indices that broadcast.
 
-    Of TERMS conditions one must hold entirely: those of six bounds, of j − i, of j and of i, whose bits are set in
-    BOUNDS; where its bit is set in DOCUMENTS, one document for both; where it is set in DENSE, a boolean.
+    One of TERMS terms must hold. A term is the conjunction of those of its six bounds (of j − i, j and i) whose bits
+    are set in BOUNDS, of equal document ids if its bit is set in DOCUMENTS, and of a boolean if it is set in DENSE.
     """
     inside = (j < keys) & (i >= 0)
     if TERMS > 0:
@@ -140,25 +131,13 @@ def is_visible(
 @triton.jit
 @no_type_check
 def add_to_map(
-    weights,
-    cells,
-    high,
-    wide,
-    columns,
-    first_row,
-    first_key,
-    rows,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    EVEN: tl.constexpr,
-    TOUCHED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    weights, cells, high, wide, columns, first_row, first_key, rows,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, TOUCHED: tl.constexpr, CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
-):
+):  # fmt: skip
     """Adds the weights of a tile, (BM, BN / 8, 8), to the cells of its sample and head.
 
-    EVEN: TOUCHED pixels make up the tile exactly, or the tile is a piece of one. Otherwise the tile touches up to
-    TOUCHED of them.
+    EVEN: the tile is exactly TOUCHED pixels wide, or lies within one. Otherwise it overlaps up to TOUCHED pixels.
     """
     first = first_key // wide
     if EVEN:
@@ -186,19 +165,10 @@ def add_to_map(
 @triton.jit
 @no_type_check
 def add_pixels(
-    parts,
-    cells,
-    column,
-    high,
-    columns,
-    first_row,
-    rows,
-    BM: tl.constexpr,
-    WIDE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Sums of each row, (BM, WIDE), to the cells of their chunks."""
+    parts, cells, column, high, columns, first_row, rows,
+    BM: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds sums of each row, (BM, WIDE), to the cells of their chunks."""
     row = first_row + tl.arange(0, BM)
     chunk = first_row + tl.arange(0, BM // CHUNK) * CHUNK
     for part in tl.static_range(PARTS):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class TileShape(NamedTuple):
     """A tile shape with its number of warps and pipeline stages.
 
-    A limit of registers lets more tiles run at once, whose multiplying and exponentiating overlap.
+    A register limit lets more tiles run at once, so that products of one overlap with exponentials of another.
     """
 
     queries: int
@@ -26,39 +26,37 @@ class TileShape(NamedTuple):
 
 
 class TileShapes(NamedTuple):
-    """The tile shapes of all passes; `pick` has no keys."""
+    """The tile shapes of all kernels."""
 
     rows: TileShape
     columns: TileShape
-    collecting: TileShape  # along columns, if candidates for the top keys are found on the way
-    pick: TileShape
-    every: TileShape  # for the few rows whose best keys are picked from all
-    swift: TileShape | None = (
-        None  # along rows, by the kernel for Hopper: the warps are those of a reader of 64 queries
-    )
-    receiving: TileShape | None = None  # the same, if what keys receive is summed up on the way
+    candidates: TileShape  # of the column pass, if it collects candidates for the top keys
+    selection: TileShape  # its tiles have no keys
+    selection_from_all: TileShape
+    hopper: TileShape | None = None  # of the Hopper row pass: the warps are those of one consumer
+    hopper_received: TileShape | None = None  # the same, if it also sums up `received`
 
 
-def _use_for_all_passes(shape: TileShape, pick: TileShape, every: TileShape, *swift: TileShape) -> TileShapes:
-    return TileShapes(shape, shape, shape, pick, every, *swift)
+def _use_for_all_passes(shape: TileShape, *others: TileShape) -> TileShapes:
+    return TileShapes(shape, shape, shape, *others)
 
 
-READER_ROWS = 64  # queries of a reader of the kernel for Hopper
-SWIFT = TileShape(3 * READER_ROWS, 128, 4, 3, 160), TileShape(2 * READER_ROWS, 128, 4, 4, 232)
+CONSUMER_ROWS = 64  # queries of one consumer warpgroup of the Hopper row pass
+HOPPER = TileShape(3 * CONSUMER_ROWS, 128, 4, 3, 160), TileShape(2 * CONSUMER_ROWS, 128, 4, 4, 232)
 
 
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, TileShapes] = {
     64: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1)),
-    128: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1), *SWIFT),
+    128: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1), *HOPPER),
     256: TileShapes(
         rows=TileShape(128, 128, 4, 2),
         columns=TileShape(64, 128, 4, 2, 128),
-        collecting=TileShape(64, 128, 4, 2, 128),
-        pick=TileShape(8, 0, 1, 1),
-        every=TileShape(16, 256, 4, 2),
-        swift=SWIFT[0],
-        receiving=SWIFT[1],
+        candidates=TileShape(64, 128, 4, 2, 128),
+        selection=TileShape(8, 0, 1, 1),
+        selection_from_all=TileShape(16, 256, 4, 2),
+        hopper=HOPPER[0],
+        hopper_received=HOPPER[1],
     ),
     512: _use_for_all_passes(TileShape(64, 64, 4, 2), TileShape(4, 0, 1, 1), TileShape(32, 32, 4, 1)),
 }
@@ -73,13 +71,13 @@ FULL: dict[int, TileShapes] = {
 def choose_shapes(
     width: int, itemsize: int, rows: int, keys: int, wide: int, top: int, plain: bool = True
 ) -> TileShapes:
-    """The tiles for heads of this width (a power of two), no larger than there is to do.
+    """The tile shapes for heads of this width (a power of two), no larger than the job.
 
-    `wide` keys make a pixel of the map: where that is few, and not a power of two, tiles are narrow. Where scores
-    are not `plain` products, there is more to hold, and no limit of registers.
+    `wide` keys make a pixel of the map: if that is few, and no power of two, tiles are narrow. Scores that are not
+    `plain` products need more registers, so there is no limit for them.
     """
     table = FULL if itemsize == 4 else HALF
-    found = next(shapes for limit, shapes in table.items() if width * itemsize <= limit)
+    tuned = next(shapes for limit, shapes in table.items() if width * itemsize <= limit)
     narrow = 32 if wide < 8 and wide & (wide - 1) else 128 if top else 256  # candidates take a bit for every eighth key
 
     def fitting(shape: TileShape) -> TileShape:
@@ -87,24 +85,24 @@ def choose_shapes(
         columns = min(shape.keys, max(count_classes(top), next_power_of_two(keys)), narrow)
         return TileShape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
-    own, other, collecting = (fitting(shape) for shape in found[:3])
-    enough = rows > 2 * READER_ROWS and keys > 64 and narrow >= 128  # to fill its tiles more or less
-    swift = found[5:] if plain and enough else ()
-    return TileShapes(own, other, collecting, found.pick, found.every, *swift)
+    fills_tiles = rows > 2 * CONSUMER_ROWS and keys > 64 and narrow >= 128
+    hopper = tuned[5:] if plain and fills_tiles else ()
+    rows_shape, columns, candidates = (fitting(shape) for shape in tuned[:3])
+    return TileShapes(rows_shape, columns, candidates, tuned.selection, tuned.selection_from_all, *hopper)
 
 
 def count_classes(top: int) -> int:
-    """Into how many classes keys fall, of each of which the best score is kept: some more than keys are asked for."""
+    """The number of classes of keys (by key modulo it) of each of which the row pass keeps the best score."""
     return 32 if top else 16
 
 
 def count_slots(top: int) -> int:
-    """How many words of candidates a query may have: some more than it usually has."""
+    """The number of 32-bit words for the candidates of a query: more than it usually needs."""
     return 32 if top <= 8 else 64
 
 
 def next_power_of_two(n: int) -> int:
-    """The next power of two.
+    """The smallest power of two that is at least n.
 
     >>> next_power_of_two(5), next_power_of_two(8)
     (8, 8)

@@ -1,0 +1,320 @@
+"""Heat maps: one head, all heads of a layer, several attentions side by side, the alignment of a translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from clearhead.errors import ShapeError
+from clearhead.explore.figures import fonts, record_names, style, tick_labels
+from clearhead.explore.figures.weight_grid import MAX_LABELS, Source, Tokens, WeightGrid, list_heads, make_grid
+from clearhead.lens import Forward, Record, Sight
+
+MAX_NUMBERED = 20  # tokens a side with numbers in their cells
+MAX_EQUAL_CELLS = 32  # tokens a side of maps side by side that share one size of cells
+MAX_VECTOR = 40  # cells a side that are drawn as vectors
+PANEL_CELLS = 160  # cells a side of one map among many
+
+
+class PlotSize(NamedTuple):
+    """The width and height of a map in inches, without its labels."""
+
+    width: float
+    height: float
+
+
+def head_map(
+    source: Source,
+    head: int | None = None,
+    *,
+    sample: int = 0,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    when: str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A heat map of one head: a row has the weights of one query. By default the mean of all heads.
+
+    `source` is a Sight, or weights (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Up to 20
+    tokens have numbers in their cells, up to 80 have labels; longer texts are drawn in blocks of tokens.
+
+    At each place a decoder has read one token and writes the next: `when` names its rows by the token "written" or
+    "read". The default is "written" in cross-attention, else "read".
+    """
+    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    words = ("key: is looked at", f"query: {_describe_rows(source, when if queries is None else None) or 'looks'}")
+    return _draw_single(cells, _default_title(source, head) if title is None else title, words)
+
+
+def alignment(
+    source: Source,
+    head: int | None = None,
+    *,
+    sample: int = 0,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    when: str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A head map in which the largest weight of each row is framed: the source token of each target token.
+
+    Among equal weights the first is framed; a row that sees nothing has no frame. Some heads follow the token
+    "written", others the one "read"; by default the choice that aligns punctuation with punctuation is taken.
+    """
+    if isinstance(source, Sight) and queries is None:
+        when = when or _choose_row_naming(source, head, sample)
+    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    named_by = _describe_rows(source, when) if queries is None else ""
+    side = f"target: {named_by}" if named_by else "target"
+    return _draw_single(cells, _default_title(source, head) if title is None else title, ("source", side), framed=True)
+
+
+def _describe_rows(source: Source, when: str | None) -> str:
+    """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
+    if not isinstance(source, Sight):
+        return ""
+    if record_names.get_written_texts(source, when=when):
+        return "is being written"
+    chosen = when == "read" and record_names.get_written_texts(source, when="written")
+    return "has just been read" if source.cross or chosen else ""
+
+
+def _choose_row_naming(sight: Sight, head: int | None, sample: int) -> str:
+    """The naming of rows, "written" or "read", with more weight from punctuation to punctuation."""
+    given = make_grid(sight, head, sample=sample)
+    marks = record_names.find_punctuation(given.keys.texts)
+    if not given.exact or not any(marks):
+        return "written"
+    own = {
+        when: record_names.find_punctuation(record_names.get_query_texts(sight, sample, when=when))
+        for when in ("written", "read")
+    }
+    scores = {when: float(given.values[np.ix_(rows, marks)].sum()) for when, rows in own.items() if rows}
+    return max(scores, key=lambda when: scores[when], default="written")
+
+
+def head_grid(
+    source: Source,
+    heads: Sequence[int] | None = None,
+    *,
+    sample: int = 0,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    when: str | None = None,
+    title: str | None = None,
+    captions: Mapping[int, str] | None = None,
+) -> Figure:
+    """Heat maps of all heads of one attention, or some, on one colour scale; `captions` are added to their titles.
+
+    `when` names the rows as in `head_map`.
+    """
+    numbers = list_heads(source) if heads is None else list(heads)
+    if not numbers:
+        raise ShapeError("there are no heads to draw")
+    drawn = [
+        make_grid(source, one, sample=sample, queries=queries, keys=keys, when=when, most=PANEL_CELLS)
+        for one in numbers
+    ]
+    columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
+    rows = ceil(len(numbers) / columns)
+    with style.figure_style():
+        titles = [_make_caption(number, captions or {}) for number in numbers]
+        size = _panel_size(drawn[0], max(fonts.measure_width(one, style.SMALL) for one in titles))
+        beside, above = _measure_labels(drawn[0], size)
+        wide, high = columns * (size.width + 0.15) + beside, rows * (size.height + 0.36) + above
+        figure = style.make_figure(wide + 1.1, high + 1.1, boxes=True)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        norm = _make_norm(drawn)
+        for axes, cells, words in zip(grid.flat, drawn, titles, strict=False):
+            _draw_map(axes, cells, norm, size)
+            axes.label_outer()
+            axes.set_title(words, fontsize=style.SMALL, pad=3)
+        for axes in grid.flat[len(numbers) :]:
+            axes.set_axis_off()
+        _finish(figure, drawn[:1], norm, _default_title(source, None, every=True) if title is None else title)
+    return figure
+
+
+def _make_caption(number: int, captions: Mapping[int, str]) -> str:
+    return f"head {number} · {captions[number]}" if captions.get(number) else f"head {number}"
+
+
+def side_by_side(
+    source: Record | Forward,
+    chosen: Mapping[str, int | None] | None = None,
+    *,
+    sample: int = 0,
+    tokens: record_names.Sides = None,
+    when: str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Heat maps side by side: `{"encoder.5.self": 2, "decoder.2.cross": None}`, None for the mean of all heads.
+
+    By default the last layer of each kind of attention.
+    """
+    forward = record_names.get_call(source)
+    wanted = chosen or {names[-1]: None for names in record_names.group_by_kind(forward.names).values()}
+    drawn = []
+    for name, head in wanted.items():
+        sight = forward[name]
+        queries, keys = (
+            record_names.get_query_texts(sight, sample, tokens, when=when),
+            record_names.get_key_texts(sight, sample, tokens),
+        )
+        drawn.append(make_grid(sight, head, sample=sample, queries=queries, keys=keys, most=2 * PANEL_CELLS))
+    with style.figure_style():
+        plot_sizes = _equal_sizes(drawn)
+        sizes = [_measure_labels(cells, size) for cells, size in zip(drawn, plot_sizes, strict=True)]
+        width = sum(size.width + beside + 0.35 for size, (beside, _) in zip(plot_sizes, sizes, strict=True))
+        height = max(size.height + above for size, (_, above) in zip(plot_sizes, sizes, strict=True))
+        figure = style.make_figure(width + 1.0, height + 1.3, boxes=True)
+        grid = figure.subplots(1, len(drawn), squeeze=False, width_ratios=[size.width for size in plot_sizes])
+        norm = _make_norm(drawn)
+        for axes, cells, size, (name, head) in zip(grid.flat, drawn, plot_sizes, wanted.items(), strict=True):
+            _draw_map(axes, cells, norm, size, numbered=all(_is_numbered(one) for one in drawn))
+            axes.set_anchor("N")
+            axes.set_title(_default_title(forward[name], head), fontsize=style.TEXT, pad=8)
+        _finish(figure, drawn, norm, title)
+    return figure
+
+
+def _draw_single(cells: WeightGrid, title: str, words: tuple[str, str], *, framed: bool = False) -> Figure:
+    with style.figure_style() as theme:
+        size = _plot_size(cells)
+        beside, above = _measure_labels(cells, size)
+        figure = style.make_figure(size.width + beside + 1.5, size.height + above + 1.5, boxes=True)
+        axes = figure.subplots()
+        norm = _make_norm([cells])
+        _draw_map(axes, cells, norm, size, numbered=_is_numbered(cells))
+        axes.set_xlabel(words[0], color=theme.muted, fontsize=style.SMALL)
+        axes.set_ylabel(words[1], color=theme.muted, fontsize=style.SMALL)
+        axes.xaxis.set_label_position("top")
+        if framed:
+            _frame_strongest(axes, cells)
+        _finish(figure, [cells], norm, title)
+    return figure
+
+
+def _draw_map(axes: Axes, cells: WeightGrid, norm: Normalize, size: PlotSize, *, numbered: bool = False) -> None:
+    """Draws the cells with their labels in a box of this size."""
+    rows, columns = cells.values.shape
+    theme = style.current_theme()
+    if max(rows, columns) <= MAX_VECTOR:
+        edges = (np.arange(size + 1) - 0.5 for size in (columns, rows))
+        axes.pcolormesh(
+            *edges, cells.values, cmap=theme.sequential, norm=norm, edgecolors=theme.background, linewidth=0.7
+        )
+    else:
+        axes.imshow(cells.values, cmap=theme.sequential, norm=norm, aspect="auto", interpolation="nearest")
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.set_box_aspect(size.height / size.width)
+    axes.spines[:].set_visible(max(rows, columns) > MAX_VECTOR)
+    tick_labels.write_query_labels(axes, cells.queries, size.height / rows)
+    tick_labels.write_key_labels(axes, cells.keys, size.width / columns)
+    if numbered:
+        _write_numbers(axes, cells, norm)
+
+
+def _write_numbers(axes: Axes, cells: WeightGrid, norm: Normalize) -> None:
+    """Writes the weights into their cells; exact zeros, such as padding, without decimals."""
+    scale = style.current_theme().sequential
+    for (row, column), weight in np.ndenumerate(cells.values):
+        text = "0" if weight == 0 else f"{weight:.2f}"
+        colour = style.choose_text_colour(scale(norm(weight)))
+        axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
+
+
+def _frame_strongest(axes: Axes, cells: WeightGrid) -> None:
+    for row, weights in enumerate(cells.values):
+        if weights.max() > 0:
+            corner = (float(weights.argmax()) - 0.5, row - 0.5)
+            frame = Rectangle(
+                corner,
+                1,
+                1,
+                fill=False,
+                edgecolor=style.current_theme().highlight,
+                linewidth=2,
+                zorder=3,
+                clip_on=False,
+            )
+            axes.add_patch(frame)
+
+
+def _finish(figure: Figure, drawn: Sequence[WeightGrid], norm: Normalize, title: str | None) -> None:
+    """Adds the colour bar, the title and the notes."""
+    exact = all(cells.exact for cells in drawn)
+    axes = figure.get_axes()
+    scale = ScalarMappable(norm, style.current_theme().sequential)
+    style.add_colour_bar(figure, scale, axes, "attention weight" if exact else "share of attention")
+    sides = [axis for cells in drawn for axis in (cells.queries, cells.keys) if axis.labelled]
+    texts = [text for axis in sides for text in axis.texts or ()]
+    blocks = sorted({(cells.queries.block, cells.keys.block) for cells in drawn if not cells.exact})
+    meaning = "the sum over its keys, averaged over its queries"
+    notes = [f"A cell is {rows} × {columns} tokens: {meaning}." for rows, columns in blocks]
+    style.write_title(figure, title, [*notes, style.note_missing_fonts(texts), style.CAVEAT])
+
+
+def _make_norm(drawn: Sequence[WeightGrid]) -> Normalize:
+    return style.make_norm(max(cells.values.max() for cells in drawn), all(_is_numbered(cells) for cells in drawn))
+
+
+def _is_numbered(cells: WeightGrid) -> bool:
+    return cells.exact and max(cells.values.shape) <= MAX_NUMBERED
+
+
+def _plot_size(cells: WeightGrid) -> PlotSize:
+    """The size of a single map: large cells if they have numbers, squares if possible."""
+    rows, columns = cells.values.shape
+    longest = max(rows, columns)
+    if cells.exact and longest <= MAX_LABELS:
+        side = 0.46 if longest <= MAX_NUMBERED else max(0.15, 0.46 * MAX_NUMBERED / longest)
+        return PlotSize(columns * side, rows * side)
+    return _fit_into(6.6, rows, columns)
+
+
+def _panel_size(cells: WeightGrid, widest: float) -> PlotSize:
+    """The size of one map among many, at least as wide as its title."""
+    rows, columns = cells.values.shape
+    if cells.exact and max(rows, columns) <= 24:
+        side = max(0.16, min(widest, 1.9) / max(rows, columns))
+        return PlotSize(max(columns * side, widest), max(rows * side, 0.7))
+    size = _fit_into(1.9, rows, columns)
+    return PlotSize(max(size.width, widest), size.height)
+
+
+def _equal_sizes(drawn: Sequence[WeightGrid]) -> list[PlotSize]:
+    """Sizes of maps side by side: equal cells if all maps are small, else equal maps."""
+    longest = max(max(cells.values.shape) for cells in drawn)
+    if all(cells.exact for cells in drawn) and longest <= MAX_EQUAL_CELLS:
+        side = 0.4 if longest <= MAX_NUMBERED else 0.17
+        return [PlotSize(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in drawn)]
+    return [_fit_into(4.6, *cells.values.shape) for cells in drawn]
+
+
+def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:
+    longest = max(rows, columns)
+    return PlotSize(*(max(inches * size / longest, 0.25 * inches) for size in (columns, rows)))
+
+
+def _measure_labels(cells: WeightGrid, size: PlotSize) -> tuple[float, float]:
+    rows, columns = cells.values.shape
+    return tick_labels.measure_query_labels(cells.queries, size.height / rows), tick_labels.measure_key_labels(
+        cells.keys, size.width / columns
+    )
+
+
+def _default_title(source: Source, head: int | None, *, every: bool = False) -> str:
+    number = "" if every else "mean of all heads" if head is None else f"head {head}"
+    if not isinstance(source, Sight):
+        many = source.ndim > 2
+        return number.capitalize() if many else ""
+    return f"{source.name}, {number}" if number else source.name

@@ -1,0 +1,242 @@
+"""Figures for a lesson, without a model: softmax saturation, positional encodings, and the cost of attention."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from clearhead.attention import Rotary, Sinusoidal, attend, attention_weights
+from clearhead.errors import ConfigError
+from clearhead.explore.figures import style
+from clearhead.lens import measure
+
+SCORES = 20_000
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+HEADS, FEATURES = 2, 32
+MAX_SECONDS = 0.25  # a method that took longer is not tried with more tokens
+METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "the definition: all weights": lambda q, k, v: attention_weights(q, k) @ v,
+    "a fused kernel: no weights": lambda q, k, v: attend(q, k, v),
+    "the lens: exact measures": lambda q, k, v: measure(q, k),
+}
+
+
+def saturation(deviations: tuple[float, float] = (100.0, 1.0), *, scores: int = SCORES, seed: int = 0) -> Figure:
+    """Why scores are divided by √d: the softmax of scores with a large deviation saturates.
+
+    Above, histograms of normal scores with these standard deviations; below, their softmax.
+    """
+    if scores < 2 or any(not deviation > 0 for deviation in deviations):
+        raise ConfigError(f"this needs at least 2 scores and deviations above 0, got {scores} and {deviations}")
+    drawn = torch.randn(scores, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with style.figure_style() as theme:
+        figure = style.make_figure(9.6, 5.6)
+        grid = figure.subplots(2, 2)
+        for (above, below), deviation in zip(grid.T, deviations, strict=True):
+            wide = drawn * deviation
+            style.style_axes(above)
+            above.hist(wide.numpy(), bins=50, color=theme.sequential(0.55))
+            above.set_title(f"{scores:,} scores, standard deviation {deviation:g}")
+            above.set(xlabel="score", ylabel="how many")
+            _draw_weights(below, wide.softmax(0))
+        style.write_title(
+            figure,
+            "The softmax saturates when scores spread wide",
+            [
+                "A query and a key of d random features have scores of standard deviation √d: divided by √d, it is 1.",
+                "Gradients pass through w(1 − w): where one weight is 1 and the others 0, nothing is learned.",
+            ],
+        )
+    return figure
+
+
+def _draw_weights(axes: Axes, weights: Float[Tensor, " keys"]) -> None:
+    """Plots the weights, with their perplexity and the sum of gradients in the title."""
+    theme = style.current_theme()
+    style.style_axes(axes)
+    # As vectors, tens of thousands of points would make megabytes.
+    axes.plot(weights.numpy(), color=theme.sequential(0.75), linewidth=0.8, rasterized=True)
+    keys = float(torch.special.entr(weights).sum().exp())
+    effective = f"{keys:,.0f} effective keys" if keys >= 1.5 else "1 effective key"
+    slope = float((weights * (1 - weights)).sum())
+    title = f"largest weight {float(weights.max()):.2g}, {effective}, Σ w(1 − w) = {slope:.1g}"
+    axes.set_title(title, fontsize=style.SMALL, color=theme.muted)
+    axes.set(xlabel="key", ylabel="weight", ylim=(0, float(weights.max()) * 1.05))
+    axes.ticklabel_format(axis="y", scilimits=(-3, 3))
+
+
+def positional_encodings(width: int = 64, tokens: int = 128, *, base: float = 10000.0) -> Figure:
+    """Positional encodings: sinusoidal values, rotary angles, and the similarity of two positions.
+
+    The similarity is the product of two sinusoids, normalised to 1 for equal positions; a query and a key of ones after
+    rotary have the same product.
+    """
+    places = torch.arange(tokens)
+    waves = Sinusoidal(width, base)(places, torch.float64)
+    rotary = Rotary(width, base)
+    angles = (places[:, None].double() * rotary.speeds(places.device)).remainder(2 * torch.pi)
+    similar = (waves @ waves[0]) / (waves[0] @ waves[0])
+    with style.figure_style() as theme:
+        figure = style.make_figure(13.2, 4.6)
+        left, middle, right = figure.subplots(1, 3)
+        _draw_field(figure, left, waves, theme.diverging, (-1.0, 1.0), "value")
+        left.set(title="sinusoidal: added to the vectors", xlabel="feature")
+        _draw_field(figure, middle, angles, theme.cyclic, (0.0, 2 * torch.pi), "angle (radians)")
+        middle.set(title="rotary: rotates pairs of q and k", xlabel="pair of features")
+        style.style_axes(right)
+        right.plot(similar.numpy(), color=theme.categorical[0], linewidth=1.5)
+        right.set(title="similarity of two positions", xlabel="distance in tokens", ylabel="product, 1 for equal")
+        right.set_xlim(0, max(tokens - 1, 1))
+        note = (
+            "High frequencies separate neighbours, low ones distant positions. The curve on the right holds for both."
+        )
+        style.write_title(figure, f"Positions in {width} features", [note])
+    return figure
+
+
+def _draw_field(
+    figure: Figure,
+    axes: Axes,
+    values: Float[Tensor, "positions features"],
+    colours: Colormap,
+    limits: tuple[float, float],
+    label: str,
+) -> None:
+    norm = Normalize(*limits)
+    axes.imshow(values.numpy(), cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axes.set_ylabel("position")
+    axes.spines[:].set_visible(False)
+    style.add_colour_bar(figure, ScalarMappable(norm, colours), axes, label)
+
+
+class Cost(NamedTuple):
+    """Time and peak memory beyond the input, in bytes, of one method for so many tokens."""
+
+    way: str
+    tokens: int
+    seconds: float
+    memory: int
+
+
+def measure_costs(
+    lengths: Sequence[int] = LENGTHS, *, device: str = "cpu", patience: float = MAX_SECONDS
+) -> list[Cost]:
+    """Measures time and memory of the definition, a fused kernel and the lens for growing lengths; takes seconds.
+
+    Times are the best of three runs. A method that took longer than `patience` seconds is not tried with more tokens.
+    """
+    if not lengths or min(lengths) < 1:
+        raise ConfigError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
+    found, chance = list[Cost](), torch.Generator().manual_seed(0)
+    for way, run in METHODS.items():
+        for tokens in sorted(lengths):
+            tensors = [torch.randn(1, HEADS, tokens, FEATURES, generator=chance).to(device) for _ in range(3)]
+            job = partial(run, *tensors)
+            with torch.no_grad():
+                memory = _measure_memory(job, device)  # the first run, which also warms up
+                seconds = min(_measure_seconds(job, device) for _ in range(3))
+            found.append(Cost(way, tokens, seconds, memory))
+            if seconds > patience:
+                break
+    return found
+
+
+def cost(costs: Sequence[Cost] | None = None, *, title: str = "What attention costs") -> Figure:
+    """Time and memory against the number of tokens, on logarithmic axes; measured now unless `costs` are given."""
+    measured = measure_costs() if costs is None else list(costs)
+    if not measured:
+        raise ConfigError("there are no costs to draw")
+    ways = list(dict.fromkeys(one.way for one in measured))
+    with style.figure_style() as theme:
+        figure = style.make_figure(10.4, 4.8)
+        grid = figure.subplots(1, 2)
+        quantities = ("seconds", 1e3, "time, ms"), ("memory", 1e-6, "memory, MB")
+        for axes, (quantity, factor, name) in zip(grid, quantities, strict=True):
+            style.style_axes(axes)
+            for way, colour, mark in zip(
+                ways, (theme.categorical[1], theme.categorical[0], theme.categorical[2]), "os^", strict=False
+            ):
+                own = [one for one in measured if one.way == way]
+                values = [max(getattr(one, quantity) * factor, 1e-6) for one in own]
+                axes.plot([one.tokens for one in own], values, marker=mark, color=colour, label=way, markersize=5)
+            _set_log_axes(axes, sorted({one.tokens for one in measured}))
+            axes.set(xlabel="tokens", ylabel=name)
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        style.write_title(figure, title)
+        words: Any = {"loc": "left", "fontsize": style.SMALL, "color": theme.muted}
+        grid[0].set_title(f"{HEADS} heads of {FEATURES} features, float32, measured here", **words)
+        grid[1].set_title("beyond the input; a dashed line is the square of the length", **words)
+    return figure
+
+
+def _set_log_axes(axes: Axes, lengths: Sequence[int]) -> None:
+    """Makes both axes logarithmic and adds a dashed line that grows with the square of the length."""
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_locator(FixedLocator(list(lengths)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    low, high = axes.get_ylim()
+    first, last = lengths[0], lengths[-1]
+    square = [low * 1.3, low * 1.3 * (last / first) ** 2]
+    axes.plot([first, last], square, "--", color=style.current_theme().muted, linewidth=0.9)
+    axes.set_ylim(low, high)
+
+
+def _measure_seconds(job: Callable[[], object], device: str) -> float:
+    _synchronise(device)
+    began = time.perf_counter()
+    job()
+    _synchronise(device)
+    return time.perf_counter() - began
+
+
+def _measure_memory(job: Callable[[], object], device: str) -> int:
+    """Peak memory in bytes: from the allocator on a GPU, else from the profiler."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        job()
+        return torch.cuda.max_memory_allocated() - before
+    with _silence_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        job()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@contextmanager
+def _silence_profiler() -> Iterator[None]:
+    """Turns off the profiler's own log output."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+        else:
+            os.environ["KINETO_LOG_LEVEL"] = before
+
+
+def _synchronise(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()

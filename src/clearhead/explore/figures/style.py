@@ -1,0 +1,230 @@
+"""Style of figures: light and dark themes, fonts, titles and colour bars; saving to PNG, SVG and PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
+
+from clearhead.errors import ConfigError
+from clearhead.explore.figures import fonts, label_text
+from clearhead.formatting import suggest_name
+from clearhead.storage import atomic_file
+
+FORMATS = ("png", "svg", "pdf")
+DPI = 160
+TITLE, TEXT, SMALL = 12.0, 9.5, 8.0  # points
+MAX_TITLE = 160  # letters
+MIN_WIDTH = 4.2  # inches
+CAVEAT = "Where a head looks is not why the model answers."
+
+
+class Theme(NamedTuple):
+    """Colours of a figure; scales differ in lightness, categories stay apart for the colour-blind."""
+
+    background: str
+    text: str
+    grid: str
+    muted: str  # notes and units
+    highlight: str  # frames
+    sequential: Colormap  # from 0 to the largest weight
+    diverging: Colormap  # around 0
+    cyclic: Colormap  # angles
+    categorical: tuple[str, ...]  # after Paul Tol
+    sequential_lines: Colormap  # for lines in an order, such as layers
+    dark: bool = False
+
+
+def _make_colormap(*colours: str) -> Colormap:
+    return LinearSegmentedColormap.from_list("clearhead", colours)
+
+
+def _cut_colormap(whole: Colormap, first: float, last: float) -> Colormap:
+    return _make_colormap(*(to_hex(whole(first + (last - first) * step / 32)) for step in range(33)))
+
+
+LIGHT = Theme(
+    background="#ffffff",
+    text="#1d2433",
+    grid="#dfe2e7",
+    muted="#667084",
+    highlight="#0b5cad",
+    sequential=_make_colormap("#fbf8f5", "#f5dfd3", "#e8b297", "#d27a50", "#aa441d", "#6b2109"),
+    diverging=_make_colormap("#0b3c7d", "#5b93c9", "#f7f7f5", "#dd8452", "#7a2408"),
+    cyclic=matplotlib.colormaps["twilight"],
+    categorical=("#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#ddcc77", "#44aa99", "#aa4499", "#999933"),
+    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.0, 0.88),
+)
+DARK = Theme(
+    background="#15181f",
+    text="#e8eaee",
+    grid="#343a46",
+    muted="#9aa3b2",
+    highlight="#7cc0ff",
+    sequential=_make_colormap("#1d2129", "#43302c", "#84452b", "#c8683a", "#f0a878", "#ffecdd"),
+    diverging=_make_colormap("#9fd0ff", "#3f7cb8", "#20242c", "#c8683a", "#ffd9bd"),
+    cyclic=matplotlib.colormaps["twilight_shifted"],
+    categorical=("#77aadd", "#ee8866", "#44bb99", "#99ddff", "#ffaabb", "#eedd88", "#bbcc33", "#dd99dd", "#aaaa00"),
+    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.3, 1.0),
+    dark=True,
+)
+THEMES = {"light": LIGHT, "dark": DARK}
+
+DASHES = ("-", "--", "-.", ":")
+
+_current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
+
+
+@contextmanager
+def theme(name: str) -> Iterator[None]:
+    """Context manager: figures made inside are "light" (the default) or "dark"."""
+    if name not in THEMES:
+        raise ConfigError(f"there is no theme {name!r}; {suggest_name(name, THEMES)}")
+    token = _current.set(THEMES[name])
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_theme() -> Theme:
+    return _current.get()
+
+
+@contextmanager
+def figure_style() -> Iterator[Theme]:
+    """Context manager: applies the theme's fonts and colours; dollar signs are not read as formulas."""
+    theme = current_theme()
+    settings: Any = {
+        "font.family": list(fonts.list_families()),
+        "font.size": TEXT,
+        "text.parse_math": False,
+        "text.usetex": False,
+        "text.color": theme.text,
+        "axes.labelcolor": theme.text,
+        "axes.edgecolor": theme.grid,
+        "axes.facecolor": theme.background,
+        "axes.titlesize": TEXT,
+        "axes.labelsize": TEXT,
+        "axes.unicode_minus": True,
+        "xtick.color": theme.text,
+        "ytick.color": theme.text,
+        "xtick.labelsize": SMALL,
+        "ytick.labelsize": SMALL,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "legend.fontsize": SMALL,
+        "figure.facecolor": theme.background,
+        "hatch.color": theme.grid,
+    }
+    with matplotlib.rc_context(settings):
+        yield theme
+
+
+def make_figure(width: float, height: float, *, boxes: bool = False) -> Figure:
+    """An empty figure of so many inches with automatic layout; `boxes` is for axes with a fixed aspect."""
+    figure = Figure(figsize=(max(width, MIN_WIDTH), height), layout="compressed" if boxes else "constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.08, h_pad=0.06)
+    return figure
+
+
+def write_title(figure: Figure, title: str | None, notes: Sequence[str] = ()) -> None:
+    """Adds a title above and notes below, wrapped to the width of the figure."""
+    inches = figure.get_figwidth() - 0.3
+    if title:
+        parts = [label_text.make_drawable(part, MAX_TITLE) for part in title.split("\n")]
+        above = [line for part in parts for line in label_text.wrap_text(part, inches, TITLE)]
+        figure.suptitle("\n".join(above), fontsize=TITLE, color=current_theme().text)
+    below = [line for note in notes if note for line in label_text.wrap_text(note, inches, SMALL)]
+    if below:
+        figure.supxlabel("\n".join(below), fontsize=SMALL, color=current_theme().muted)
+
+
+def note_missing_fonts(texts: Sequence[str | None]) -> str:
+    """A note if no font has a character of these labels, else an empty text."""
+    letter = label_text.find_missing_character(texts)
+    if not letter:
+        return ""
+    remedy = "Noto Sans CJK" if label_text.is_wide(letter) else "a Noto font for that script"
+    return (
+        f"No installed font has some characters; they are drawn as code points, such as U+{ord(letter):04X}. "
+        f"Install {remedy} to see them."
+    )
+
+
+def add_colour_bar(figure: Figure, scale: ScalarMappable, axes: Any, label: str) -> None:
+    bar = figure.colorbar(scale, ax=axes, shrink=0.7, aspect=26, pad=0.015, panchor=False)
+    bar.outline.set_visible(False)
+    bar.set_label(label, fontsize=SMALL, color=current_theme().muted)
+    bar.ax.tick_params(labelsize=SMALL, length=0, colors=current_theme().text)
+
+
+def make_norm(largest: float, exact: bool) -> Normalize:
+    """Linear from 0 to 1 for small maps; a square root up to the largest weight for others."""
+    return Normalize(0.0, 1.0) if exact else PowerNorm(0.5, 0.0, max(largest, 1e-6))
+
+
+def choose_text_colour(colour: ColorType) -> str:
+    """White or dark text, whichever has more contrast to this colour."""
+    return max(("#ffffff", LIGHT.text), key=lambda ink: contrast_ratio(ink, colour))
+
+
+def contrast_ratio(one: ColorType, other: ColorType) -> float:
+    """The contrast of two colours, from 1 to 21, as WCAG defines it.
+
+    >>> round(contrast_ratio("#ffffff", "#000000")), round(contrast_ratio("#777777", "#ffffff"), 2)
+    (21, 4.48)
+    """
+    dark, light = sorted(_luminance(colour) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: ColorType) -> float:
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def style_axes(axes: Axes) -> None:
+    """Removes the box and adds grid lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color=current_theme().grid, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes a figure as PNG, SVG or PDF, by the suffix of its name; the same figure gives the same bytes.
+
+    In SVG and PDF text stays text.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(f"a figure is saved as {', '.join('.' + one for one in FORMATS)}, not as {path.name!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata: dict[str, dict[str, Any]] = {  # no date, so that the bytes are reproducible
+        "png": {"Software": "clearhead"},
+        "svg": {"Creator": "clearhead", "Date": None},
+        "pdf": {"Creator": "clearhead", "CreationDate": None},
+    }
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "clearhead", "pdf.fonttype": 42}
+    with matplotlib.rc_context(settings), atomic_file(path) as fresh:
+        figure.savefig(fresh, format=kind, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata[kind])
+    return path
+
+
+def is_our_figure(path: Path) -> bool:
+    """Whether a file was written by `save`, by its metadata."""
+    content = path.read_bytes()
+    marks = (b"Software\0clearhead", b"<dc:title>clearhead</dc:title>", b"/Creator (clearhead)")
+    return any(mark in content for mark in marks)

@@ -1,0 +1,158 @@
+"""WeightGrid: the weights of one head as a grid to draw, from a Sight or a tensor, with the texts of both axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.errors import RecordError, ShapeError
+from clearhead.explore.figures import record_names
+from clearhead.lens import Sight
+from clearhead.lens.measures.definition import choose_blocks, sum_blocks
+
+Tokens = Sequence[str | None] | None
+Source = Sight | Float[Tensor, "*heads queries keys"]
+MAX_CELLS = 512  # a side: more cannot be distinguished in a figure
+MAX_LABELS = 80  # tokens with readable labels
+
+
+@dataclass(frozen=True)
+class GridAxis:
+    """The tokens along one side: their positions, how many share a cell, and their texts if known."""
+
+    positions: Sequence[int]
+    block: int = 1
+    texts: Sequence[str | None] | None = None
+
+    @property
+    def cells(self) -> int:
+        return -(-len(self.positions) // self.block)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is room for the label of each token."""
+        return self.block == 1 and len(self.positions) <= MAX_LABELS
+
+
+@dataclass(frozen=True)
+class WeightGrid:
+    """Weights to draw. A cell of several tokens is the mean over its queries of the sum over its keys."""
+
+    values: NDArray[np.float64]
+    queries: GridAxis
+    keys: GridAxis
+
+    @property
+    def exact(self) -> bool:
+        return self.queries.block == self.keys.block == 1
+
+
+def make_grid(
+    source: Source,
+    head: int | None = None,
+    *,
+    sample: int = 0,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    when: str | None = None,
+    most: int = MAX_CELLS,
+) -> WeightGrid:
+    """The weights of a head, by default the mean of all heads, in at most `most` cells a side.
+
+    `queries` and `keys` are the texts of the tokens if the source does not know them; `when` names a decoder's rows by
+    the token "written" or "read".
+    """
+    record_names.check_row_naming(when)
+    if isinstance(source, Sight):
+        sums, positions, blocks = _read_sight(source, head, sample)
+        count = source.keys
+        queries = record_names.get_query_texts(source, sample, when=when) if queries is None else queries
+        keys = record_names.get_key_texts(source, sample) if keys is None else keys
+    else:
+        sums = select_weights(source, head, sample)
+        positions, count, blocks = list(range(sums.shape[0])), sums.shape[1], (1, 1)
+        queries = keys if queries is None and len(positions) == count else queries
+    sums, blocks = _merge_cells(sums, blocks, (len(positions), count), most)
+    sides = (
+        GridAxis(positions, blocks[0], _cut_texts(queries, len(positions), "queries")),
+        GridAxis(range(count), blocks[1], _cut_texts(keys, count, "keys")),
+    )
+    return WeightGrid(_average_rows(sums, len(positions), blocks[0]), *sides)
+
+
+def list_heads(source: Source) -> list[int]:
+    """The numbers of all heads."""
+    if isinstance(source, Sight):
+        return list(source.heads)
+    return list(range(source.shape[-3])) if source.ndim > 2 else [0]
+
+
+def _read_sight(
+    sight: Sight, head: int | None, sample: int
+) -> tuple[Float[Tensor, "rows columns"], list[int], tuple[int, int]]:
+    positions = sight.queries.tolist()
+    blocks = sight.blocks
+    wanted = sight.heads if head is None else (head,)
+    if sight.kept is not None and blocks != (1, 1) and max(len(positions), sight.keys) <= MAX_CELLS:
+        found = torch.stack([sight.weights(sample, one).double() for one in wanted]).mean(0)
+        return found, positions, (1, 1)
+    if blocks == (0, 0):
+        raise RecordError(f"no map of {sight.name!r} was measured; watch(…, pixels=256) measures one")
+    if not 0 <= sample < sight.map.shape[0]:
+        raise RecordError(f"{sight.name!r} has {sight.map.shape[0]} samples, numbered from 0, not {sample!r}")
+    places = [sight.place_of(one) for one in wanted]
+    return sight.map[sample, places].double().mean(0), positions, blocks
+
+
+def select_weights(
+    weights: Float[Tensor, "*heads queries keys"], head: int | None, sample: int
+) -> Float[Tensor, "queries keys"]:
+    """The weights (queries, keys) of one head and sample, or the mean of all heads."""
+    if not 2 <= weights.ndim <= 4:
+        raise ShapeError(
+            "weights must be (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys), "
+            f"got {tuple(weights.shape)}"
+        )
+    if weights.ndim == 4:
+        _check_number(sample, weights.shape[0], "samples")
+        weights = weights[sample]
+    if weights.ndim == 3:
+        if head is not None:
+            _check_number(head, weights.shape[0], "heads")
+        weights = weights.mean(0) if head is None else weights[head]
+    return weights.detach().cpu().double()
+
+
+def _merge_cells(
+    sums: Float[Tensor, "rows columns"], blocks: tuple[int, int], counts: tuple[int, int], most: int
+) -> tuple[Float[Tensor, "fewer_rows fewer_columns"], tuple[int, int]]:
+    """Merges cells until at most `most` are left on each side."""
+    if not all(counts):
+        raise ShapeError(f"there is nothing to draw: {counts[0]} queries, {counts[1]} keys")
+    times = choose_blocks(sums.shape[0], sums.shape[1], most)
+    return sum_blocks(sum_blocks(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
+
+
+def _average_rows(sums: Float[Tensor, "rows columns"], queries: int, block: int) -> NDArray[np.float64]:
+    """Means over the queries of each block from sums; the last block may be short."""
+    starts = torch.arange(0, queries, block)
+    sizes = (queries - starts).clamp(max=block)
+    shares: NDArray[np.float64] = (sums / sizes[:, None]).numpy()
+    return shares
+
+
+def _cut_texts(texts: Tokens, count: int, what: str) -> Sequence[str | None] | None:
+    if texts is not None and len(texts) < count:
+        raise ShapeError(f"{len(texts)} tokens are given for {count} {what}; give one for each")
+    return texts if texts is None else texts[:count]
+
+
+def _check_number(number: int, count: int, what: str) -> None:
+    if not 0 <= number < count:
+        raise ShapeError(f"there are {count} {what}, numbered from 0, not {number!r}")

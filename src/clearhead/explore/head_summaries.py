@@ -1,0 +1,155 @@
+"""Summaries of heads from a record alone: role, mean entropy, distance, sink, peak; and the colours of roles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.explore.scene_json import HeadJson
+from clearhead.lens.analysis.roles import NEAR, NONE, ROLES, HeadRoles, counts_queries
+from clearhead.lens.record.attention_views import Sight
+
+ALIGNMENT = "alignment"  # the role of cross-attention heads that point at the source of what is written
+ALIGNMENT_THRESHOLD = 0.5
+
+# The role's colour on light and dark ground, after Okabe and Ito; a test checks that page/draw/colours.js has the same.
+ROLE_COLOURS = {
+    ALIGNMENT: ("#bd4a1f", "#f08a55"),
+    "induction": ("#c23f86", "#ee86bb"),
+    "duplicate": ("#7d5339", "#c0977a"),
+    "previous": ("#2362b5", "#6aa5f0"),
+    "itself": ("#2b9bc7", "#62c4ec"),
+    "next": ("#00806d", "#3fc4ae"),
+    "first": ("#2f8a4c", "#6cc685"),
+    "delimiter": ("#8650ab", "#bb8be0"),
+    "local": ("#7a86a1", "#a3aec6"),
+    "broad": ("#b8860b", "#e0b64a"),
+    NONE: ("#9a978e", "#83868e"),
+}
+
+
+def summarise_heads(
+    sight: Sight,
+    sample: int,
+    delimiters: Sequence[bool] | None = None,
+    *,
+    roles: HeadRoles | None = None,
+    effects: Mapping[str, Sequence[float]] | None = None,
+) -> list[HeadJson]:
+    """One summary a head. `delimiters` says which keys are punctuation; `roles` that were measured before are kept."""
+    seeing = sight.logsumexp[sample] > -math.inf
+    measures = (sight.entropy, sight.distance, sight.first, sight.peak)
+    entropy, distance, sink, peak = (_mean(values[sample], seeing) for values in measures)
+    named = _known_roles(roles, sight) or _measure_roles(sight, sample, seeing, delimiters)
+    effect = None if effects is None else effects.get(sight.name)
+    return [
+        {
+            "number": head,
+            "role": named[place][0],
+            "score": round_for_json(named[place][1]),
+            "entropy": round_for_json(float(entropy[place])),
+            "distance": round_for_json(float(distance[place])),
+            "sink": round_for_json(float(sink[place])),
+            "peak": round_for_json(float(peak[place])),
+            "effect": None if effect is None else round_for_json(float(effect[head])),
+        }
+        for place, head in enumerate(sight.heads)
+    ]
+
+
+def round_for_json(value: float) -> float | None:
+    """Five significant digits; None for NaN and infinity, which JSON does not have."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _known_roles(roles: HeadRoles | None, sight: Sight) -> list[tuple[str, float]]:
+    if roles is None:
+        return []
+    named = {(one.name, one.head): one for one in roles.heads}
+    own = [named.get((sight.name, head)) for head in sight.heads]
+    return [(one.role, one.score) for one in own if one is not None] if all(own) else []
+
+
+def _measure_roles(
+    sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"], delimiters: Sequence[bool] | None
+) -> list[tuple[str, float]]:
+    """The roles of `clearhead.lens.analysis.roles` that one record can tell, by the same formulas.
+
+    Weights on neighbours come from the top keys: any weight above 1/8 is among the eight largest.
+    """
+    visible = _count_visible(sight, sample)
+    real = {role: seeing & counts_queries(role, visible) for role in ROLES}
+    scores: dict[str, Tensor] = {"first": _mean(sight.first[sample], real["first"])}
+    scores["broad"] = _mean(sight.entropy[sample] / visible.clamp(min=2).log(), real["broad"])
+    if delimiters is not None and any(delimiters) and sight.received is not None:
+        marks = torch.tensor(list(delimiters)[: sight.keys], dtype=torch.bool)
+        received = sight.received[sample]
+        scores["delimiter"] = (received[:, : len(marks)] * marks).sum(-1) / received.sum(-1).clamp(min=1e-12)
+    if not sight.cross:
+        apart = sight.top_keys[sample].int() - sight.queries.int().view(1, -1, 1)
+        weights = sight.top_weights[sample]  # 0 where there is no key
+        for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
+            inside = (sight.queries + step >= 0) & (sight.queries + step < sight.keys)
+            scores[role] = _mean((weights * (apart == step)).sum(-1), real[role] & inside)
+        local = (weights * (apart.abs_() <= NEAR)).sum(-1)
+        scores["local"] = _mean(local, real["local"])
+    named = HeadRoles(
+        (sight.name, place, {role: float(value[place]) for role, value in scores.items() if value[place] > -1})
+        for place in range(len(sight.heads))
+    )
+    found = [(one.role, one.score) for one in named.heads]
+    return [_check_alignment(sight, sample, place, *one) for place, one in enumerate(found)] if sight.cross else found
+
+
+def _check_alignment(sight: Sight, sample: int, place: int, role: str, score: float) -> tuple[str, float]:
+    """The role "alignment" for a cross-attention head with sharp peaks on many keys, else its role so far."""
+    keys = sight.peak_key[sample, place]
+    seeing = keys >= 0
+    if int(seeing.sum()) < 2:
+        return role, score
+    spread = len(keys[seeing].unique()) / min(int(seeing.sum()), max(sight.keys, 1))
+    value = float(sight.peak[sample, place][seeing].mean()) * spread
+    special = role in ROLES and ROLES[role].rank < ROLES["broad"].rank
+    return (ALIGNMENT, value) if value >= ALIGNMENT_THRESHOLD and not special else (role, score)
+
+
+def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[list[float]]:
+    """How far each head has its peaks at the same queries and keys as the other heads: one number a head, 0 to 1.
+
+    Of the peaks of all other heads on a key, the share at queries where this head has its peak there too. A head that
+    follows the word read is one step behind those that follow the word written. 1 for a single head.
+    """
+    if len({(len(sight.queries), sight.keys) for sight in sights}) != 1 or sum(len(one.heads) for one in sights) < 2:
+        return [[1.0] * len(sight.heads) for sight in sights]
+    pairs = list(zip(sights, samples, strict=True))
+    keys = torch.cat([sight.peak_key[sample] for sight, sample in pairs]).long()
+    seeing = keys >= 0
+    keys, peaks = keys.clamp(min=0), torch.cat([sight.peak[sample] for sight, sample in pairs]).double() * seeing
+    _, cells = (torch.arange(keys.shape[1]) * sights[0].keys + keys).unique(return_inverse=True)
+    here = torch.zeros(int(cells.max()) + 1 if cells.numel() else 0, dtype=torch.double)
+    here = here.index_add(0, cells.flatten(), peaks.flatten())[cells] - peaks
+    ever = torch.zeros(len(keys), sights[0].keys, dtype=torch.double).scatter_add(1, keys, peaks)
+    others = (ever.sum(0) - ever).gather(1, keys)
+    shares = _mean(here / others.clamp(min=1e-9), seeing).clamp(min=0).tolist()
+    return [[shares.pop(0) for _ in sight.heads] for sight in sights]
+
+
+def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
+    """How many keys each query sees; all of them in records that do not say."""
+    visible = sight.visible
+    if visible is None:
+        return torch.full((1, len(sight.queries)), sight.keys)
+    own: Tensor = visible[sample if len(visible) > 1 else 0]
+    return own
+
+
+def _mean(values: Float[Tensor, "heads queries"], counted: Bool[Tensor, "..."]) -> Float[Tensor, " heads"]:
+    """Over the queries that count, head by head; −inf where none does."""
+    counted = counted.expand(values.shape)
+    number = counted.sum(-1)
+    mean = (values.double() * counted).sum(-1) / number.clamp(min=1)
+    return mean.masked_fill(number == 0, -math.inf)

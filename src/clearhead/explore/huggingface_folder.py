@@ -1,0 +1,156 @@
+"""Loads a local Hugging Face folder as a LiveModel; nothing is downloaded."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.errors import CheckpointError, DataError, LensError, PackageError
+from clearhead.explore.live_model import LiveModel
+from clearhead.lens.record.token_labels import make_namer
+from clearhead.model.devices import resolve_device
+from clearhead.tasks.settings import Options, option
+from clearhead.tasks.trace import Trace
+
+MAX_SCORES = 2**28  # tokens × vocabulary: for longer texts no probabilities are computed
+MAX_NEW_TOKENS = 64  # that an encoder-decoder writes by default
+
+
+def is_huggingface_folder(path: Path) -> bool:
+    """Whether a folder has the config.json of a Hugging Face model."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "format" not in config and ("model_type" in config or "architectures" in config)
+
+
+def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any) -> LiveModel:
+    """The model of the class that its config names, and its tokenizer; code in the folder is not run."""
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise PackageError(
+            'a Hugging Face folder needs the package transformers; pip install "clearhead[hf]"'
+        ) from None
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    bars: Any = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, **local)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local)
+        named = [getattr(transformers, name, None) for name in config.architectures or ()]
+        kind = next((one for one in named if one is not None), transformers.AutoModel)
+        model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read as a Hugging Face model: {_first_line(error)}") from error
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+    model.requires_grad_(False)
+    return LiveModel(
+        model, HuggingFaceReader(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options}
+    )
+
+
+class HuggingFaceOptions(Options):
+    beams: int | None = option(None, "How many beams the search keeps.", flag="--beam", ge=1)
+    most: int | None = option(None, "How many tokens the model writes.", ge=1)
+
+
+class HuggingFaceReader:
+    """Traces Hugging Face encoders, decoders and encoder-decoders on a text, with their own tokenizer."""
+
+    name: ClassVar[str] = "text"
+    options: ClassVar[type[Options]] = HuggingFaceOptions
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.token_name = tokenizer, make_namer(tokenizer)
+
+    def traces(self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
+        """One trace. A decoder reads the text and then the given answer, or `most` tokens that it generates.
+
+        An encoder-decoder generates 64 tokens at most by default.
+        """
+        numbers, beams, most = self._tokenize(given), options.beams or 1, options.most
+        if not numbers:
+            return []
+        if model.config.is_encoder_decoder:
+            return [self._trace_encoder_decoder(model, numbers, answer, beams, most or MAX_NEW_TOKENS)]
+        if not model.can_generate():
+            return [Trace({"tokens": numbers})]
+        more = self._generate(model, numbers, beams, most) if answer is None and most else []
+        if answer is not None:
+            more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        whole = [*numbers, *more]
+        return [Trace({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
+
+    def _trace_encoder_decoder(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
+        start = model.config.decoder_start_token_id
+        start = model.config.bos_token_id if start is None else start
+        if start is None:
+            raise LensError("the model's config has no decoder_start_token_id, with which an answer begins")
+        if answer is None:
+            target = self._generate(model, source, beams, most)
+        else:
+            target = list(self.tokenizer(text_target=answer)["input_ids"])
+        target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
+        text = self.tokenizer.decode(target, skip_special_tokens=True) if answer is None else answer
+        return Trace({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
+
+    def _generate(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
+        given = torch.tensor([numbers], device=model.device)
+        chosen = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
+        found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
+        return found if model.config.is_encoder_decoder else found[len(numbers) :]
+
+    def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
+        tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in trace.reads.items()}
+        if "source" in tensors:
+            found = model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
+            scores: Tensor | None = getattr(found, "logits", None)
+            return None if scores is None else scores[0]
+        tokens, known = tensors["tokens"], inspect.signature(model.forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+        if not trace.writes:
+            model(input_ids=tokens, **options)
+            return None
+        if tokens.numel() * int(model.config.get_text_config().vocab_size) > MAX_SCORES and "logits_to_keep" in known:
+            model(input_ids=tokens, **options, logits_to_keep=1)
+            return None
+        written: Tensor = model(input_ids=tokens, **options).logits[0]
+        return written
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return [self.token_name(int(number)) if number >= 0 else "" for number in numbers]
+
+    def _tokenize(self, text: str) -> list[int]:
+        if not text.strip():
+            return []
+        try:
+            return list(self.tokenizer(text)["input_ids"])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the tokenizer cannot read this text: {_first_line(error)}") from error
+
+
+def _has_norms(model: nn.Module) -> bool:
+    """Whether the output projections of all attentions are found, so that norms of values can be measured."""
+    from clearhead.lens.huggingface.discovery import count_heads, find_output_weights
+
+    try:
+        find_output_weights(model, tuple(count_heads(model)))
+    except LensError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

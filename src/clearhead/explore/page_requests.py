@@ -1,0 +1,224 @@
+"""Answers to the page's HTTP requests: scenes, maps, windows, rows and columns of weights; new texts and ablations."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import LensError, RecordError
+from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid
+from clearhead.explore.live_model import LiveModel
+from clearhead.explore.scene import Scene
+from clearhead.explore.token_axis import Axis
+from clearhead.lens.record.attention_record import Record
+
+MAX_RECORDS = 4  # that are kept for pages which still show them after new texts
+BINARY = "application/octet-stream"
+MAX_CELLS = 2**22  # of one window
+HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
+
+
+class Response(NamedTuple):
+    """The body of an HTTP response and its content type."""
+
+    body: bytes
+    content_type: str = BINARY
+
+    @classmethod
+    def from_json(cls, content: Any) -> Response:
+        return cls(json.dumps(content, allow_nan=False).encode("ascii"), "application/json")
+
+    @classmethod
+    def from_numbers(cls, header: Mapping[str, Any], numbers: Float[Tensor, "..."] | None) -> Response:
+        """One line of JSON followed by float32 numbers, little-endian."""
+        raw = b"" if numbers is None else numbers.float().contiguous().numpy().astype("<f4").tobytes()
+        return cls(json.dumps(header, allow_nan=False).encode("ascii") + b"\n" + raw)
+
+
+class PageRequests:
+    """Handles GET and POST requests by name. Computations run one at a time."""
+
+    def __init__(
+        self,
+        record: Record,
+        *,
+        live: LiveModel | None = None,
+        title: str | None = None,
+        axes: Mapping[str, Axis] | None = None,
+    ) -> None:
+        self.live, self.title, self.axes = live, title, axes
+        self.lock, self.worker = threading.RLock(), _SingleThread()
+        self.records: OrderedDict[str, Record] = OrderedDict()
+        self.scenes: dict[tuple[str, int], Scene] = {}
+        self.newest = self._add_record(record)
+        self._find_scene({})  # raises now if the record cannot be shown
+
+    def _add_record(self, record: Record) -> str:
+        number = str(len(self.records) and int(next(reversed(self.records))) + 1)
+        self.records[number] = record
+        while len(self.records) > MAX_RECORDS:
+            old, _ = self.records.popitem(last=False)
+            self.scenes = {place: scene for place, scene in self.scenes.items() if place[0] != old}
+        return number
+
+    def _find_scene(self, query: Mapping[str, str]) -> Scene:
+        """The scene that a request names; by default that of the newest record."""
+        name, view = query.get("scene", self.newest), _read_integer(query, "view", 0)
+        if name not in self.records:
+            raise RecordError("this text is no longer kept by the server; enter it again")
+        if (name, view) not in self.scenes:
+            scene = Scene(self.records[name], view, title=self.title, axes=self.axes, live=self.live is not None)
+            self.scenes[name, view] = scene
+        return self.scenes[name, view]
+
+    def get(self, name: str, query: Mapping[str, str]) -> Response:
+        if name == "effects":
+            return self._get_effects(query)
+        with self.lock:
+            if name == "window" and self._find_map(query).is_large_window(*_read_window(query)):
+                return self._respond(name, query)
+            return self.worker.run(self._respond, name, query)
+
+    def _find_map(self, query: Mapping[str, str]) -> AttentionMap:
+        return self._find_scene(query).find_map(query.get("name", ""))
+
+    def _respond(self, name: str, query: Mapping[str, str]) -> Response:
+        with torch.inference_mode():
+            if name == "scene.json":
+                content = self._find_scene(query).to_json()
+                return Response.from_json({**content, "id": query.get("scene", self.newest)})
+            if name not in ("map", "window", "row", "column", "thumbs"):
+                raise LensError(f"unknown request {name[:40]!r}")
+            attention = self._find_map(query)
+            if name == "thumbs":
+                header = {"size": THUMBNAIL, "heads": len(attention.sight.heads)}
+                return Response(json.dumps(header).encode("ascii") + b"\n" + attention.draw_thumbnails().tobytes())
+            head = _read_integer(query, "head")
+            attention.sight.place_of(head)
+            if name == "map":
+                return _grid_response(attention.sum_overview(head))
+            respond = {"window": _window_response, "row": _row_response, "column": _column_response}[name]
+            return respond(attention, head, query)
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def post(self, name: str, content: Mapping[str, Any]) -> Response:
+        if self.live is None:
+            raise LensError("no model is loaded: start clearhead look with a model and a text")
+        if name == "look":
+            text = content.get("text")
+            if not isinstance(text, str) or not text.strip():
+                raise LensError("the text is empty")
+            record = self.live.look(text)
+            with self.lock:
+                self.newest = self._add_record(record)
+                return self.worker.run(self._respond, "scene.json", {"scene": self.newest})
+        if name == "ablate":
+            with self.lock:
+                scene = self._find_scene({key: str(content[key]) for key in ("scene", "view") if key in content})
+            heads = _read_heads(content.get("off"))
+            return Response.from_json(self.live.answer_without(scene.record, scene.call, heads))
+        raise LensError(f"unknown action {name[:40]!r}")
+
+    def _get_effects(self, query: Mapping[str, str]) -> Response:
+        with self.lock:
+            scene = self._find_scene(query)
+        if self.live is not None and "effects" not in scene.details:  # takes seconds: without the lock
+            effects = self.live.measure_effects(scene.record, scene.call)
+            if effects is not None:
+                scene.details["effects"] = effects
+        return Response.from_json({"effects": scene.details.get("effects")})
+
+
+class _SingleThread:
+    """A worker thread in which PyTorch uses one thread.
+
+    The page's computations are small. Split among threads that compete with the browser, they would mostly wait.
+    """
+
+    def __init__(self) -> None:
+        threads = torch.get_num_threads()
+        self.thread = ThreadPoolExecutor(1, "clearhead-look")
+        self.thread.submit(torch.get_num_threads).result()  # a new thread takes over the global number when first asked
+        self.thread.submit(torch.set_num_threads, 1).result()
+        torch.set_num_threads(threads)  # else threads that start later would use one as well
+
+    def run(self, work: Callable[[str, Mapping[str, str]], Response], name: str, query: Mapping[str, str]) -> Response:
+        return self.thread.submit(work, name, query).result()
+
+    def close(self) -> None:
+        self.thread.shutdown()
+
+
+def _grid_response(grid: Grid) -> Response:
+    rows, columns = grid.sums.shape
+    header = {"rows": rows, "columns": columns, "exact": grid.exact, "blocks": list(grid.blocks)}
+    return Response.from_numbers(header, grid.sums)
+
+
+def _window_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
+    queries, keys = _read_window(query)
+    rows, columns = _read_integer(query, "rows"), _read_integer(query, "columns")
+    if not queries or not keys or rows < 1 or columns < 1 or rows * columns > MAX_CELLS:
+        raise RecordError(f"a window has at least one query, key, row and column, and at most {MAX_CELLS:,} cells")
+    return _grid_response(attention.sum_window(head, queries, keys, rows, columns))
+
+
+def _read_window(query: Mapping[str, str]) -> tuple[range, range]:
+    """The queries and the keys of a window."""
+    q0, q1, k0, k1 = (_read_integer(query, name) for name in ("q0", "q1", "k0", "k1"))
+    return range(q0, q1), range(k0, k1)
+
+
+def _row_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
+    position = _read_position(attention, query, "query", 0)
+    line, norms, place = attention.compute_row(head, position), attention.sight.norms, attention.sight.place_of(head)
+    own = None if norms is None else norms[attention.sample, place]
+    top = [[key, weight, None if own is None else float(own[key])] for key, weight in line.top]
+    return Response.from_numbers({"top": top, "length": 0 if line.weights is None else len(line.weights)}, line.weights)
+
+
+def _column_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
+    key = _read_position(attention, query, "key", 1)
+    line = attention.compute_column(head, key)
+    header = {"top": line.top, "received": float(attention.compute_received(head)[key])}
+    header["length"] = 0 if line.weights is None else len(line.weights)
+    return Response.from_numbers(header, line.weights)
+
+
+def _read_position(attention: AttentionMap, query: Mapping[str, str], name: str, axis: int) -> int:
+    place, first, count = _read_integer(query, name), attention.first[axis], attention.counts[axis]
+    if not first <= place < first + count:
+        raise RecordError(f"{name} must be a position from {first} to {first + count - 1}, got {place}")
+    return place
+
+
+def _read_integer(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 12:
+        raise RecordError(f"{name} must be a whole number, got {text!r:.40}")
+    return int(text)
+
+
+def _read_heads(off: Any) -> dict[str, list[int]]:
+    """[{"name": …, "heads": […]}] as a dictionary; `ablate` checks that these heads exist."""
+    if not isinstance(off, list) or not all(isinstance(one, dict) for one in off):
+        raise LensError(HEADS_FORMAT)
+    found: dict[str, list[int]] = {}
+    for one in off:
+        name, heads = one.get("name"), one.get("heads")
+        if not isinstance(name, str) or not isinstance(heads, list):
+            raise LensError(HEADS_FORMAT)
+        found[name] = sorted({*found.get(name, []), *heads}, key=repr)
+    return found

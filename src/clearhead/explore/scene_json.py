@@ -1,0 +1,120 @@
+"""The JSON that a page gets about a record: every key, documented once; `Scene.to_json` makes it.
+
+The weights themselves are not in it: the page asks the server for them, or finds them encoded in its own file
+(`data`, see `page_file.py`). `None` stands for a number that is not known.
+"""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from clearhead.lens.record.attention_views import AblatedAnswer, TokenChance
+
+
+class AxisExtras(TypedDict, total=False):
+    """What only some axes have."""
+
+    reads: str  # of tokens that a decoder writes: the axis of the tokens that it reads at these places
+    unknown: bool  # the tokens are only positions
+    grid: list[int]  # rows and columns of patches or frames
+    picture: str  # a data: URL
+
+
+class AxisJson(AxisExtras):
+    """The tokens along one side of a map."""
+
+    kind: str  # "text", "image" or "audio"
+    tokens: list[str]  # as the tokenizer spells them
+    shown: list[str]  # as they are displayed
+    glued: list[bool]  # whether a token continues the word before it
+    special: list[bool]  # start, end, padding
+
+
+class HeadJson(TypedDict):
+    """One head: its role, and means over all queries that see anything."""
+
+    number: int
+    role: str  # a key of ROLES, "alignment" or "none of these"
+    score: float | None  # in that role, from 0 to 1
+    entropy: float | None  # nats
+    distance: float | None  # tokens
+    sink: float | None  # weight on the first visible token
+    peak: float | None  # largest weight
+    effect: float | None  # how much the loss grows without this head
+    exact: NotRequired[bool]  # whether every weight can be had
+
+
+class AttentionJson(TypedDict):
+    """One attention of the model."""
+
+    name: str  # "decoder.0.cross"
+    part: str  # "decoder"
+    layer: int
+    kind: str  # "self" or "cross"
+    queries: str  # the name of an axis
+    keys: str
+    counts: list[int]  # queries, keys
+    blocks: list[int]  # queries and keys in a pixel of the map
+    first: list[int]  # the positions of the first query and key
+    heads: list[HeadJson]
+
+
+class OutputJson(TypedDict):
+    """What the model wrote."""
+
+    text: str
+    axis: str
+    shift: int  # 0 if row i of the axis is the i-th token written, 1 if it is the token read before
+    next: list[list[TokenChance] | None] | None  # at each place, the most probable tokens
+    loss: float | None  # nats a token
+    given: bool  # whether the user gave the text
+
+
+class StartJson(TypedDict):
+    """The head that is shown first."""
+
+    name: str
+    head: int
+
+
+class NoteJson(TypedDict, total=False):
+    """A note as a phrase of the page with its blanks."""
+
+    say: str  # the key of the phrase
+    pixels: int
+    chosen: int  # heads
+    held: int  # views that the file contains, of
+    views: int
+
+
+class BlockJson(TypedDict, total=False):
+    """How the numbers of one block in a file are encoded; `page/data/tensor_decoding.js` decodes them."""
+
+    id: str  # of the script element
+    coding: str  # "base64" or "seven"
+    shape: list[int]
+    heads: list[int]  # the heads that it has, if not all
+    type: str  # "float32"; else integers, as
+    planes: int  # byte planes, or
+    pack: str  # "nibbles", with
+    rest: int  # so many values that do not fit
+    levels: int  # the integer that stands for 1, or
+    scale: list[float]  # for this value of each head
+
+
+class SceneJson(TypedDict):
+    """Everything that a page shows of one view of a record, except the weights."""
+
+    format: int
+    title: str
+    notes: list[str | NoteJson]
+    live: bool  # whether a model can be asked for new texts and ablations
+    exact: bool  # whether every weight of every head can be had
+    axes: dict[str, AxisJson]
+    output: OutputJson | None
+    attentions: list[AttentionJson]
+    without: dict[str, dict[str, AblatedAnswer]] | None  # by attention and head: the answer without that head
+    start: StartJson
+    views: list[str]  # labels of all views of the record
+    view: int  # which of them this is
+    data: NotRequired[dict[str, dict[str, BlockJson]]]  # of a file: by attention and kind, such as "weights"

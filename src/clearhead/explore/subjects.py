@@ -1,0 +1,148 @@
+"""Subjects of `clearhead look` and `figures`: a model with a text, or a saved record; their page as file or server."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clearhead.errors import ConfigError
+from clearhead.explore import Scene, open_record
+from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
+from clearhead.explore.live_model import MAX_SECONDS, LiveModel
+from clearhead.explore.page_file import check_page_path, select_other_views, write_scenes
+from clearhead.explore.scene import list_views
+from clearhead.explore.server import Server
+from clearhead.formatting import format_duration
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward
+from clearhead.predictor import load
+
+
+class Subject(NamedTuple):
+    """A record, with the model that made it if that is loaded."""
+
+    record: Record
+    live: LiveModel | None
+    title: str | None
+
+
+def open_subject(
+    name: str, text: str | None, *, answer: str | None = None, device: str = "auto", **options: Any
+) -> Subject:
+    """Loads a record file, or runs a model on a text: one of ours by name or folder, or a Hugging Face folder."""
+    path = Path(name)
+    if path.is_file():
+        if text is not None or answer is not None:
+            raise ConfigError(f"{name} is a record, which contains its text already; leave TEXT away")
+        return Subject(Record.load(path), None, path.stem)
+    if text is None:
+        raise ConfigError(f"what should {name} read? Give a TEXT, or - for the standard input")
+    if path.is_dir() and is_huggingface_folder(path):
+        live = load_huggingface_folder(path, device=device, **options)
+    else:
+        live = LiveModel.from_predictor(load(name, device=device), **options)
+    return Subject(live.look(text, answer=answer), live, None)
+
+
+def write_subject(
+    subject: Subject, out: Path, *, part: int | None = None, heads: Sequence[str] = (), without: bool = False
+) -> Path:
+    """Writes the page as one file, with one part of the text or all that fit.
+
+    If the model is loaded, the file also contains the effect of each head on the loss and, with `without`, the answer
+    of the model without each head.
+    """
+    check_page_path(out)
+    parts = len(list_views(subject.record))
+    if part is not None and part > parts:
+        raise ConfigError(f"--part {part}: there is no such part; there are {parts}")
+    if without and subject.live is None:
+        raise ConfigError("--without needs a model, and a record has none; give a MODEL and a TEXT")
+    scene = Scene(subject.record, 0 if part is None else part - 1, title=subject.title)
+    scenes = [scene, *(select_other_views(scene) if part is None else [])]
+    chosen = select_heads(heads, scene.forward)
+    if subject.live is not None:
+        _add_ablations(subject.live, scenes, without)
+    return write_scenes(scenes, out, heads=chosen)
+
+
+def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> None:
+    """Puts into the scenes what the model does without its heads; `without` runs the model once for each head."""
+    record, calls = scenes[0].record, [scene.call for scene in scenes]
+    ablations = None
+    if without:
+        forward = scenes[0].forward
+        heads = sum(len(forward[name].heads) for name in forward.names)
+        progress = ProgressLine("heads switched off", heads, seconds_each=live.last_duration)
+        ablations = live.answer_without_each(record, calls, progress)
+    for place, scene in enumerate(scenes):
+        effects = live.measure_effects(record, scene.call, MAX_SECONDS / max(1, len(scenes) - 1))
+        scene.add_ablations(effects, None if ablations is None else ablations[place])
+
+
+def serve_subject(subject: Subject, *, port: int = 0, browser: bool = False) -> Server:
+    """Starts the server of the page, which has all weights."""
+    return open_record(subject.record, title=subject.title, live=subject.live, port=port, browser=browser)
+
+
+def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]]:
+    """The heads that `--heads decoder.*.cross:0,3` names; without numbers all heads of these attentions."""
+    chosen: dict[str, list[int]] = {}
+    for one in wanted:
+        pattern, colon, numbers = one.partition(":")
+        names = [name for name in forward.names if fnmatchcase(name, pattern)]
+        if not names or (colon and not all(part.strip().isdecimal() for part in numbers.split(","))):
+            raise ConfigError(
+                f"--heads {one}: write NAME or NAME:0,3; the attentions are {', '.join(forward.names[:6])}"
+                f"{', …' if len(forward.names) > 6 else ''}"
+            )
+        for name in names:
+            own = forward[name].heads
+            heads = [int(part) for part in numbers.split(",")] if colon else list(own)
+            if missing := [head for head in heads if head not in own]:
+                raise ConfigError(f"--heads {one}: {name} has heads {own[0]} to {own[-1]}, not {missing[0]}")
+            chosen[name] = sorted({*chosen.get(name, []), *heads})
+    return chosen
+
+
+class ProgressLine:
+    """Prints to the standard error how many of `total` are done and how long the rest takes; call it with the number.
+
+    On a terminal one line is updated every 0.2 s; elsewhere a line is added every 15 s.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        *,
+        seconds_each: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what, self.total, self.clock = what, total, clock
+        self.terminal = sys.stderr.isatty()
+        self.begin = self.printed = clock()
+        if total:
+            self._print_progress(0, None if seconds_each is None else seconds_each * total)
+
+    def __call__(self, done: int) -> None:
+        now = self.clock()
+        if done == self.total:
+            self._print("")
+        elif done == 1 or now - self.printed >= (0.2 if self.terminal else 15.0):
+            self.printed = now
+            self._print_progress(done, (now - self.begin) / done * (self.total - done))
+
+    def _print_progress(self, done: int, left: float | None) -> None:
+        rest = "" if left is None else f", about {format_duration(max(1.0, left))} left"
+        self._print(f"clearhead: {done} of {self.total} {self.what}{rest}")
+
+    def _print(self, text: str) -> None:
+        if self.terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif text:
+            print(text, file=sys.stderr, flush=True)

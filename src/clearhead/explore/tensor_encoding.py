@@ -1,0 +1,119 @@
+"""Encodes tensors as compact text inside a page; page/data/tensor_decoding.js decodes them.
+
+A weight becomes a level, round(weight · levels), so 1000 levels err by at most 0.0005. Levels of n keys have a mean of
+levels / n, so their entropy is at most that of a geometric distribution with this mean (2.7 bits for 512 keys). Deflate
+comes close to it if small levels are stored two to a byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.explore.scene_json import BlockJson
+
+LEVELS = (65535, 10000)  # finer numbers of levels, used if there is room
+MIN_LEVELS = 1000
+ESCAPE = 15  # a nibble for values that do not fit: the rest follows after all nibbles
+UNSAFE = {0: "\u0100", 13: "\u010d", 60: "\u013c"}  # HTML would change NUL, CR and <; the code & 127 is the same
+
+
+class EncodedTensor(NamedTuple):
+    """Compressed bytes, and the shape, type and levels that are needed to decode them."""
+
+    data: bytes
+    layout: BlockJson
+
+
+def encode_weights(
+    weights: Float[Tensor, "heads rows columns"], levels: int = MIN_LEVELS, scale: list[float] | None = None
+) -> EncodedTensor:
+    """Numbers from 0 to 1, or to the `scale` of each head, as levels: the error is at most scale / (2 · levels).
+
+    >>> encode_weights(torch.tensor([[[0.25, 0.75]]])).layout
+    {'shape': [1, 1, 2], 'levels': 1000, 'planes': 2}
+    """
+    numbers = weights.double()
+    if scale is not None:
+        numbers = numbers / torch.tensor(scale, dtype=torch.double).clamp(min=1e-300).view(-1, 1, 1)
+    values = (numbers * levels).round().clamp(0, levels).numpy().astype(np.uint16)
+    layout: BlockJson = {"shape": list(weights.shape), "levels": levels}
+    if scale is not None:
+        layout["scale"] = scale
+    if values.size and values.mean() < ESCAPE / 3:
+        raw, rest = _to_nibbles(values.ravel())
+        return EncodedTensor(deflate(raw), {**layout, "pack": "nibbles", "rest": rest})
+    return EncodedTensor(deflate(_to_planes(values.ravel(), 2)), {**layout, "planes": 2})
+
+
+def encode_keys(keys: Int[Tensor, "heads queries top"]) -> EncodedTensor:
+    """Positions, or −1 for none; each is stored plus one."""
+    planes = 2 if not keys.numel() or int(keys.max()) < 2**16 - 1 else 4
+    raw = _to_planes((keys.long() + 1).numpy().ravel(), planes)
+    return EncodedTensor(deflate(raw), {"shape": list(keys.shape), "planes": planes})
+
+
+def encode_floats(numbers: Float[Tensor, "..."]) -> EncodedTensor:
+    """float32, little-endian."""
+    raw = numbers.float().contiguous().numpy().astype("<f4").tobytes()
+    return EncodedTensor(deflate(raw), {"shape": list(numbers.shape), "type": "float32"})
+
+
+def encode_bytes(numbers: NDArray[np.uint8]) -> EncodedTensor:
+    return EncodedTensor(deflate(numbers.tobytes()), {"shape": list(numbers.shape), "planes": 1})
+
+
+def choose_levels(weights: int, keys: float, room: int) -> int:
+    """The finest levels with which so many weights, in rows of `keys`, fit into `room` bytes of base64."""
+    for levels in LEVELS:
+        if (
+            1.1 * weights * _entropy_bound(levels / max(keys, 1)) / 8 * 4 / 3 < room
+        ):  # deflate needs at most a tenth more
+            return levels
+    return MIN_LEVELS
+
+
+def _entropy_bound(mean: float) -> float:
+    """The largest possible entropy of levels with this mean, in bits: that of a geometric distribution."""
+    return (1 + mean) * math.log2(1 + mean) - mean * math.log2(mean) if mean > 0 else 0.0
+
+
+def deflate(raw: bytes) -> bytes:
+    """Raw deflate with run-length matching only, which is faster and smaller for weights than searching for repeats."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    return packer.compress(raw) + packer.flush()
+
+
+def to_text(data: bytes, coding: str) -> str:
+    """Bytes as text that is safe in HTML: "base64", or "seven", which has seven bits a character and is shorter.
+
+    >>> to_text(b"abc", "base64")
+    'YWJj'
+    """
+    if coding == "base64":
+        return base64.b64encode(data).decode("ascii")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8))
+    bits = np.append(bits, np.zeros(-len(bits) % 7, np.uint8))
+    codes = bits.reshape(-1, 7) @ (1 << np.arange(6, -1, -1)).astype(np.uint8)
+    return codes.astype(np.uint8).tobytes().decode("ascii").translate(UNSAFE)
+
+
+def _to_nibbles(values: NDArray[np.uint16]) -> tuple[bytes, int]:
+    """Two values a byte, the first in the low bits; values from 15 on follow, minus 15, in two byte planes."""
+    small = np.minimum(values, ESCAPE).astype(np.uint8)
+    small = np.append(small, np.uint8(0)) if small.size % 2 else small
+    rest = values[values >= ESCAPE] - ESCAPE
+    return (small[0::2] | small[1::2] << 4).tobytes() + _to_planes(rest, 2), int(rest.size)
+
+
+def _to_planes(values: NDArray[Any], count: int) -> bytes:
+    """All low bytes, then all next higher bytes."""
+    return b"".join(((values >> 8 * plane) & 255).astype(np.uint8).tobytes() for plane in range(count))

@@ -1,0 +1,162 @@
+"""How tokens are displayed: without the marks of their tokenizer, and which of them belong to one word."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from clearhead.lens.record.attention_views import TokenChance
+from clearhead.lens.record.token_labels import SPACE, byte_alphabet
+
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+DELIMITERS = frozenset(".,;:!?。，、；：！？…")
+BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+class DisplayedToken(NamedTuple):
+    """A token as it is displayed."""
+
+    shown: str
+    glued: bool  # whether it continues the word of the token before
+    special: bool = False  # start, end or padding
+
+
+def display_tokens(tokens: Sequence[str]) -> list[DisplayedToken]:
+    """Displays tokens without their marks for spaces; bytes become the character that they encode together.
+
+    >>> [word.shown for word in display_tokens(["▁lower", "est", "<0xE5>", "<0xA5>", "<0xB9>", "▁", "</s>"])]
+    ['lower', 'est', '她₁', '她₂', '她₃', '␣', '⟨/s⟩']
+    >>> display_tokens(["▁lower", "est"])[1]
+    DisplayedToken(shown='est', glued=True, special=False)
+    >>> [word.shown for word in display_tokens(["[CLS]", "token", "##ization"])]
+    ['⟨CLS⟩', 'token', 'ization']
+    >>> [word.shown for word in display_tokens(["Hello", "Ġworld", "ä½łå¥½"])]
+    ['Hello', 'world', '你好']
+    >>> [word.shown for word in display_tokens(["▁我<0xE7>", "<0x88><0xB1>", "你"])]
+    ['我爱₁', '爱₂', '你']
+    """
+    return [DisplayedToken(*one) for one in zip(*display_token_lists(tokens), strict=True)]
+
+
+def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], list[bool]]:
+    """The same as three lists (shown, glued, special), which is faster for very many tokens."""
+    different = dict.fromkeys(tokens)
+    parse = _choose_parser(list(different))
+    known = {
+        token: _Piece(f"⟨{token[1:-1]}⟩", True, special=True) if _is_special(token) else parse(token)
+        for token in different
+    }
+    if any(isinstance(piece.content, bytes) for piece in known.values()):
+        shown = [_show_blanks(text) for text in _join_bytes([known[token] for token in tokens])]
+    else:
+        visible = {token: _show_blanks(str(piece.content)) for token, piece in known.items()}
+        shown = [visible[token] for token in tokens]
+    special = [known[token].special for token in tokens]
+    opens = [known[token].opens for token in tokens]
+    glued = [not (new or before) for new, before in zip(opens, [True, *special[:-1]], strict=True)] if tokens else []
+    return shown, glued, special
+
+
+def display_next_tokens(rows: Sequence[Any]) -> list[list[TokenChance] | None]:
+    """Candidates for the next token with their probabilities, displayed; None for rows that are not known.
+
+    >>> display_next_tokens([[["▁a", 0.5]], "?"])
+    [[['a', 0.5]], None]
+    """
+    found: list[list[TokenChance] | None] = []
+    for row in rows:
+        if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
+            pairs = [(token, share) for token, share in row if isinstance(token, str) and is_number(share)]
+            found.append([[display_tokens([token])[0].shown, share] for token, share in pairs])
+        else:
+            found.append(None)
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a record's JSON is a finite number."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _show_blanks(text: str) -> str:
+    return text if text.strip() else (text or " ").translate(BLANKS)
+
+
+def _join_bytes(pieces: Sequence[_Piece]) -> list[str]:
+    """The texts of pieces; neighbouring bytes are decoded together."""
+    found: list[str] = []
+    for raw, run in groupby(pieces, lambda piece: isinstance(piece.content, bytes)):
+        contents = [piece.content for piece in run]
+        found += (
+            _decode_bytes([bytes(one) for one in contents if not isinstance(one, str)]) if raw else map(str, contents)
+        )
+    return found
+
+
+class _Piece(NamedTuple):
+    content: str | bytes  # bytes may be a part of a character
+    opens: bool  # a new word
+    special: bool = False
+
+
+def _is_special(token: str) -> bool:
+    return SPECIAL.fullmatch(token) is not None and BYTE.fullmatch(token) is None
+
+
+def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
+    """The parser for the tokenizer's marks: SentencePiece, WordPiece, byte-level BPE, or plain words."""
+    if any(token.startswith(SPACE) or BYTE.search(token) for token in tokens):
+        return _parse_sentencepiece
+    if any(token.startswith("##") for token in tokens):
+        return lambda token: _Piece(token.removeprefix("##"), not token.startswith("##"))
+    plain = [token for token in tokens if not _is_special(token)]
+    if any("\u0100" <= mark <= "\u0143" for token in plain for mark in token) and all(map(_is_bytes, plain)):
+        return _parse_byte_level
+    return lambda token: _Piece(token, True)
+
+
+def _parse_sentencepiece(token: str) -> _Piece:
+    text, opens = token.removeprefix(SPACE).replace(SPACE, " "), token.startswith((SPACE, "\n"))
+    if BYTE.search(token) is None:
+        return _Piece(text, opens)
+    parts = BYTE.split(text)  # text, byte, text, byte, …
+    pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
+    return _Piece(b"".join(bytes.fromhex(byte) + some.encode("utf-8", "surrogatepass") for some, byte in pairs), opens)
+
+
+def _parse_byte_level(token: str) -> _Piece:
+    """GPT-2's alphabet: every character stands for one byte."""
+    raw = bytes(byte_alphabet()[mark] for mark in token)
+    opens = raw[:1] in (b" ", b"\n")
+    return _Piece(raw.removeprefix(b" ") or raw, opens)
+
+
+def _is_bytes(token: str) -> bool:
+    return all(mark in byte_alphabet() for mark in token)
+
+
+def _decode_bytes(pieces: Sequence[bytes]) -> list[str]:
+    """The text of each piece; a character that several pieces share is shown by each with a number."""
+    whole, owners = b"".join(pieces), [place for place, piece in enumerate(pieces) for _ in piece]
+    shown, start = [""] * len(pieces), 0
+    while start < len(whole):
+        size = next((size for size in range(1, 5) if _is_character(whole[start : start + size])), 0)
+        mark = whole[start : start + size].decode() if size else f"⟨{whole[start]:02X}⟩"
+        size = size or 1
+        sharers = list(dict.fromkeys(owners[start : start + size]))
+        for number, owner in enumerate(sharers, 1):
+            shown[owner] += mark if len(sharers) == 1 else f"{mark}{number}".translate(SUBSCRIPTS)
+        start += size
+    return shown
+
+
+def _is_character(raw: bytes) -> bool:
+    try:
+        return len(raw.decode()) == 1
+    except UnicodeDecodeError:
+        return False

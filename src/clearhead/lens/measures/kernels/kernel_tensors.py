@@ -1,0 +1,270 @@
+"""The tensors of one job as kernel arguments: what all kernels read, what they write, and what the GPU can do."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention import biases
+from clearhead.attention.call import Call
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.kernels import mask_plan
+from clearhead.lens.measures.kernels.mask_plan import cache_on_device
+from clearhead.lens.measures.kernels.tile_shapes import TileShape, count_slots, next_power_of_two
+
+LOG2E = 1 / math.log(2)
+
+
+@dataclass(frozen=True)
+class KernelInputs:
+    """What all kernels read of a job."""
+
+    q: Float[Tensor, "batch heads rows d"]  # the measured queries
+    k: Float[Tensor, "batch kv_heads keys d"]
+    mask: mask_plan.MaskArguments
+    bias: tuple[Any, ...]  # of `tile_operations.add_bias`
+    scales: Float[Tensor, " heads"]  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
+    cap: float
+    logsumexp: Float[Tensor, "batch heads rows"] | None  # of the measured queries, if the job has it
+    sizes: tuple[int, ...]  # heads, heads that share a key head, queries, keys, rows, first row, step, offset
+    constants: dict[str, Any]
+    described: dict[tuple[int, ...], tuple[TensorArgument, TensorArgument]] = field(default_factory=dict)
+
+    @classmethod
+    def of_job(cls, job: MeasureJob) -> KernelInputs:
+        call, rows = job.call, job.rows
+        _, heads, queries, keys = call.sizes
+        mask = mask_plan.build_mask_arguments(call.mask, call.sizes, call.q.device)
+        scales = _build_scales(call)
+        bias, kind = _build_bias(call, scales)
+        constants = {
+            "D": call.q.shape[3],
+            "WIDTH": padded_width(call),
+            "CAP": call.softcap is not None,
+            "BIAS": kind,
+            "TERMS": mask.terms,
+            "BOUNDS": mask.bounds,
+            "DOCUMENTS": mask.documents,
+            "DENSE": mask.dense,
+        }
+        return cls(
+            q=call.q[:, :, rows.start : rows.stop : rows.step].detach(),
+            k=call.k.detach(),
+            mask=mask,
+            bias=bias,
+            scales=scales,
+            cap=0.0 if call.softcap is None else call.softcap * LOG2E,
+            logsumexp=None if job.logsumexp is None else job.logsumexp.float().contiguous(),
+            sizes=(heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset),
+            constants=constants,
+        )
+
+    @property
+    def product_constants(self) -> dict[str, Any]:
+        """The constants of `tile_operations.multiply_tiles`."""
+        # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
+        return {"PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "ieee", "CAST": is_interpreted()}
+
+    def describe(self, shape: TileShape) -> tuple[TensorArgument, TensorArgument]:
+        """q and k as kernel arguments for tiles of this shape."""
+        if shape[:2] not in self.described:
+            width = self.constants["WIDTH"]
+            places = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
+            self.described[shape[:2]] = places
+        return self.described[shape[:2]]
+
+    def count_programs(self, tiles: int) -> tuple[int]:
+        """The launch grid for so many tiles of each head and sample."""
+        return (tiles * self.q.shape[0] * self.q.shape[1],)
+
+
+class KernelOutputs:
+    """The tensors that the kernels write: results, and what one kernel leaves for the next."""
+
+    def __init__(self, job: MeasureJob, *, received_in_row_pass: bool) -> None:
+        (batch, heads, _, keys), rows, device = job.call.sizes, len(job.rows), job.call.q.device
+        shape, dtype = (batch, heads, rows), torch.float32
+        per_query = torch.empty(8 if job.top else 10, *shape, dtype=dtype, device=device).unbind()
+        self.log2sumexp, self.entropy, self.peak, self.distance, self.first = per_query[:5]
+        self.threshold, self.logsumexp = per_query[5:7]
+        self.first_key = per_query[7].view(torch.int32)
+        # Only without top keys: the tile of the best key, and its classes
+        self.best = tuple(one.view(torch.int32) for one in per_query[8:])
+        self.candidates: Tensor | None = None  # slots, of which the first counts the used ones
+        if job.top:
+            self.candidates = torch.empty(*shape, count_slots(job.top), dtype=torch.int32, device=device)
+            self.candidates[..., 0] = 0
+        self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.long, device=device)
+        self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
+        # Tiles add to the map, and in the Hopper row pass to `received`; the column pass writes that once.
+        high, wide = job.blocks
+        pixels = (-(-rows // high), -(-keys // wide)) if high else (0, 0)
+        self.map = (torch.zeros if high else torch.empty)(batch, heads, *pixels, dtype=dtype, device=device)
+        self.received: Tensor | None = None
+        if job.received:
+            allocate = torch.zeros if received_in_row_pass else torch.empty
+            self.received = allocate(batch, heads, keys, dtype=dtype, device=device)
+
+    @property
+    def row_pass(self) -> tuple[Float[Tensor, "batch heads rows"] | Int[Tensor, "batch heads rows"], ...]:
+        """The argument `out` of the row passes."""
+        per_query = (self.log2sumexp, self.entropy, self.peak, self.distance, self.first_key, self.threshold)
+        return (*per_query, *self.best)
+
+    def to_measures(self, job: MeasureJob) -> Measures:
+        return Measures(
+            logsumexp=self.logsumexp,
+            entropy=self.entropy,
+            peak=self.peak,
+            peak_key=self.top_keys[..., 0],
+            distance=self.distance,
+            first=self.first,
+            top_keys=self.top_keys[..., : job.top],
+            top_weights=self.top_weights,
+            received=self.received,
+            map=self.map,
+        )
+
+
+def padded_width(call: Call) -> int:
+    """The width of a head as the kernels load it: a power of two, at least 16."""
+    return max(16, next_power_of_two(call.q.shape[3]))
+
+
+def _build_scales(call: Call) -> Tensor:
+    heads, device, scale = call.q.shape[1], call.q.device, call.scale
+    unit = LOG2E if call.softcap is None else 1 / call.softcap
+    if isinstance(scale, Tensor):
+        return (scale.detach().double().flatten() * unit).float().expand(heads).contiguous()
+    number = scale * unit
+    scales: Tensor = cache_on_device(
+        ("scales", heads, number), device, lambda: torch.full((heads,), number, dtype=torch.float32, device=device)
+    )
+    return scales
+
+
+def _build_bias(call: Call, unused: Tensor) -> tuple[tuple[Any, ...], int]:
+    """What `add_bias` reads, and its kind: nothing (0), a number for each j − i (1), or the tensor itself (2)."""
+    if call.bias is None:
+        return (unused, 0, 0, 0, 0), 0
+    own = call.bias.replace(call.bias.parameter.detach().float())
+    if isinstance(own, biases.Dense):
+        return (own.parameter, *mask_plan.broadcast_strides(own.parameter)), 2
+    queries, keys = call.sizes[2:]
+    last = torch.arange(queries - 1, queries, device=call.q.device)
+    heads = torch.arange(own.heads, device=call.q.device)[:, None]
+    line = own.at(heads * 0, heads, last, torch.arange(queries + keys - 1, device=call.q.device), queries, keys)
+    return (line.contiguous(), 0, 0 if own.heads == 1 else line.stride(0), 0, 0), 1
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs its kernels in the interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class TensorArgument(NamedTuple):
+    """A tensor as a kernel argument: TMA descriptor or pointer, with offsets of samples and heads."""
+
+    source: Any
+    place: tuple[int, ...]
+    described: bool
+
+
+def place_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int) -> TensorArgument:
+    """A tensor as an argument for kernels that read `rows` rows at a time.
+
+    What fits into one tile is passed as a pointer: making a descriptor takes longer than reading it.
+    """
+    descriptor = describe_tensor(x, rows, width) if x.shape[2] > rows else None
+    return descriptor or TensorArgument(x, x.stride(), False)
+
+
+def describe_tensor(
+    x: Float[Tensor, "batch heads tokens d"], rows: int, width: int, *, for_gluon: bool = False
+) -> TensorArgument | None:
+    """A tensor as a TMA descriptor; None where its strides do not allow one, or a tile would run into the next head.
+
+    A descriptor for Gluon includes the layout of tiles in shared memory.
+    """
+    if not has_tensor_memory_access(x.device):
+        return None
+    batch, heads, tokens, d = x.shape
+    by_sample, by_head, by_row, by_number = x.stride()
+    by_sample, by_head = by_sample if batch > 1 else 0, by_head if heads > 1 else 0
+    itemsize = x.element_size()
+    if by_number != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
+        return None
+    if by_head % by_row == 0:
+        place, columns = (by_sample // by_row, by_head // by_row, 0), d
+    elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
+        place, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
+    else:
+        return None
+    length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
+    given = (x, [length, columns], [by_row, 1], [rows, width])
+    if for_gluon:
+        from triton.experimental.gluon.nvidia import hopper
+
+        return TensorArgument(hopper.TensorDescriptor(*given, _layout((rows, width))), place, True)
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorArgument(TensorDescriptor(*given), place, True)
+
+
+def has_tensor_memory_access(device: torch.device) -> bool:
+    """Whether the GPU copies tiles by TMA: Hopper and later do, and Triton's interpreter simulates it."""
+    return is_interpreted() or (device.type == "cuda" and get_capability(device)[0] >= 9)
+
+
+@functools.cache
+def get_capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def _layout(tile: tuple[int, int]) -> Any:
+    """The layout of a half-precision tile in shared memory."""
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout.get_default_for(list(tile), gl.bfloat16)
+
+
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether the GPU multiplies by warpgroups, as only Hopper does, and Triton has a Gluon that has not failed."""
+    if is_interpreted() or device.type != "cuda" or get_capability(device)[0] != 9:
+        return False
+    return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
+
+
+def is_gluon_failure(error: Exception) -> bool:
+    """Whether Gluon failed to compile our kernel; if so, warns, and it is not tried again.
+
+    Gluon changes from release to release; the kernels in Triton give the same results, a little slower.
+    """
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    failures = (CompilationError, OutOfResources, PTXASError, ImportError, AttributeError, TypeError)
+    if not isinstance(error, failures) and "PassManager" not in str(error):
+        return False
+    _failures.append(error)
+    warnings.warn(
+        f"the lens uses its slower kernels: this version of Triton could not compile the one for Hopper "
+        f"({type(error).__name__}: {str(error)[:200]})",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+_failures: list[Exception] = []

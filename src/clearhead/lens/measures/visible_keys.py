@@ -1,0 +1,154 @@
+"""The visible keys of each query: how many there are (which bounds its entropy), and the weight of a chosen one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention.biases import Dense as DenseBias
+from clearhead.attention.call import Call
+from clearhead.attention.mask_kinds import Band, Padding, Prefix
+from clearhead.attention.mask_kinds import Dense as DenseMask
+from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, scale_queries
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.errors import ShapeError
+
+CHUNK = 2**22  # cells of a mask evaluated at once
+BLOCK = 64  # fewest keys of a block for which the mask is asked whether all or none are visible
+
+
+def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
+    """The number of keys that these queries may see; batch and heads are 1 where nothing differs.
+
+    Bands, and masks that hide the same keys from all queries, are counted in O(n) on the CPU, where two dozen small
+    steps are faster than as many kernels. Other masks are counted tile by tile on their device.
+
+    >>> from clearhead import Mask
+    >>> from clearhead.attention.call import check_call
+    >>> x = torch.zeros(1, 1, 5, 2)
+    >>> count_visible_keys(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
+    tensor([[[1, 2, 3, 3, 2]]])
+    """
+    keys, device = call.k.shape[2], call.q.device
+    hiding = isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
+    if call.mask is None and not hiding:
+        return torch.full((1, 1, len(rows)), keys)
+    if hiding or call.mask is None:
+        return _count_by_tiles(call, rows, hiding)
+    mask = call.mask
+    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, device), lambda: _count_in_mask(call, mask, rows))
+    return found
+
+
+def _count_in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
+    found = _count_in_bands(call, mask, rows)
+    return _count_by_tiles(call, rows, False) if found is None else found
+
+
+def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
+    """Counts for masks that are a band and hidden keys; None for others."""
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
+        spans = [part.span(rows[0], queries, keys) for part in mask.parts() if isinstance(part, Band)]
+        both = range(max(span.start for span in spans), min(span.stop for span in spans))
+        return torch.full((1, 1, 1), len(both))
+    index = torch.arange(rows.start, rows.stop, rows.step)
+    low, high = torch.zeros_like(index), torch.full_like(index, keys)
+    shown = torch.ones(1, 1, 1, keys, dtype=torch.bool)
+    real = torch.ones(1, 1, 1, dtype=torch.bool)
+    for part in mask.parts():
+        if isinstance(part, Band):
+            place = index + part.start(queries, keys)
+            low = low if part.left is None else torch.maximum(low, place - part.left)
+            high = high if part.right is None else torch.minimum(high, place + part.right + 1)
+        elif isinstance(part, (Prefix, Padding)) or (isinstance(part, DenseMask) and part.keys_only):
+            on_cpu = part.to("cpu")
+            assert isinstance(on_cpu, (Prefix, Padding, DenseMask))
+            shown = shown & on_cpu.visible_keys(keys)
+            if isinstance(on_cpu, Padding) and on_cpu.hide_queries:
+                real = real & on_cpu.real_queries(queries, keys)[..., 0][:, :, index]
+        else:
+            return None
+    before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # the number of visible keys before each
+    low, high = low.clamp(0, keys), high.clamp(0, keys)
+    return (before[..., high] - before[..., low]).clamp(min=0) * real
+
+
+def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
+    (_, _, queries, keys), device, mask, bias = call.sizes, call.q.device, call.mask, call.bias
+    parts = [part for part in (mask, bias if hiding else None) if part is not None]
+    batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
+    step = max(1, CHUNK // max(1, batch * heads * keys))
+    height = step * rows.step
+    runs = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
+    if mask is not None and keys:
+        runs = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
+    counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
+    for number, (columns, partial) in enumerate(runs):
+        low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
+        some = rows[low:high]
+        if not some:
+            continue
+        counts[:, :, low:high] = columns.stop - columns.start
+        for piece in (columns,) if hiding else partial:
+            tile = slice(some.start, some.stop, some.step), piece, queries, keys
+            visible = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
+            if hiding and bias is not None:
+                visible = visible & (bias.tile(*tile) > -math.inf)
+            visible = visible.expand(*visible.shape[:2], len(some), piece.stop - piece.start)
+            counts[:, :, low:high] -= (~visible).sum(-1)
+    return counts
+
+
+def compute_probe_weights(
+    call: Call,
+    keys: Int[Tensor, "#batch queries"] | Int[Tensor, " queries"],
+    logsumexp: Float[Tensor, "batch heads queries"],
+    *,
+    rows: range | None = None,
+) -> Float[Tensor, "batch heads queries"]:
+    """The weight that each query gives to the key chosen for it, in O(n·d); 0 if that is hidden or does not exist.
+
+    `keys` are the same for all samples, or one row each; `rows` are the queries, if not all, and `logsumexp` is theirs.
+
+    >>> from clearhead.attention.call import check_call
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> everywhere = torch.full((1, 1, 4), math.log(4))
+    >>> compute_probe_weights(check_call(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
+    tensor([[[0.0000, 0.2500, 0.2500, 0.2500]]])
+    """
+    batch, heads, queries, size = call.sizes
+    rows = range(queries) if rows is None else rows
+    named = (keys if keys.ndim == 2 else keys[None]).to(call.q.device, torch.long)
+    if named.shape[1] != len(rows) or len(named) not in (1, batch):
+        raise ShapeError(
+            f"one key is needed for each of {len(rows)} queries, the same for all samples or for each of {batch}; "
+            f"got keys of shape {tuple(keys.shape)}"
+        )
+    if tuple(logsumexp.shape) != (batch, heads, len(rows)):
+        raise ShapeError(f"logsumexp must be {(batch, heads, len(rows))}, got {tuple(logsumexp.shape)}")
+    if size == 0:
+        return torch.zeros_like(logsumexp)
+    with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        scores = _score_chosen_keys(call, rows, named.clamp(0, size - 1))
+        exists = ((named >= 0) & (named < size))[:, None]
+        visible = exists & (scores != -math.inf) & (logsumexp != -math.inf)
+        return torch.where(visible, (scores - logsumexp).exp(), 0.0)
+
+
+def _score_chosen_keys(call: Call, rows: range, j: Tensor) -> Tensor:
+    """The score of each query with its chosen key, (batch, heads, rows); −inf if that is hidden."""
+    (batch, heads), (kv_heads, d) = call.sizes[:2], (call.k.shape[1], call.k.shape[3])
+    q = scale_queries(call.q[:, :, rows.start : rows.stop : rows.step], call.scale)
+    if len(j) == 1:
+        k = call.k[:, :, j[0]].to(q.dtype)
+    else:
+        k = call.k.gather(2, j[:, None, :, None].expand(batch, kv_heads, -1, d)).to(q.dtype)
+    products = (q.unflatten(1, (kv_heads, -1)) * k[:, :, None]).sum(-1).flatten(1, 2)
+    i = torch.tensor(rows, dtype=torch.long, device=q.device)
+    b, h = torch.arange(batch, device=q.device).view(-1, 1, 1), torch.arange(heads, device=q.device).view(1, -1, 1)
+    return TileScorer.of_call(call).score_pairs(products, b, h, i, j[:, None])

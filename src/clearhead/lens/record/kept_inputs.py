@@ -1,0 +1,220 @@
+"""KeptInputs: the q, k, masks and biases of one attention, from which its weights can be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, overload
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.attention.biases import Bias
+from clearhead.attention.biases import Dense as DenseBias
+from clearhead.attention.call import Call
+from clearhead.attention.mask_kinds import Band, Both, Padding, Prefix
+from clearhead.attention.mask_kinds import Dense as DenseMask
+from clearhead.attention.masks import Mask
+
+MaskAndBias = tuple[Mask | None, Bias | None]
+
+
+class Step(NamedTuple):
+    """The queries and keys of one step, by document position, with their mask and bias."""
+
+    first_query: int
+    first_key: int
+    queries: int
+    keys: int
+    mask: Mask | None
+    bias: Bias | None
+    present: Bool[Tensor, " samples"] | None = None  # which samples had not finished; None: all
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_query, self.first_query + self.queries)
+
+    @property
+    def shift(self) -> int:
+        """The position of the first query relative to the first key."""
+        return self.first_query - self.first_key
+
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """The inputs of an attention, on the CPU. Row 0 of q is the query at `first_query`, key 0 stands at position 0.
+
+    An attention that grew has one part for each step, unless all of them follow one rule.
+    """
+
+    q: Float[Tensor, "batch heads queries d"]
+    k: Float[Tensor, "batch kv_heads keys d"]
+    scale: float | Float[Tensor, "#heads 1 1"]
+    softcap: float | None
+    sinks: Float[Tensor, " heads"] | None
+    parts: tuple[Step, ...]
+    lengths: Int[Tensor, " batch"]  # how many queries each sample has: fewer, where it was done before the others
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None  # None where only some queries were measured
+
+    @property
+    def first_query(self) -> int:
+        return self.parts[0].first_query if self.parts else 0
+
+    def call(self) -> Call:
+        """All steps as one Call."""
+        mask, bias = join_steps(self.parts, self.q.shape[2], self.k.shape[2])
+        return Call(self.q, self.k, self.k, mask, self.scale, bias, self.softcap, self.sinks, 0.0)
+
+
+@overload
+def join_steps(parts: Sequence[Step], queries: int, keys: int) -> MaskAndBias: ...
+@overload
+def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: Literal[False]) -> MaskAndBias | None: ...
+def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: bool = True) -> MaskAndBias | None:
+    """One mask and one bias for all queries and keys; dense ones, or None, where no structured mask fits all steps."""
+    if len(parts) == 1 and parts[0].first_key == 0 and parts[0].keys == keys:
+        return parts[0].mask, parts[0].bias
+    mask, bias = _find_common_mask(parts, queries, keys), _find_common_bias(parts)
+    if not dense:
+        return None if mask is False or bias is False else (mask, bias)
+    return (
+        _build_dense_mask(parts, keys) if mask is False else mask,
+        _build_dense_bias(parts, keys) if bias is False else bias,
+    )
+
+
+def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | Literal[False] | None:
+    """The structured mask that holds for all steps, or False."""
+    rules = [_to_document_positions(part) for part in parts]
+    if any(rule is None or rules[0] is None or len(rule) != len(rules[0]) for rule in rules):
+        return False
+    first, kinds = parts[0].first_query, []
+    for same in zip(*(rule or [] for rule in rules), strict=True):
+        rule = _find_common_rule(same, [part.present for part in parts])
+        if rule is None:
+            return False
+        kinds.append(_extend_rule(rule, first, queries, keys))
+    hiding = any(isinstance(kind, Padding) and kind.hide_queries for kind in kinds)
+    if (hiding and keys != first + queries) or not all(_hides_absent_keys(part, kinds, keys) for part in parts):
+        return False
+    return None if not kinds else kinds[0] if len(kinds) == 1 else Both(tuple(kinds))
+
+
+def _to_document_positions(part: Step) -> list[Mask] | None:
+    """The masks of a step in document positions; None if one has no such form."""
+    found: list[Mask] = []
+    end = part.first_key + part.keys
+    for one in () if part.mask is None else part.mask.parts():
+        if isinstance(one, Band) and one.start(part.queries, part.keys) == part.shift:
+            found.append(Band(one.left, one.right, 0))
+        elif isinstance(one, (Padding, Prefix)):
+            hides = isinstance(one, Padding) and one.hide_queries
+            if hides and part.keys - part.queries != part.shift:
+                return None
+            if isinstance(one, Padding) and one.side == "left":
+                found.append(Padding(end - one.lengths, "left", hides))  # for now: how many pads there are
+            elif isinstance(one, Padding):
+                found.append(Padding(one.lengths + part.first_key, "right", hides))
+            else:
+                found.append(Prefix(one.lengths + part.first_key))
+        else:
+            return None
+    if not found and part.queries == 1 and part.shift == part.keys - 1:
+        return [Band(None, 0, 0)]  # one query that sees all there is: the last one of a causal mask
+    return found
+
+
+def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
+    """The mask that these have in common, or None; finished samples are ignored."""
+    first, numbers, known = rules[0], None, None
+    for rule, there in zip(rules, present, strict=True):
+        if _rule_key(rule) != _rule_key(first):
+            return None
+        for tensor in rule.tensors():
+            there = torch.ones_like(tensor, dtype=torch.bool) if there is None else there
+            new, there = torch.broadcast_tensors(tensor, there)
+            if numbers is None or known is None:
+                numbers, known = new, there
+            elif not bool(((numbers == new) | ~known | ~there).all()):
+                return None
+            else:
+                numbers, known = torch.where(there, new, numbers), known | there
+    return first if numbers is None else first.map(lambda _: numbers)
+
+
+def _rule_key(rule: Mask) -> dict[str, object]:
+    """The kind of a mask and all its fields except tensors."""
+    return {name: value for name, value in (rule.state() or {}).items() if not isinstance(value, Tensor)}
+
+
+def _extend_rule(rule: Mask, first: int, queries: int, keys: int) -> Mask:
+    if isinstance(rule, Band):
+        return Band(rule.left, rule.right, first)
+    if isinstance(rule, Padding) and rule.side == "left":
+        return Padding(keys - rule.lengths, "left", rule.hide_queries)
+    return rule
+
+
+def _hides_absent_keys(part: Step, rules: Sequence[Mask], keys: int) -> bool:
+    """Whether the common masks hide all keys that did not exist at this step."""
+    bands = [rule for rule in rules if isinstance(rule, Band)]
+    last, end = part.first_query + part.queries - 1, part.first_key + part.keys
+    above = end == keys or any(band.right is not None and last + band.right < end for band in bands)
+    below = part.first_key == 0 or any(
+        band.left is not None and part.first_query - band.left >= part.first_key for band in bands
+    )
+    return above and below
+
+
+def _find_common_bias(parts: Sequence[Step]) -> Bias | Literal[False] | None:
+    """The bias that all steps share, or False."""
+    first = parts[0].bias
+    for part in parts:
+        one = part.bias
+        if (one is None) != (first is None):
+            return False
+        if one is None or first is None:
+            continue
+        start = part.keys - part.queries if one.offset is None else one.offset
+        if type(one) is not type(first) or isinstance(one, DenseBias) or start != part.shift:
+            return False
+        if getattr(one, "buckets", None) is not getattr(first, "buckets", None):
+            return False
+        if not torch.equal(one.parameter, first.parameter):
+            return False
+    if first is None:
+        return None
+    whole = first.replace(first.parameter)
+    whole.offset = parts[0].first_query
+    return whole
+
+
+def _build_dense_mask(parts: Sequence[Step], keys: int) -> Mask:
+    squares = []
+    for part in parts:
+        if part.mask is None:
+            seen = torch.ones(1, 1, part.queries, part.keys, dtype=torch.bool)
+        else:
+            seen = part.mask.dense(part.queries, part.keys)
+        squares.append(_pad_keys(seen, part, keys))
+    return DenseMask(_stack_queries(squares))
+
+
+def _build_dense_bias(parts: Sequence[Step], keys: int) -> Bias:
+    squares = []
+    for part in parts:
+        numbers = torch.zeros(1, 1, 1, 1) if part.bias is None else part.bias.dense(part.queries, part.keys)
+        numbers = numbers.expand(*numbers.shape[:2], part.queries, part.keys)
+        squares.append(_pad_keys(numbers, part, keys))
+    return DenseBias(_stack_queries(squares))
+
+
+def _pad_keys(square: Tensor, part: Step, keys: int) -> Tensor:
+    """Pads the keys that did not exist at this step, with 0 or False."""
+    return torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys))
+
+
+def _stack_queries(squares: Sequence[Tensor]) -> Tensor:
+    batch, heads = (max(square.shape[axis] for square in squares) for axis in (0, 1))
+    return torch.cat([square.expand(batch, heads, -1, -1) for square in squares], 2)

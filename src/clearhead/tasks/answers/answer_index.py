@@ -1,0 +1,203 @@
+"""The index of known questions and answers: vectors with their texts, searched exactly, changed atomically.
+
+In a model folder it is two files with a number that grows with every change: `answers-3.jsonl` and
+`answers-3.safetensors`. Those that checksums.json lists are in force; replacing that file is the moment of a change.
+The files of the change before stay, for processes that are just reading them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from clearhead.errors import CheckpointError, ConfigError, PackageError
+from clearhead.storage import CHECKSUMS, check_format, commit_files, flush_to_disk, lock_folder, read_json
+
+FORMAT = 1
+NAME = re.compile(r"answers-(\d+)\.(jsonl|safetensors)")
+MANY = 16  # questions from which on one matrix product is faster than the library's search
+CELLS = 2**24  # similarities that are computed at once
+PATIENCE = 10.0  # seconds to wait for another process that changes the same index
+
+Vectors = NDArray[np.float32]
+
+
+class Entry(NamedTuple):
+    """One vector of the index: of a known question, or, if there is no question, of the answer's own text."""
+
+    id: int  # of the answer
+    answer: str
+    question: str | None
+    added: bool = False  # after training
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerIndex:
+    """Entries and their unit vectors; changes give a new index."""
+
+    entries: tuple[Entry, ...]
+    vectors: Vectors
+    next_id: int
+
+    @classmethod
+    def empty(cls, width: int) -> AnswerIndex:
+        return cls((), np.zeros((0, width), np.float32), 0)
+
+    @cached_property
+    def answers(self) -> dict[int, str]:
+        """The text of every answer by its id, in the order of the entries."""
+        return {entry.id: entry.answer for entry in self.entries}
+
+    @cached_property
+    def owners(self) -> NDArray[np.int64]:
+        """The id of the answer that each vector belongs to."""
+        return np.array([entry.id for entry in self.entries], dtype=np.int64)
+
+    @cached_property
+    def added(self) -> NDArray[np.bool_]:
+        """Which vectors were added after training."""
+        return np.array([entry.added for entry in self.entries], dtype=np.bool_)
+
+    def extend(self, entries: Iterable[Entry], vectors: Vectors) -> AnswerIndex:
+        """With further entries; their ids are given by `assign_ids`."""
+        whole = (*self.entries, *entries)
+        stacked = np.concatenate([self.vectors, vectors.astype(np.float32)])
+        return AnswerIndex(whole, stacked, max([self.next_id, *(entry.id + 1 for entry in whole)]))
+
+    def assign_ids(self, answers: Iterable[str]) -> list[int]:
+        """The id of each answer: that of the same text in the index, or a new one, never one that was used before."""
+        known = {text: number for number, text in self.answers.items()}
+        following = self.next_id
+        found = []
+        for text in answers:
+            if text not in known:
+                known[text], following = following, following + 1
+            found.append(known[text])
+        return found
+
+    def remove(self, ids: Sequence[int]) -> AnswerIndex:
+        """Without these answers and all of their questions."""
+        known = self.answers
+        if missing := [number for number in ids if number not in known]:
+            raise ConfigError(f"no answer has the id {missing[0]}; clearhead answers MODEL list shows all")
+        kept = [place for place, entry in enumerate(self.entries) if entry.id not in ids]
+        return replace(self, entries=tuple(self.entries[place] for place in kept), vectors=self.vectors[kept])
+
+    def search(self, questions: Vectors, count: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Similarities and places of the `count` nearest entries of each question, nearest first; exact."""
+        count = min(count, len(self.entries))
+        if count == 0 or not len(questions):
+            return np.zeros((len(questions), 0)), np.zeros((len(questions), 0), np.int64)
+        questions = np.ascontiguousarray(questions, dtype=np.float32)
+        found = _search_one_by_one if len(questions) < MANY else _search_by_product
+        return found(self.vectors, questions, count)
+
+    # Files
+
+    def save(self, folder: Path, generation: int = 1) -> list[str]:
+        """Writes both files; returns their names."""
+        names = [f"answers-{generation}.jsonl", f"answers-{generation}.safetensors"]
+        header = {"format": FORMAT, "next_id": self.next_id}
+        lines = [json.dumps(line, ensure_ascii=False) for line in (header, *(one._asdict() for one in self.entries))]
+        (folder / names[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        save_file({"vectors": self.vectors}, folder / names[1])
+        (folder / names[1]).chmod((folder / names[0]).stat().st_mode)
+        return names
+
+    @classmethod
+    def load(cls, folder: Path) -> AnswerIndex | None:
+        """The index in force in a folder; None if it has none."""
+        generation = find_generation(folder)
+        return None if generation is None else cls._load(folder, generation)
+
+    @classmethod
+    def _load(cls, folder: Path, generation: int) -> AnswerIndex:
+        path = folder / f"answers-{generation}.jsonl"
+        try:
+            header, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
+            check_format(path, header.get("format"), FORMAT)
+            entries = tuple(Entry(**line) for line in lines)
+            vectors = load_file(path.with_suffix(".safetensors"))["vectors"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{path} is no index of answers: {error}") from None
+        if len(entries) != len(vectors):
+            raise CheckpointError(f"{path} has {len(entries)} entries, but there are {len(vectors)} vectors")
+        return cls(entries, vectors, int(header["next_id"]))
+
+
+def find_generation(folder: Path) -> int | None:
+    """The number of the index in force: that checksums.json lists, or, before it is written, that exists."""
+    listing = folder / CHECKSUMS
+    names = read_json(listing).get("files", {}) if listing.exists() else [path.name for path in folder.iterdir()]
+    numbers = [int(found[1]) for name in names if (found := NAME.fullmatch(name))]
+    return max(numbers, default=None)
+
+
+@contextmanager
+def lock_index(folder: Path) -> Iterator[None]:
+    """Context manager: no other process changes the index in this folder."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            lock = lock_folder(folder)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise ConfigError(f"another process is changing {folder}; try again when it is done") from None
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def replace_index(folder: Path, index: AnswerIndex) -> None:
+    """Puts an index in force: whatever happens on the way, the folder has the old one or the new one, whole."""
+    old = find_generation(folder) or 0
+    names = index.save(folder, old + 1)
+    for name in names:
+        flush_to_disk(folder / name)
+    commit_files(folder, added=names, removed=[f"answers-{old}.{kind}" for kind in ("jsonl", "safetensors")])
+    for path in folder.iterdir():
+        if (found := NAME.fullmatch(path.name)) and int(found[1]) < old:
+            path.unlink()
+
+
+def _search_one_by_one(
+    vectors: Vectors, questions: Vectors, count: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    try:
+        from usearch.index import MetricKind, search  # type: ignore[attr-defined]
+    except ImportError:
+        raise PackageError(
+            "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
+        ) from None
+    found = search(vectors, questions, count, MetricKind.IP, exact=True)
+    shape = (len(questions), count)
+    return 1.0 - np.reshape(found.distances, shape).astype(np.float64), np.reshape(found.keys, shape).astype(np.int64)
+
+
+def _search_by_product(
+    vectors: Vectors, questions: Vectors, count: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The same from whole blocks of similarities."""
+    known, scores, places = torch.from_numpy(vectors), [], []
+    for block in torch.from_numpy(questions).split(max(1, CELLS // len(vectors))):
+        best = (block @ known.T).topk(count)
+        scores.append(best.values)
+        places.append(best.indices)
+    return torch.cat(scores).double().numpy(), torch.cat(places).numpy()

@@ -1,0 +1,87 @@
+"""What users may set for answers, and what a prediction holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from clearhead.tasks.base import Prediction
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
+
+UNKNOWN = "I don't know"
+SHOWN = 5  # answers in JSON unless --best says otherwise
+RANKED = 10  # answers that are ranked at least, for the scores
+
+
+class AnswersData(Data):
+    longest: int = Field(128, ge=1)
+
+
+class AnswersLoss(Section):
+    """`[loss]`; a weight of 0 leaves a term out."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)  # of intents
+    temperature: float = Field(0.05, gt=0)  # cosine similarities are divided by it
+    r_drop: float = Field(0.0, ge=0)  # weight of the divergence between two passes with different dropout
+    contrast: float = Field(0.0, ge=0)  # weight of the contrastive loss between questions of the same answer
+    outliers: float = Field(1.0, ge=0)  # weight of out-of-scope questions, which should fit no answer
+
+
+class AnswersSection(Section):
+    """`[answers]`: how answers are found, and when there is none."""
+
+    # intents: few answers with many questions each, told apart by a classifier; pairs: a two-tower encoder;
+    # auto: intents if there are at least 4 questions to an answer on average
+    kind: Literal["auto", "intents", "pairs"] = "auto"
+    head: Literal["linear", "cosine"] = "linear"  # of intents
+    hard_negatives: int = Field(1, ge=0)  # of pairs: similar wrong answers beside each question of a batch…
+    mine_every: int = Field(1, ge=1)  # …searched anew every so many epochs
+    reject: float = Field(0.05, ge=0, lt=1)  # share of answerable questions that may be answered by "I don't know"
+    detector: Literal["auto", "probability", "energy", "neighbours", "mahalanobis", "mean"] = "auto"
+    neighbours: int = Field(10, ge=1)
+
+
+class AnswersRecipe(TaskRecipe):
+    data: AnswersData
+    text: Text = Text()
+    loss: AnswersLoss = AnswersLoss()
+    answers: AnswersSection = AnswersSection()
+
+
+class AnswerOptions(Options):
+    best: int | None = option(None, "How many answers to give for each input.", only=("predict",), ge=1)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best is not None and self.best > 1
+
+
+class Match(NamedTuple):
+    """An answer that was found, with its number in the index, and its probability (pairs: its similarity)."""
+
+    id: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class AnswerPrediction(Prediction):
+    """The best answer as `text` if the question is `known`, else "I don't know"; `matches`, best first, in any case."""
+
+    known: bool = True
+    matches: Sequence[Match] = ()
+    best: int | None = None  # how many were asked for
+    in_scope: float = 0.0  # of the detector in use: the larger, the more likely is the question known
+    evidence: Mapping[str, float] = field(default_factory=dict)  # the scores of all detectors
+
+    def to_json(self) -> dict[str, Any]:
+        shown = self.matches[: self.best or SHOWN]
+        return {"known": self.known, "answers": [match._asdict() for match in shown], "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        """The best answers; "I don't know" stands before them if the question is not known."""
+        found: list[tuple[str, float | None]] = [(match.text, match.score) for match in self.matches[: self.best or 1]]
+        return found if self.known else [(UNKNOWN, None), *found]

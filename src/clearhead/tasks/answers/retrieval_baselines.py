@@ -1,0 +1,95 @@
+"""Baselines of answers: BM25 over the known questions and answers, TF-IDF with logistic regression for intents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from clearhead.errors import PackageError
+from clearhead.tasks.answers.answer_scores import score_answers
+from clearhead.tasks.answers.answer_settings import RANKED, AnswerPrediction, Match
+from clearhead.tasks.base import Baseline
+
+# A word, or one character of a script that is written without spaces.
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+
+Pairs = Sequence[tuple[str, str]]  # question, answer
+
+
+def split_words(text: str) -> list[str]:
+    """Words in lower case; Chinese, Japanese and Korean characters one by one.
+
+    >>> split_words("My card's 信用卡 #2")
+    ['my', 'card', 's', '信', '用', '卡', '2']
+    """
+    return WORD.findall(text.lower())
+
+
+def score_bm25(known: Pairs, questions: Pairs) -> Baseline:
+    """BM25 (Lucene's variant): the answers whose own text, or known question, shares the most words with a question."""
+    try:
+        import bm25s
+    except ImportError:
+        raise _package_error("bm25s") from None
+    documents = [(question, answer) for question, answer in known if answer]
+    seen = {answer for _, answer in documents}
+    documents += [(answer, answer) for answer in dict.fromkeys([*seen, *(one for _, one in questions)]) if answer]
+    words = [split_words(text) for text, _ in documents]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(word for some in words for word in some))}
+    retriever = bm25s.BM25()
+    retriever.index(
+        (
+            [[numbers[word] for word in some] for some in words],
+            numbers,
+        ),
+        show_progress=False,
+    )
+    predictions = []
+    for question, _ in questions:
+        shared = [word for word in split_words(question) if word in numbers]
+        scores = retriever.get_scores(shared) if shared else np.zeros(len(documents))
+        predictions.append(_make_prediction([answer for _, answer in documents], scores))
+    return Baseline("BM25", score_answers([answer for _, answer in questions], predictions))
+
+
+def score_tf_idf(known: Pairs, questions: Pairs) -> Baseline:
+    """Logistic regression on TF-IDF of words and pairs of words; "known" as far as the likeliest intent is likely."""
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+    except ImportError:
+        raise _package_error("scikit-learn") from None
+    inside = [(question, answer) for question, answer in known if answer]
+    vectorizer = TfidfVectorizer(analyzer=_words_and_pairs, sublinear_tf=True)
+    model = make_pipeline(vectorizer, LogisticRegression(C=10.0, max_iter=300))
+    model.fit([question for question, _ in inside], [answer for _, answer in inside])
+    shares = model.predict_proba([question for question, _ in questions])
+    predictions = [_make_prediction(list(model.classes_), row) for row in shares]
+    return Baseline("TF-IDF with logistic regression", score_answers([answer for _, answer in questions], predictions))
+
+
+def _words_and_pairs(text: str) -> list[str]:
+    words = split_words(text)
+    return words + [" ".join(pair) for pair in pairwise(words)]
+
+
+def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
+    """The first different answers by descending score."""
+    found: dict[str, float] = {}
+    for place in np.argsort(-scores, kind="stable"):
+        found.setdefault(answers[place], float(scores[place]))
+        if len(found) == RANKED:
+            break
+    matches = tuple(Match(number, text, score) for number, (text, score) in enumerate(found.items()))
+    return AnswerPrediction(matches[0].text, matches=matches, in_scope=matches[0].score)
+
+
+def _package_error(package: str) -> PackageError:
+    return PackageError(
+        f"this baseline needs the package {package}, which is not installed; pip install 'clearhead[baselines]'"
+    )

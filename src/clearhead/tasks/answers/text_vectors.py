@@ -1,0 +1,59 @@
+"""Vectors of texts: each text of any length becomes the mean of its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.attention import Mask
+from clearhead.model import PooledEncoder
+from clearhead.text.batches import Ragged, length_batches
+
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
+
+def pool_tokens(
+    model: PooledEncoder, tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch width"]:
+    """The vector of each text of a padded batch."""
+    return model.pool(model(tokens, mask=Mask.padding(lengths, queries=True)), lengths)
+
+
+def enclose(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
+    """Tokens with start and end, so that even an empty text has something to look at."""
+    return [tokenizer.start, *tokens, tokenizer.end]
+
+
+@torch.no_grad()
+def encode_texts(
+    model: PooledEncoder, tokenizer: Tokenizer, texts: Sequence[str], batch: int = 64
+) -> Float[Tensor, "texts width"]:
+    """The vectors of texts in float32, on the model's device.
+
+    A text that has more tokens than the model has learned positions is read in parts, and their vectors are averaged.
+    """
+    numbers = tokenizer.encode_all(texts)
+    most = model.config.max_length - 2 if model.config.positions == "learned" else None
+    parts, owners = list[list[int]](), list[int]()
+    for place, tokens in enumerate(numbers):
+        size = most or max(len(tokens), 1)
+        for first in range(0, max(len(tokens), 1), size):
+            parts.append(enclose(tokenizer, tokens[first : first + size]))
+            owners.append(place)
+    weight = model.vocabulary.words.weight
+    total = torch.zeros(len(texts), model.config.width, device=weight.device)
+    counts = torch.zeros(len(texts), 1, device=weight.device)
+    for places in length_batches(list(map(len, parts)), batch):
+        ragged = Ragged([parts[place] for place in places])
+        tokens_, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), tokenizer.pad)
+        vectors = pool_tokens(model, tokens_.to(weight.device), lengths.to(weight.device)).float()
+        where = torch.tensor([owners[place] for place in places], device=weight.device)
+        size_of = lengths.to(weight.device)[:, None].float()
+        total.index_add_(0, where, vectors * size_of)
+        counts.index_add_(0, where, size_of)
+    return total / counts.clamp(min=1)

@@ -1,0 +1,169 @@
+"""Linear chains over tags: Viterbi's best sequence, the partition of a CRF, and the probability of an entity.
+
+A sequence scores the sum of its words' scores (`emissions`), of its steps from tag to tag, and of its ends. Without
+learned steps these are 0 where legal; what is illegal is −∞. All functions take padded batches with lengths.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.tasks.tagging.schemes import Legality
+
+IMPOSSIBLE = -1e9  # the score of an illegal step; finite, for the gradient of −∞ − −∞ is NaN
+LARGEST = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence the best one
+
+
+class Steps(NamedTuple):
+    """Scores of beginning with a tag, of going from one (rows) to another (columns), and of ending with one."""
+
+    first: Float[Tensor, " tags"]
+    between: Float[Tensor, "tags tags"]
+    last: Float[Tensor, " tags"]
+
+    @classmethod
+    def legal(cls, legality: Legality, illegal: float = -torch.inf) -> Steps:
+        """0 for what is legal, `illegal` for the rest."""
+        zero = torch.zeros(())
+        return cls(*(torch.where(torch.from_numpy(part), zero, illegal) for part in legality))
+
+    def __add__(self, other: object) -> Steps:
+        assert isinstance(other, Steps)
+        return Steps(*(one + another for one, another in zip(self, other, strict=True)))
+
+    def to(self, device: torch.device) -> Steps:
+        return Steps(*(part.to(device) for part in self))
+
+
+def viterbi(
+    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+) -> Int[Tensor, "batch words"]:
+    """The best sequence of each sample; 0 in the padding. Illegal sequences (−∞ in `steps`) never come out.
+
+    >>> steps = Steps(torch.zeros(2), torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]), torch.zeros(2))
+    >>> viterbi(torch.tensor([[[1.0, 0.0], [0.0, 5.0], [2.0, 0.0]]]), torch.tensor([3]), steps)
+    tensor([[1, 1, 0]])
+    """
+    emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST).double()
+    _, words, tags = emissions.shape
+    between = steps.between.double()
+    best = steps.first.double() + emissions[:, 0]
+    before: list[Tensor] = []
+    for word in range(1, words):
+        reached, origin = (best[:, :, None] + between).max(1)
+        going_on = (word < lengths)[:, None]
+        best = torch.where(going_on, reached + emissions[:, word], best)
+        before.append(torch.where(going_on, origin, torch.arange(tags, device=origin.device)))
+    tag = (best + steps.last.double()).argmax(1)
+    path = [tag]
+    for origin in reversed(before):
+        tag = origin.gather(1, tag[:, None])[:, 0]
+        path.append(tag)
+    found = torch.stack(path[::-1], 1)
+    return found.masked_fill(torch.arange(words, device=found.device) >= lengths[:, None], 0)
+
+
+def best_sequences(
+    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps, *, learned: bool
+) -> Int[Tensor, "batch words"]:
+    """As `viterbi`, which runs only where it must: if no steps are learned, best tags that are legal are the best."""
+    if learned:
+        return viterbi(emissions, lengths, steps)
+    padding = torch.arange(emissions.shape[1], device=emissions.device) >= lengths[:, None]
+    best = emissions.nan_to_num(0.0).argmax(-1).masked_fill(padding, 0)
+    ends = best.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+    inner = (steps.between[best[:, :-1], best[:, 1:]] == 0) | padding[:, 1:]
+    wrong = ~(inner.all(1) & (steps.first[best[:, 0]] == 0) & (steps.last[ends] == 0)) & (lengths > 0)
+    if wrong.any():
+        best[wrong] = viterbi(emissions[wrong], lengths[wrong], steps)
+    return best
+
+
+def log_partition(
+    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+) -> Float[Tensor, " batch"]:
+    """The logarithm of the sum of exp(score) over all sequences, in at least float32."""
+    return (forward_messages(emissions, lengths, steps)[:, -1] + steps.last).logsumexp(-1)
+
+
+def sequence_scores(
+    emissions: Float[Tensor, "batch words tags"],
+    tags: Int[Tensor, "batch words"],
+    lengths: Int[Tensor, " batch"],
+    steps: Steps,
+) -> Float[Tensor, " batch"]:
+    """The score of one sequence of tags for each sample; `tags` in the padding do not matter, but must be tags."""
+    emissions = _widen(emissions)
+    real = torch.arange(tags.shape[1], device=tags.device) < lengths[:, None]
+    own = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
+    moves = steps.between[tags[:, :-1], tags[:, 1:]].masked_fill(~real[:, 1:], 0.0).sum(1)
+    ends = tags.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+    return own + moves + steps.first[tags[:, 0]] + steps.last[ends]
+
+
+def forward_messages(
+    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+) -> Float[Tensor, "batch words tags"]:
+    """Logarithms of the sums over all beginnings that have a tag at a word; beyond the end those of the last word."""
+    emissions = _widen(emissions)
+    message = steps.first + emissions[:, 0]
+    found = [message]
+    for word in range(1, emissions.shape[1]):
+        reached = (message[:, :, None] + steps.between).logsumexp(1) + emissions[:, word]
+        message = torch.where((word < lengths)[:, None], reached, message)
+        found.append(message)
+    return torch.stack(found, 1)
+
+
+def backward_messages(
+    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+) -> Float[Tensor, "batch words tags"]:
+    """Logarithms of the sums over all that may follow a tag at a word, the word's own score not included."""
+    emissions = _widen(emissions)
+    message = steps.last.expand(len(emissions), -1)
+    found = [message]
+    for word in range(emissions.shape[1] - 1, 0, -1):
+        reached = (steps.between + (message + emissions[:, word])[:, None, :]).logsumexp(2)
+        message = torch.where((word < lengths)[:, None], reached, message)
+        found.append(message)
+    return torch.stack(found[::-1], 1)
+
+
+class ChainProbabilities:
+    """Probabilities of stretches of tags under all sequences of a batch, by the forward-backward algorithm."""
+
+    def __init__(
+        self, emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+    ) -> None:
+        steps = Steps(*(part.clamp(min=IMPOSSIBLE) for part in steps))
+        emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        forward = forward_messages(emissions, lengths, steps)
+        total = (forward[:, -1] + steps.last).logsumexp(-1)
+        parts = (emissions, forward, backward_messages(emissions, lengths, steps), *steps, total)
+        self.emissions, self.forward, self.backward, _, self.between, self.last, self.total = (
+            part.double().cpu().numpy() for part in parts
+        )
+        self.lengths = lengths.tolist()
+
+    def probability(self, sample: int, begin: int, tags: list[int], continuing: list[int]) -> float:
+        """That the words from `begin` have these tags, and that none of `continuing` follows."""
+        end = begin + len(tags)
+        score = self.forward[sample, begin, tags[0]]
+        for word, (one, other) in enumerate(pairwise(tags), start=begin + 1):
+            score = score + self.between[one, other] + self.emissions[sample, word, other]
+        after = self.backward[sample, end - 1, tags[-1]]
+        if end < self.lengths[sample] and continuing:
+            following = self.between[tags[-1]] + self.emissions[sample, end] + self.backward[sample, end]
+            following[continuing] = IMPOSSIBLE
+            after = torch.from_numpy(following).logsumexp(0).item()
+        return float(min(1.0, max(0.0, float(torch.tensor(score + after - self.total[sample]).exp()))))
+
+
+def _widen(emissions: Tensor) -> Tensor:
+    """In float32 if they come in half precision: sums of many of them need it."""
+    return emissions if emissions.dtype in (torch.float32, torch.float64) else emissions.float()

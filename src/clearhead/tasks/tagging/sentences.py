@@ -1,0 +1,125 @@
+"""Sentence: a text with its words and entities; the form of a row of tagging data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from clearhead.errors import DataError
+from clearhead.tasks.tagging.schemes import Span, count_repairs, read_tags, write_tags
+from clearhead.tasks.tagging.word_splitting import find_words
+
+if TYPE_CHECKING:
+    from clearhead.text import Row
+
+Places = tuple[tuple[int, int], ...]  # characters from and to
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text, the characters of its words, and its entities by words, if they are known.
+
+    `characters` has the entities as they were given where they were given by characters: their borders may lie inside
+    of words.
+    """
+
+    text: str
+    words: Places
+    entities: tuple[Span, ...] = ()
+    scheme: str = "iob2"  # of the file
+    repairs: int = 0  # tags that were out of sequence
+    characters: tuple[Span, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def from_text(cls, text: str, *, characters: bool) -> Sentence:
+        """A text without known entities."""
+        return cls(text, tuple(find_words(text, characters=characters)))
+
+    @classmethod
+    def from_row(cls, row: Row, *, scheme: str | None = None, characters: bool = False) -> Sentence:
+        """The sentence of a row, whose tags are read by `scheme`, or else by the scheme of its file."""
+        text, given = row.values
+        try:
+            known = json.loads(given)
+        except ValueError:
+            raise DataError(f"{row.where}: entities are not JSON: {given!r:.60}") from None
+        if isinstance(known, list):
+            words = tuple(find_words(text, characters=characters))
+            exact = tuple(sorted(parse_entity(one, text, row.where) for one in known))
+            return cls(text, words, _cover_words(exact, words), characters=refuse_overlap(exact, row.where))
+        found = scheme or str(known["scheme"])
+        words = tuple((begin, end) for begin, end in known["words"])
+        return cls(text, words, tuple(read_tags(known["tags"])), found, count_repairs(known["tags"], found))
+
+    def tags(self, scheme: str) -> list[str]:
+        """The tag of each word."""
+        return write_tags(self.entities, len(self.words), scheme)
+
+    def locate(self, span: Span) -> Span:
+        """An entity of words by its characters."""
+        return Span(self.words[span.begin][0], self.words[span.end - 1][1], span.label)
+
+    def exact_entities(self) -> list[Span]:
+        """The entities by characters."""
+        return [self.locate(span) for span in self.entities] if self.characters is None else list(self.characters)
+
+    @property
+    def misplaced(self) -> int:
+        """How many entities have a border inside of a word, so that no model can find them."""
+        return 0 if self.characters is None else len(set(self.characters) - set(map(self.locate, self.entities)))
+
+    def word_texts(self) -> list[str]:
+        return [self.text[begin:end] for begin, end in self.words]
+
+
+def parse_entity(value: Any, text: str, where: str) -> Span:
+    """An entity given as {"start", "end", "label"}, checked against its text."""
+    fits = isinstance(value, dict) and all(type(value.get(key)) is int for key in ("start", "end"))
+    if not fits or not isinstance(value.get("label"), str) or not value["label"].strip():
+        raise DataError(
+            f'{where}: an entity is {{"start": 0, "end": 2, "label": "ORG"}}, characters from and to; got {value!r:.80}'
+        )
+    begin, end = value["start"], value["end"]
+    if not 0 <= begin < end <= len(text):
+        raise DataError(f"{where}: an entity from {begin} to {end} is not inside the text of {len(text)} characters")
+    return Span(begin, end, value["label"].strip())
+
+
+def refuse_overlap(spans: tuple[Span, ...], where: str) -> tuple[Span, ...]:
+    """The entities, sorted, if no two overlap."""
+    for one, other in pairwise(spans):
+        if other.begin < one.end:
+            raise DataError(
+                f"{where}: two entities overlap, {one.label} from {one.begin} to {one.end} and "
+                f"{other.label} from {other.begin} to {other.end}; keep one of them"
+            )
+    return spans
+
+
+def _cover_words(spans: tuple[Span, ...], words: Places) -> tuple[Span, ...]:
+    """The words that each entity touches; of several entities in one word the first has it."""
+    found, next_word = list[Span](), 0
+    for begin, end, label in spans:
+        touched = [place for place in range(next_word, len(words)) if words[place][0] < end and words[place][1] > begin]
+        if touched:
+            found.append(Span(touched[0], touched[-1] + 1, label))
+            next_word = touched[-1] + 1
+    return tuple(found)
+
+
+def mark_entities(text: str, entities: list[Span]) -> str:
+    """The text with its entities, given by characters, in brackets.
+
+    >>> mark_entities("EU rejects German call", [Span(0, 2, "ORG"), Span(11, 17, "MISC")])
+    '[EU](ORG) rejects [German](MISC) call'
+    """
+    parts, done = list[str](), 0
+    for begin, end, label in sorted(entities):
+        parts += [text[done:begin], f"[{text[begin:end]}]({label})"]
+        done = end
+    return "".join([*parts, text[done:]])

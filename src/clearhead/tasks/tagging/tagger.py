@@ -1,0 +1,94 @@
+"""Tagger: an encoder with a score for each tag of each word, and the learned steps of a CRF if wanted."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.attention import Mask
+from clearhead.model import ModelConfig, TokenClassifier
+from clearhead.tasks.tagging.linear_chain import Steps
+from clearhead.tasks.tagging.word_case import CASES
+
+STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
+
+
+class Tagger(TokenClassifier):
+    """A TokenClassifier that scores words by their first pieces.
+
+    With `crf` it learns scores of steps from tag to tag. Three things can be added to the embeddings of pieces: with
+    `cases` a vector for how the word is capitalised, with `bigrams` one for each of so many pairs of words (0: none of
+    them), and with `neighbours` a convolution over so many pieces. All start at zero.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, crf: bool = False, cases: bool = False, bigrams: int = 0, neighbours: int = 1
+    ) -> None:
+        super().__init__(config)
+        labels = config.labels
+        assert labels is not None
+        self.first_tag = nn.Parameter(torch.zeros(labels)) if crf else None
+        self.next_tag = nn.Parameter(torch.zeros(labels, labels)) if crf else None
+        self.last_tag = nn.Parameter(torch.zeros(labels)) if crf else None
+        self.cases = nn.Embedding(len(CASES), config.width) if cases else None
+        self.bigrams = nn.Embedding(bigrams + 1, config.width) if bigrams else None
+        self.neighbours = None
+        if neighbours > 1:
+            self.neighbours = nn.Conv1d(config.width, config.width, neighbours, padding="same")
+        for part in (self.cases, self.bigrams, self.neighbours):
+            if part is not None:
+                for parameter in part.parameters():
+                    nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch tokens"] | None = None,
+        *,
+        vectors: Float[Tensor, "batch tokens width"] | None = None,
+        segments: Int[Tensor, "batch tokens"] | None = None,
+        positions: Int[Tensor, "*batch tokens"] | None = None,
+        mask: Mask | None = None,
+        cases: Int[Tensor, "batch tokens"] | None = None,
+        bigrams: Int[Tensor, "batch tokens"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens width"]:
+        """As of an Encoder; `cases` and `bigrams` are those of the words that tokens belong to, `lengths` of texts."""
+        if self.cases is None and self.bigrams is None and self.neighbours is None:
+            return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+        embedded = self._embed(tokens, vectors)
+        if self.cases is not None and cases is not None:
+            embedded = embedded + self.cases(cases)
+        if self.bigrams is not None and bigrams is not None:
+            embedded = embedded + self.bigrams(bigrams)
+        if self.neighbours is not None:
+            embedded = embedded + self._mix_neighbours(self.neighbours, embedded, lengths)
+        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask)
+
+    def _mix_neighbours(self, convolution: nn.Conv1d, vectors: Tensor, lengths: Tensor | None) -> Tensor:
+        """The convolution of the real tokens; padding counts as nothing, like what is beyond the ends."""
+        if lengths is not None:
+            real = torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None]
+            vectors = vectors.masked_fill(~real[..., None], 0.0)
+        mixed: Tensor = self.dropout(convolution(vectors.transpose(1, 2)).transpose(1, 2))
+        return mixed
+
+    def word_scores(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        lengths: Int[Tensor, " batch"],
+        cases: Int[Tensor, "batch tokens"],
+        bigrams: Int[Tensor, "batch tokens"],
+        words: Int[Tensor, "batch words"],
+    ) -> Float[Tensor, "batch words labels"]:
+        """Scores of the tags of each word, given by the place of its first piece among the tokens."""
+        mask = Mask.padding(lengths, queries=True)
+        hidden = self(tokens, mask=mask, cases=cases, bigrams=bigrams, lengths=lengths)
+        return self.label_scores(hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2])))
+
+    def steps(self) -> Steps | None:
+        """The learned scores of steps, in float32; None without a CRF."""
+        if self.first_tag is None or self.next_tag is None or self.last_tag is None:
+            return None
+        parts = (self.first_tag, self.next_tag, self.last_tag)
+        return Steps(*(STEP_SCALE * part.float() for part in parts))

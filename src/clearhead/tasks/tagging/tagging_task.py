@@ -1,0 +1,302 @@
+"""The task of tagging: sentences with entities in, entities with probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.errors import CheckpointError, DataError
+from clearhead.model import ModelConfig
+from clearhead.storage import read_json, write_json
+from clearhead.tasks.base import Baseline, Evaluation, Scores, Task
+from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.settings import Options, TaskRecipe
+from clearhead.tasks.tagging.decoding import Decoder
+from clearhead.tasks.tagging.evaluation import count_confusions, describe_flaws, find_flaws, tag_by_frequency
+from clearhead.tasks.tagging.examples import (
+    TaggedExamples,
+    TaggedWords,
+    WindowTokens,
+    WordEncoder,
+    make_windows,
+)
+from clearhead.tasks.tagging.files import read_tagged
+from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
+from clearhead.tasks.tagging.prediction import TaggedText
+from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
+from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
+from clearhead.tasks.tagging.sentences import Sentence, mark_entities
+from clearhead.tasks.tagging.settings import TaggingRecipe
+from clearhead.tasks.tagging.tables import Tables, count_tables
+from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.word_scoring import score_words
+from clearhead.tasks.trace import Trace
+
+if TYPE_CHECKING:
+    from clearhead.tasks.pretrained import Pretrained
+    from clearhead.text import Report, Row, Tokenizer
+
+BIGRAMS = "bigrams.json"
+
+
+class TaggingTrace(Trace):
+    """A trace with what the model reads beside the tokens."""
+
+    window: WindowTokens
+
+
+class Tagging(Task[Tagger, Any, TaggedWords, Options]):
+    """Finds named entities; every word of a text gets a tag, and tags give entities."""
+
+    name = "tagging"
+    recipe = TaggingRecipe
+    columns = ("text", "entities")
+    metrics = ("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "token_macro_f1")
+    metric = "entity_f1"
+    added_tokens = 2
+    default_shape = "tiny"
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any], bigrams: Sequence[str] = ()
+    ) -> None:
+        self.tokenizer, self.config, self.bigrams, self._settings = tokenizer, config, list(bigrams), dict(settings)
+        self.labels: list[str] = settings["labels"]  # the tags that the model has scores for
+        self.types = sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
+        self.window, self.characters, self.scheme = settings["window"], settings["characters"], settings["scheme"]
+        self.decoder = Decoder(self.labels, settings["tags"])
+        unknown = bool(settings["unknown"])
+        longest = max(1, self.window // 4)
+        self.encoder = WordEncoder(tokenizer, longest=longest, unknown=unknown, bigrams=self.bigrams)
+        self.label_smoothing = self.unknown = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self._settings)
+
+    # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        if isinstance(source, Mapping):
+            raise DataError("tagging reads one file with words and tags, or texts and entities, not a file a column")
+        return read_tagged(source, columns)
+
+    @classmethod
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Tagging:
+        assert isinstance(recipe, TaggingRecipe)
+        sentences = [Sentence.from_row(row, scheme=recipe.data.scheme) for row in rows]
+        types = sorted({span.label for sentence in sentences for span in sentence.entities})
+        if not types:
+            raise DataError(f"there is nothing to learn: no word of {len(rows):,} sentences is in an entity")
+        given = [sentence for sentence in sentences if sentence.characters is None]
+        single = bool(given) and all(end - begin == 1 for sentence in given for begin, end in sentence.words)
+        words = [word for sentence in sentences for word in sentence.word_texts()]
+        tokenizer = recipe.text.make_tokenizer(words, start)
+        labels = list_tags(types, recipe.loss.tags)
+        if start is not None and sorted(start.labels) == sorted(labels):
+            labels = list(start.labels)  # in their order, so that the output head can be taken over, too
+        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels=len(labels))
+        settings = {
+            "labels": labels,
+            "tags": recipe.loss.tags,
+            "crf": recipe.loss.crf,
+            "letter_case": recipe.text.letter_case,
+            "neighbours": recipe.text.neighbours,
+            "unknown": recipe.text.unknown,
+            "characters": single,
+            "scheme": recipe.data.scheme,
+            "window": choose_window(recipe.data.longest, config, tokenizer, sentences),
+        }
+        return cls(tokenizer, config, settings, count_bigrams(sentences, recipe.text.bigrams))
+
+    def configure(self, recipe: TaskRecipe) -> None:
+        assert isinstance(recipe, TaggingRecipe)
+        self.label_smoothing, self.unknown = recipe.loss.label_smoothing, recipe.text.unknown
+
+    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TaggedExamples:
+        kept: list[Row] = []
+        sentences: list[Sentence] = []
+        for row in rows:
+            if problem := self.row_problem(row):
+                report.drop(row, problem)
+                continue
+            report.keep()
+            kept.append(row)
+            sentences.append(self.input_of(row))
+            for what, count in find_flaws(sentences[-1], self.types).items():
+                report.repair(row, what, count)
+        if not kept:
+            raise DataError(f"no sentence is left to use\n{report}")
+        numbers = self.decoder.numbers
+        windows, tags, origins = list[WindowTokens](), list[list[int]](), list[int]()
+        for origin, (sentence, made) in enumerate(zip(sentences, self._windows(sentences), strict=True)):
+            # A label that training never saw cannot be learned; it counts as wrong where entities are scored.
+            known = [span for span in sentence.entities if span.label in self.types]
+            own = [numbers[tag] for tag in write_tags(known, len(sentence.words), self.decoder.scheme)]
+            windows += made
+            tags += [own[one.window.first : one.window.last] for one in made]
+            origins += [origin] * len(made)
+        return TaggedExamples(windows, tags, self.tokenizer.pad).of(kept, origins)
+
+    def row_problem(self, row: Row) -> str | None:
+        return None if self.input_of(row).words else "without a word"
+
+    def input_of(self, row: Row) -> Sentence:
+        return Sentence.from_row(row, scheme=self.scheme, characters=self.characters)
+
+    def answer_of(self, row: Row) -> str:
+        sentence = self.input_of(row)
+        return mark_entities(sentence.text, sentence.exact_entities())
+
+    def check_input(self, given: Any, place: str = "the input") -> Sentence:
+        text = super().check_input(given, place)
+        return Sentence.from_text(text, characters=self.characters)
+
+    def _windows(self, sentences: Sequence[Sentence]) -> list[list[WindowTokens]]:
+        """The windows of each sentence; all their words are encoded in one call."""
+        encoded = iter(self.encoder.encode([word for sentence in sentences for word in sentence.word_texts()]))
+        ends = self.tokenizer.start, self.tokenizer.end
+        made = []
+        for sentence in sentences:
+            words, pairs = islice(encoded, len(sentence.words)), self.encoder.number_bigrams(sentence.word_texts())
+            made.append(make_windows(list(words), pairs, size=self.window, ends=ends))
+        return made
+
+    # Model
+
+    def build(self) -> Tagger:
+        crf, cases, neighbours = (self._settings[key] for key in ("crf", "letter_case", "neighbours"))
+        return Tagger(self.config, crf=crf, cases=cases, bigrams=len(self.bigrams), neighbours=neighbours)
+
+    @classmethod
+    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
+        chosen = super().fit(rows, gpu=gpu)
+        if "train" not in chosen:  # a large model on a GPU
+            return chosen
+        model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
+        train = {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear", "steps": 2000, "evaluate_every": 200}
+        return {"model": model, "train": {**chosen["train"], **train}}
+
+    def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
+        if model.training and self.unknown:
+            batch = self._hide_pieces(batch)
+        scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
+        learned = model.steps()
+        if learned is not None:
+            steps = learned + Steps.legal(self.decoder.legality, IMPOSSIBLE).to(scores.device)
+            right = sequence_scores(scores, batch.tags.clamp(min=0), batch.word_lengths, steps)
+            return (log_partition(scores, batch.word_lengths, steps) - right).sum()
+        smoothing = self.label_smoothing if model.training else 0.0
+        return F.cross_entropy(
+            scores.flatten(0, 1),
+            batch.tags.flatten(),
+            ignore_index=UNCOUNTED,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+
+    def _hide_pieces(self, batch: TaggedWords) -> TaggedWords:
+        """A random share of pieces becomes unknown, and so do pairs of words with them; start and end stay."""
+        tokens = batch.tokens
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        inner = (places > 0) & (places < batch.lengths[:, None] - 1)
+        hidden = inner & (torch.rand(tokens.shape, device=tokens.device) < self.unknown)
+        pairs = batch.bigrams.masked_fill(hidden | hidden.roll(-1, 1), 0)
+        return batch._replace(tokens=tokens.masked_fill(hidden, self.encoder.unknown_piece), bigrams=pairs)
+
+    # Answers
+
+    @torch.no_grad()
+    def predict(self, model: Tagger, inputs: Sequence[Any], options: Options) -> list[TaggedText]:
+        sentences = [one if isinstance(one, Sentence) else self.check_input(one) for one in inputs]
+        scores = score_words(model, self._windows(sentences), pad=self.tokenizer.pad, most=options.batch)
+        decoded = self.decoder.decode(scores, model.steps())
+        return [TaggedText.describe(sentence, found) for sentence, found in zip(sentences, decoded, strict=True)]
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[TaggedText], options: Options) -> Scores:
+        return self._count(rows, predictions).scores()
+
+    def evaluate(self, model: Tagger, rows: Sequence[Row], options: Options) -> Evaluation:
+        found = super().evaluate(model, rows, options)
+        flaws = describe_flaws(found.rows, self.input_of, self.types)
+        notes = [str(found.scores["note"])] if "note" in found.scores else []
+        return found._replace(scores={**found.scores, "note": "; ".join([*notes, *flaws])}) if flaws else found
+
+    def report(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> str:
+        """The table of tags, word by word and with "O", the table of entities, and what was wrong in the data."""
+        flaws = describe_flaws(rows, self.input_of, self.types)
+        return "\n".join([self._count(rows, predictions).format(), *([""] if flaws else []), *flaws])
+
+    def confusion(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> tuple[list[str], NDArray[np.int64]]:
+        return count_confusions([self.input_of(row) for row in rows], [one.spans for one in predictions])
+
+    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+        sentences = [self.input_of(row) for row in rows]
+        found = tag_by_frequency(map(self.input_of, train), sentences)
+        return Baseline("the most frequent tag of each word", count_tables(sentences, found).scores())
+
+    def _count(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> Tables:
+        return count_tables([self.input_of(row) for row in rows], [one.spans for one in predictions])
+
+    # Attention
+
+    def traces(self, model: Tagger, given: Any, *, answer: str | None, options: Options) -> list[Trace]:
+        """A text, read once; a long one once for each window."""
+        if answer is not None:
+            raise DataError("tagging reads no answer: leave --answer away")
+        sentence = given if isinstance(given, Sentence) else self.check_input(given)
+        [prediction] = self.predict(model, [sentence], options)
+        [windows] = self._windows([sentence])
+        made = []
+        for one in windows:
+            trace = TaggingTrace(
+                {"tokens": one.tokens}, text=prediction.mark_words(sentence, one.window.first, one.window.last)
+            )
+            trace.window = one
+            made.append(trace)
+        return list[Trace](made)
+
+    def run_trace(self, model: Tagger, trace: Trace) -> None:
+        assert isinstance(trace, TaggingTrace)
+        device, window = model.vocabulary.words.weight.device, trace.window
+        tokens, cases, bigrams = (
+            torch.tensor([part], device=device) for part in (window.tokens, window.cases, window.bigrams)
+        )
+        model(tokens, cases=cases, bigrams=bigrams)
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        return self.tokenizer.pieces(numbers)
+
+    # Model folder
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        if self.bigrams:
+            write_json(Path(folder) / BIGRAMS, {"bigrams": self.bigrams})
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Tagging:
+        from clearhead.text import Tokenizer
+
+        tokenizer = Tokenizer.load(folder)
+        check_settings(folder, settings)
+        tags = len(settings["labels"])
+        if (tags, tokenizer.size) != (config.labels, config.vocabulary):
+            raise CheckpointError(
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
+                f"{config.vocabulary}"
+            )
+        bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
+        return cls(tokenizer, config, settings, bigrams)

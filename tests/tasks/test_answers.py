@@ -1,0 +1,460 @@
+"""Answers as its user meets it: a file of questions and answers in, the best known answer or "I don't know" out."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clearhead
+from clearhead.cli import main
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.lens import Record
+from clearhead.predictor import Predictor
+from clearhead.storage import verify_checksums
+from clearhead.tasks import Answers
+from clearhead.tasks.answers.answer_settings import AnswerOptions
+from clearhead.tasks.answers.text_vectors import encode_texts
+from clearhead.text import Report, Row
+from clearhead.text.batches import BatchPlan
+from clearhead.train import run_training
+from clearhead.train.recipe import Recipe, check_recipe
+
+WORDS = {
+    "card lost": ["card", "lost", "stolen"],
+    "exchange rate": ["rate", "dollar", "euro"],
+    "账户余额": ["余额", "账户", "多少钱"],
+}
+OTHERS = ["please", "my", "请问", "the", "what", "now", "谢谢", "is"]
+OUTSIDE = ["weather", "song", "天气", "joke", "dinner"]
+
+RECIPE = """
+task = "answers"
+seed = 5
+
+[data]
+train = "train.tsv"
+dev = "dev.tsv"
+longest = 20
+
+[text]
+vocabulary = 330
+
+[model]
+shape = "tiny"
+width = 24
+heads = 3
+feedforward = 37
+layers = 1
+dropout = 0.1
+
+[loss]
+label_smoothing = 0.05
+r_drop = 0.1
+contrast = 0.1
+
+[train]
+steps = 60
+batch_tokens = 512
+shapes = 3
+warmup = 10
+learning_rate = 0.01
+log_every = 20
+evaluate_every = 30
+tensorboard = false
+"""
+THINGS = ["桌子", "椅子", "电话", "护照", "机票", "lamp", "shirt", "ticket", "parcel", "router", "camera", "kettle"]
+MATTERS = {"怎么退": "{}请在三十天内寄回。", "如何修": "{}请联系维修中心。", "多少钱": "{}见价目表。"}
+
+
+def asked(count: int, seed: int) -> list[tuple[str, str]]:
+    """Questions with two words that decide; every eighth is out of scope."""
+    chance, made = random.Random(seed), []
+    for number in range(count):
+        answer = "" if number % 8 == 7 else list(WORDS)[number % len(WORDS)]
+        words = [*chance.choices(OTHERS, k=chance.randint(0, 4)), *chance.choices(WORDS.get(answer, OUTSIDE), k=2)]
+        chance.shuffle(words)
+        made.append((" ".join(words), answer))
+    return made
+
+
+def paired(seed: int) -> list[tuple[str, str]]:
+    """Questions with an answer that one other question has at most."""
+    chance = random.Random(seed)
+    made = [
+        (f"{chance.choice(['请问', '你好，', ''])}{thing}{matter}{end}", answer.format(thing))
+        for thing in THINGS
+        for matter, answer in MATTERS.items()
+        for end in ("", "？谢谢")
+    ]
+    chance.shuffle(made)
+    return made
+
+
+def rows_of(pairs: list[tuple[str, str]], file: str = "data/train.tsv") -> list[Row]:
+    return [Row(pair, file, line) for line, pair in enumerate(pairs, start=1)]
+
+
+def recipe_of(**sections: dict[str, object]) -> Recipe:
+    values = {"data": {"train": "train.tsv"}, "text": {"vocabulary": 330}, "model": {"width": 20, "heads": 5}}
+    return check_recipe({"task": "answers", **values, **sections}, "test")
+
+
+def write_tsv(path: Path, pairs: list[tuple[str, str]]) -> None:
+    path.write_text("".join(f"{question}\t{answer}\n" for question, answer in pairs), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    write_tsv(folder / "train.tsv", [*asked(240, 1), ("", "card lost"), ("x " * 30, "card lost")])
+    write_tsv(folder / "dev.tsv", [*asked(80, 2), ("a tree", "plants")])
+    (folder / "toy.toml").write_text(RECIPE, encoding="utf-8")
+    return run_training(str(folder / "toy.toml"), out=folder / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on pairs; beside it the same that was interrupted in its second epoch, and resumed."""
+    folder = tmp_path_factory.mktemp("pairs")
+    made = paired(3)
+    write_tsv(folder / "train.tsv", [*made[12:], ("天气好吗", "")])
+    write_tsv(folder / "dev.tsv", [*made[:12], ("今天天气好吗", "")])
+    recipe = RECIPE.split("[loss]")[0] + RECIPE[RECIPE.index("[train]") :]
+    (folder / "toy.toml").write_text(recipe.replace("steps = 60", "steps = 40").replace("= 30", "= 20"))
+    for out, steps in (("whole", ()), ("parts", ["train.steps=17"])):
+        run_training(str(folder / "toy.toml"), overrides=steps, out=folder / out, device="cpu")
+    run_training(str(folder / "toy.toml"), out=folder / "parts", device="cpu", resume=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(run: Path) -> Predictor:
+    return clearhead.load(run, device="cpu")
+
+
+@pytest.fixture
+def copied(predictor: Predictor, tmp_path: Path) -> Path:
+    """A model folder to change."""
+    folder = tmp_path / "copy"
+    clearhead.model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="# a test\n")
+    return folder
+
+
+# intents
+
+
+def test_it_has_learned_the_answers_and_what_it_does_not_know(predictor):
+    assert predictor.task.kind == "intents", "decided by the data"
+    found = predictor.predict("please my stolen card")
+    assert (found.text, found.known) == ("card lost", True)
+    assert predictor.predict("请问 账户 余额").text == "账户余额"
+    unknown = predictor.predict("joke weather")
+    assert (unknown.text, unknown.known) == ("I don't know", False)
+    assert len(unknown.matches) == 3, "what it would have answered is there all the same"
+    scores = predictor.evaluate(asked(160, seed=9))
+    assert scores["accuracy"] > 0.95
+    assert scores["auroc"] > 0.9
+    assert scores["false_rejection_rate"] < 0.2
+    names = ["accuracy", "recall_at_5", "mrr", "auroc", "false_rejection_rate", "false_acceptance_rate"]
+    assert list(scores) == names
+
+
+def test_what_was_left_out_is_reported(run):
+    train, dev = (run / "report.txt").read_text().splitlines()
+    assert train == (
+        "train: kept 240 of 242; dropped 1 without a question (train.tsv:241), 1 longer than 20 tokens (train.tsv:242)"
+    )
+    assert dev == "dev: kept 80 of 81; dropped 1 with an answer that is not in the training data (dev.tsv:81)"
+
+
+def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
+    calibration = predictor.task.finder.calibration
+    assert calibration.reject == 0.05
+    assert set(calibration.auroc) == {"probability", "energy", "neighbours", "mahalanobis", "mean"}
+    dev = json.loads((run / "model" / "metrics.json").read_text())["dev"]
+    assert dev["false_rejection_rate"] == pytest.approx(0.05, abs=1 / 70)
+    assert dev["auroc"] == max(calibration.auroc.values())
+
+
+def test_json_has_known_and_answers(run, capsys):
+    assert main(["predict", str(run), "my stolen card", "joke", "--json", "--device", "cpu"]) == 0
+    known, unknown = map(json.loads, capsys.readouterr().out.splitlines())
+    assert set(known) == {"input", "known", "answers", "notes"}
+    assert (known["known"], unknown["known"]) == (True, False)
+    first = known["answers"][0]
+    assert (first["id"], first["text"]) == (0, "card lost")
+    assert sum(one["score"] for one in known["answers"]) == pytest.approx(1)
+    assert main(["predict", str(run), "my stolen card", "joke", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "card lost\nI don't know\n"
+    assert main(["predict", str(run), "joke", "--best", "2", "--device", "cpu"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["1", "", "I don't know"]
+    assert len(lines) == 3
+
+
+def test_an_empty_question_is_not_known(predictor):
+    for found in predictor.predict(["", " \n\u200b"]):
+        assert (found.known, list(found.notes)) == (False, ["the question is empty"])
+    assert predictor.predict([]) == []
+
+
+def test_batched_equals_single_and_order_is_kept(predictor):
+    task = predictor.task
+    inputs = [*(question for question, _ in asked(17, seed=4)), "", "card " * 50, "未知 😀"]
+    together = task.predict(predictor.model, inputs, AnswerOptions())
+    for batch in (1, 7):
+        for one, other in zip(task.predict(predictor.model, inputs, AnswerOptions(batch=batch)), together, strict=True):
+            assert [match.id for match in one.matches] == [match.id for match in other.matches]
+            assert one.evidence == pytest.approx(other.evidence, abs=1e-3)
+    alone = [predictor.predict(text) for text in inputs]  # searched by the library
+    assert [one.text for one in alone] == [one.text for one in together]
+
+
+def test_a_saved_model_answers_as_before(predictor, copied):
+    loaded = clearhead.load(copied, device="cpu")
+    inputs = [question for question, _ in asked(13, seed=6)]
+    assert loaded.predict(inputs) == predictor.predict(inputs)
+
+
+def test_a_report_has_answers_and_detectors(predictor):
+    rows = rows_of(asked(40, seed=3))
+    found = predictor.task.evaluate(predictor.model, rows, AnswerOptions())
+    report = predictor.task.report(found.rows, found.predictions)
+    assert "exchange rate" in report
+    for name in ("probability", "energy", "neighbours", "mahalanobis", "mean"):
+        assert f"  {name}" in report
+
+
+def test_a_baseline_is_scored_on_the_same_rows(predictor):
+    pytest.importorskip("sklearn")
+    found = predictor.task.baseline(rows_of(asked(120, 1)), rows_of(asked(40, 2)))
+    assert found.name == "TF-IDF with logistic regression"
+    assert found.scores["accuracy"] > 0.9
+
+
+def test_a_look_is_one_pass_over_the_question(predictor):
+    record = predictor.look("my stolen card")
+    assert isinstance(record, Record)
+    assert record.names == ["encoder.0.self"]
+    assert record.calls[0].about["text"] == "card lost"
+    with pytest.raises(DataError, match="answers reads no answer: leave --answer away"):
+        predictor.look("my card", answer="card lost")
+
+
+def test_a_question_longer_than_the_learned_positions_is_read_in_parts():
+    recipe = recipe_of(data={"train": "x", "longest": 10}, model={"positions": "learned", "max_length": 12})
+    task = Answers.prepare(rows_of(asked(40, 1)), recipe)
+    model = task.build().eval()
+    long = "card lost rate " * 1000
+    short = encode_texts(model, task.tokenizer, ["card lost rate"])
+    vectors = encode_texts(model, task.tokenizer, ["card", long, "card lost rate"])
+    assert vectors.isfinite().all()
+    assert torch.allclose(vectors[2], short[0], atol=1e-5)
+
+
+# the index
+
+
+def test_what_is_added_is_found_and_what_is_removed_is_not(copied, capsys):
+    def answers(*arguments: str) -> list[str]:
+        assert main(["answers", str(copied), *arguments, "--device", "cpu"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    asking = "dinner song song dinner"
+    assert not clearhead.load(copied, device="cpu").predict(asking).known
+    assert answers("add", "song dinner song", "音乐晚餐") == ["answer 3 (new): 1 question added: 音乐晚餐"]
+    verify_checksums(copied)
+    changed = clearhead.load(copied, device="cpu")
+    assert (changed.predict(asking).text, changed.predict(asking).known) == ("音乐晚餐", True)
+    assert changed.predict("please my stolen card").text == "card lost", "the others are as before"
+    assert changed.evaluate([(asking, "音乐晚餐")])["accuracy"] == 1.0
+    assert answers("add", "song dinner song", "音乐晚餐") == ["1 question known already"]
+    assert answers("list")[-1] == "3\t1\t音乐晚餐"
+    assert answers("list", "3") == ["3\tsong dinner song"]
+    listed = json.loads(answers("list", "3", "--json")[0])
+    assert listed == {"id": 3, "text": "音乐晚餐", "questions": ["song dinner song"]}
+    assert answers("remove", "3", "0") == ["removed answer 3: 音乐晚餐", "removed answer 0: card lost"]
+    less = clearhead.load(copied, device="cpu")
+    assert not less.predict(asking).known
+    assert "card lost" not in [match.text for match in less.predict("please my stolen card").matches]
+    assert answers("remove", "1", "2") == ["removed answer 1: exchange rate", "removed answer 2: 账户余额"]
+    bare = clearhead.load(copied, device="cpu").predict("my card")
+    assert (bare.text, bare.matches) == ("I don't know", ())
+
+
+def test_a_file_is_added_whole_or_not_at_all(copied, tmp_path, capsys):
+    file = tmp_path / "more.tsv"
+    write_tsv(file, [("song song", "music"), ("dinner", ""), ("song", "music")])
+    before = {path.name for path in copied.iterdir()}
+    assert main(["answers", str(copied), "add", str(file), "--device", "cpu"]) == 2
+    assert f"{file}:2: the answer is empty; nothing was added" in capsys.readouterr().err
+    assert {path.name for path in copied.iterdir()} == before
+    write_tsv(file, [("song song", "music"), ("song", "music"), ("a stolen purse", "card lost")])
+    assert main(["answers", str(copied), "add", str(file), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["answer 3 (new): 2 questions added: music", "answer 0: 1 question added: card lost"]
+    assert clearhead.load(copied, device="cpu").predict("song").text == "music"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["add"], "add needs a question and its answer, or one file with both"),
+        (["add", "one"], "add needs a question and its answer, or one file with both"),
+        (["add", " ", "b"], "the question is empty; nothing was added"),
+        (["add", "no.tsv"], "no file no.tsv"),
+        (["remove"], "remove needs the ids of answers"),
+        (["remove", "x"], "the id of an answer is a number, not 'x'"),
+        (["remove", "99"], "no answer has the id 99"),
+        (["list", "99"], "no answer has the id 99"),
+        (["lst"], "answers: 'lst' is not known; did you mean 'list'"),
+    ],
+)
+def test_wrong_actions_are_refused_in_one_line(run, capsys, arguments, said):
+    assert main(["answers", str(run), *arguments, "--device", "cpu"]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_missing_search_library_is_named(predictor, monkeypatch):
+    monkeypatch.setitem(sys.modules, "usearch.index", None)
+    with pytest.raises(ImportError, match=r"needs the package usearch, .* pip install 'clearhead\[train\]'"):
+        predictor.predict("my card")
+
+
+# pairs
+
+
+def test_pairs_are_found_among_answers_that_training_never_saw(pairs):
+    predictor = clearhead.load(pairs / "whole", device="cpu")
+    assert predictor.task.kind == "pairs", "decided by the data"
+    assert predictor.task.labels == []
+    held_out = paired(3)[:12]
+    scores = predictor.evaluate([*held_out, ("今天天气好吗", "")])
+    assert scores["recall_at_5"] > 0.6
+    assert {"auroc", "false_rejection_rate"} <= set(scores)
+    known = {*predictor.task.finder.index.answers.values()}
+    assert known == {answer for _, answer in paired(3)}, "answers of dev are in the index, so that they are found"
+    questions = {entry.question for entry in predictor.task.finder.index.entries}
+    assert not questions & {question for question, _ in held_out}, "its questions are not"
+    new = predictor.evaluate([("雨伞怎么退", "雨伞请在三十天内寄回。")])
+    assert set(new) >= {"accuracy", "mrr"}
+    assert "雨伞请在三十天内寄回。" not in predictor.task.finder.index.answers.values(), "only for the time being"
+
+
+def test_a_pair_that_is_added_is_found_by_question_and_by_answer(pairs, tmp_path, capsys):
+    predictor = clearhead.load(pairs / "whole", device="cpu")
+    folder = tmp_path / "copy"
+    clearhead.model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="# a test\n")
+    assert main(["answers", str(folder), "add", "营业时间", "九点到五点营业", "--device", "cpu"]) == 0
+    assert "(new)" in capsys.readouterr().out
+    changed = clearhead.load(folder, device="cpu")
+    assert changed.predict("营业时间").text == "九点到五点营业"
+    assert changed.predict("九点到五点营业").matches[0].score == pytest.approx(1, abs=1e-5)
+
+
+def test_mined_negatives_are_wrong_answers_and_resume_is_exact(pairs):
+    logged = [json.loads(line) for line in (pairs / "parts" / "metrics.jsonl").read_text().splitlines()]
+    [epoch] = {line["epoch"] for line in logged if line["step"] == 17 and "epoch" in line}
+    assert epoch > 1, "negatives were mined twice before it was interrupted"
+    assert epoch % 1 > 0.1, "in the middle of an epoch"
+    whole, parts = (
+        load_file(pairs / name / "checkpoints" / "00000040" / "state.safetensors") for name in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+    negatives = whole["examples.negatives"][:, 0].tolist()
+    made = paired(3)[12:]
+    distinct = list(dict.fromkeys(answer for _, answer in made))
+    wrong = [distinct[number] != answer for (_, answer), number in zip(made, negatives, strict=False)]
+    assert all(wrong)
+    assert len({*negatives}) > 3
+
+
+def test_the_baseline_of_pairs_is_bm25(pairs):
+    pytest.importorskip("bm25s")
+    task = clearhead.load(pairs / "whole", device="cpu").task
+    made = paired(3)
+    found = task.baseline(rows_of(made[12:]), rows_of(made[:12]))
+    assert found.name == "BM25"
+    assert found.scores["recall_at_5"] > 0.5
+
+
+# data
+
+
+def test_one_answer_is_nothing_to_choose_from():
+    with pytest.raises(DataError, match="no different answers to choose from: the only one is 'yes'"):
+        Answers.prepare(rows_of([("a", "yes"), ("b", "yes"), ("c", "")]), recipe_of())
+    with pytest.raises(DataError, match="no different answers to choose from: all are empty"):
+        Answers.prepare(rows_of([("a", ""), ("b", " ")]), recipe_of())
+
+
+def test_a_kind_may_be_named():
+    rows = rows_of(asked(40, 1))
+    assert Answers.prepare(rows, recipe_of(answers={"kind": "pairs"})).kind == "pairs"
+    assert Answers.prepare(rows, recipe_of()).config.labels == 3
+    task = Answers.prepare(rows, recipe_of(answers={"kind": "pairs"}))
+    with pytest.raises(DataError, match="no question with an answer is left to use"):
+        task.examples(rows_of([("a question", "")]), Report())
+
+
+def test_without_dev_every_tenth_training_question_sets_the_threshold():
+    task = Answers.prepare(rows_of(asked(80, 1)), recipe_of())
+    model = task.build().eval()
+    task.calibrate(model, rows_of(asked(80, 1)), [])
+    assert task.finder.calibration is not None
+    assert len(task.finder.index.entries) == len({pair for pair in asked(80, 1) if pair[1]}), "all are in the index"
+
+
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+def test_both_heads_learn(head):
+    recipe = recipe_of(answers={"head": head}, loss={"label_smoothing": 0.1, "contrast": 0.5})
+    task = Answers.prepare(rows_of(asked(80, 1)), recipe)
+    task.configure(recipe)
+    torch.manual_seed(1)
+    model = task.build()
+    examples = task.examples(rows_of(asked(80, 1)), Report(), recipe)
+    [batch] = BatchPlan(examples.lengths, tokens=10**6, seed=0, shapes=1).epoch(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(12):
+        loss = task.loss(model, examples.collate(batch)) / len(examples)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"kind": "intents", "labels": ["a"], "answers": {"kind": "x"}, "loss": {}}])
+def test_settings_that_make_no_sense_are_refused(tmp_path, settings):
+    task = Answers.prepare(rows_of(asked(40, 1)), recipe_of())
+    task.save(tmp_path)
+    with pytest.raises(CheckpointError, match="are not those of answers"):
+        Answers.load(tmp_path, task.config, settings)
+    with pytest.raises(CheckpointError, match=r"has 2 labels and .* its model 3 and"):
+        Answers.load(tmp_path, task.config, {**task.settings, "labels": ["a", "b"]})
+
+
+def test_unknown_keys_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"answers\.rejct: 'rejct' is not known; did you mean 'reject'"):
+        recipe_of(answers={"rejct": 0.1})
+
+
+# the shipped recipe
+
+
+def test_the_tiny_recipe_learns(tmp_path):
+    changes = ["train.steps=30", "train.evaluate_every=30", "train.warmup=10", "train.tensorboard=false"]
+    changes += ["model.width=64", "train.heads_every=0", "train.learning_rate=4e-3"]
+    found = run_training("answers-tiny", overrides=changes, out=tmp_path / "run", device="cpu")
+    metrics = json.loads((found / "model" / "metrics.json").read_text())["dev"]
+    assert metrics["accuracy"] > 0.6, "by chance it would be 0.05"
+    assert metrics["auroc"] > 0.7, "by chance it would be 0.5"

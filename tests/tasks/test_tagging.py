@@ -1,0 +1,498 @@
+"""Tagging as its user meets it: a file of words and tags in, entities with probabilities out."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.cli import main
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.predictor import Predictor
+from clearhead.tasks import Tagging
+from clearhead.tasks.settings import Options
+from clearhead.tasks.tagging.decoding import ScoredSpan
+from clearhead.tasks.tagging.evaluation import tag_by_frequency
+from clearhead.tasks.tagging.examples import TaggedWords
+from clearhead.tasks.tagging.schemes import Span
+from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.tasks.tagging.tables import count_entities, count_tables, count_tags
+from clearhead.text import Report, Row
+from clearhead.text.batches import Batch
+from clearhead.train import run_training
+from clearhead.train.recipe import Recipe, check_recipe
+
+NAMES = {"PER": ["Anna", "Bob", "Carla", "Dov"], "LOC": ["Rome", "Oslo", "Lima", "Kiel"]}
+LAST = ["Lee", "Stone"]
+OTHERS = ["the", "a", "saw", "went", "to", "in", "and", ".", ",", "likes"]
+
+RECIPE = """
+task = "tagging"
+seed = 5
+
+[data]
+train = "train.conll"
+dev = "dev.conll"
+
+[text]
+vocabulary = 320
+letter_case = true
+bigrams = 50
+neighbours = 3
+
+[model]
+shape = "tiny"
+width = 24
+heads = 3
+feedforward = 37
+layers = 1
+dropout = 0.0
+
+[loss]
+crf = true
+
+[train]
+steps = 60
+batch_tokens = 512
+shapes = 3
+warmup = 10
+learning_rate = 0.02
+log_every = 20
+evaluate_every = 30
+heads_every = 0
+tensorboard = false
+"""
+
+
+def tagged(count: int, seed: int) -> list[list[tuple[str, str]]]:
+    """Sentences in which names are entities; a last name belongs to the person before it."""
+    chance, made = random.Random(seed), []
+    for _ in range(count):
+        sentence = []
+        for _ in range(chance.randint(2, 5)):
+            sentence += [(word, "O") for word in chance.choices(OTHERS, k=chance.randint(0, 3))]
+            label = chance.choice(["PER", "LOC"])
+            sentence.append((chance.choice(NAMES[label]), f"B-{label}"))
+            if label == "PER" and chance.random() < 0.5:
+                sentence.append((chance.choice(LAST), "I-PER"))
+        made.append([*sentence, (".", "O")])
+    return made
+
+
+def columns(sentences: list[list[tuple[str, str]]]) -> str:
+    return "\n".join("".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in sentences)
+
+
+def rows_of(sentences: list[list[tuple[str, str]]], folder: Path) -> list[Row]:
+    (folder / "rows.conll").write_text(columns(sentences), encoding="utf-8")
+    return list(Tagging.read(folder / "rows.conll"))
+
+
+def recipe_of(**sections: dict[str, object]) -> Recipe:
+    values = {"data": {"train": "train.conll"}, "text": {"vocabulary": 320}, "model": {"width": 20, "heads": 5}}
+    return check_recipe({"task": "tagging", **values, **sections}, "test")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tagging")
+    broken = [("Bob", "I-PER"), ("saw", "O"), ("Rome", "I-LOC")]  # two tags out of sequence
+    (folder / "train.conll").write_text(columns([*tagged(150, 1), broken]), encoding="utf-8")
+    (folder / "dev.conll").write_text(columns(tagged(30, 2)), encoding="utf-8")
+    (folder / "toy.toml").write_text(RECIPE, encoding="utf-8")
+    return run_training(str(folder / "toy.toml"), out=folder / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tagger(run: Path) -> Predictor:
+    return clearhead.load(run, device="cpu")
+
+
+def spans(answer: object) -> list[tuple[int, int, str]]:
+    return [(one.start, one.end, one.label) for one in answer.entities]
+
+
+# training and answers
+
+
+def test_it_has_learned_the_names(tagger):
+    answer = tagger.predict("Anna Lee went to Rome, and Dov saw Oslo.")
+    assert spans(answer) == [(0, 8, "PER"), (17, 21, "LOC"), (27, 30, "PER"), (35, 39, "LOC")]
+    assert answer.text == "[Anna Lee](PER) went to [Rome](LOC), and [Dov](PER) saw [Oslo](LOC)."
+    assert [one.text for one in answer.entities] == ["Anna Lee", "Rome", "Dov", "Oslo"]
+    assert all(0.5 < one.score <= 1 for one in answer.entities)
+
+
+def test_what_was_repaired_in_the_training_data_is_reported(run):
+    train, dev = (run / "report.txt").read_text().splitlines()
+    assert train.startswith("train: kept 151 of 151; repaired 2 tags out of sequence")
+    assert "(train.conll:" in train
+    assert dev == "dev: kept 30 of 30"
+
+
+def test_json_has_the_keys_of_the_contract(run, capsys):
+    assert main(["predict", str(run), "Bob saw Oslo", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"input", "entities", "notes"}
+    assert [set(one) for one in found["entities"]] == [{"start", "end", "label", "text", "score"}] * 2
+    assert found["entities"][1]["text"] == "Oslo"
+    assert main(["evaluate", str(run), str(run.parent / "dev.conll"), "--json", "--device", "cpu"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["entity_f1"] > 0.9
+    assert set(scores) == {
+        *("entity_precision", "entity_recall", "entity_f1"),
+        *("token_accuracy", "token_macro_f1", "token_weighted_f1"),
+    }
+
+
+def test_the_command_line_prints_tables_and_a_baseline(run, capsys, tmp_path):
+    data = str(run.parent / "dev.conll")
+    train = str(run.parent / "train.conll")
+    assert main(["evaluate", str(run), data, "--report", "--baseline", "--train", train, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "baseline: the most frequent tag of each word" in out
+    assert out.count("weighted avg") == 2
+    assert main(["evaluate", str(run), data, "--figure", str(tmp_path / "confusion.png"), "--device", "cpu"]) == 0
+    assert (tmp_path / "confusion.png").stat().st_size > 1000
+
+
+def every_word(scores: list[torch.Tensor], steps: object) -> list[list[ScoredSpan]]:
+    """In place of a decoder: each word is an entity."""
+    return [[ScoredSpan(Span(place, place + 1, "LOC"), 0.5) for place in range(len(one))] for one in scores]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Ａｎｎａ", "。", "Ｒｏｍｅ"],
+        ["e\u0301\u0301", "ﬁ", "ﬃx"],
+        ["👩\u200d💻", "👍", "❤\ufe0f"],
+        ["臺", "灣", "漢"],
+        ["①", "㎏", "½"],
+        ["İ", "ß", "Å"],
+    ],
+)
+@pytest.mark.parametrize(("begin", "between"), [("", " "), ("\ufeff", "\t"), ("\x00", "\x00"), ("\r\n", "　\u200b ")])
+def test_offsets_are_those_of_the_raw_input(tagger, monkeypatch, words, begin, between):
+    monkeypatch.setattr(tagger.task.decoder, "decode", every_word)
+    text = begin + between.join(words) + between
+    answer = tagger.predict(text)
+    assert [one.text for one in answer.entities] == words
+    assert [text[one.start : one.end] for one in answer.entities] == words
+    assert answer.text.replace("[", "").replace("](LOC)", "") == text
+
+
+def test_an_empty_text_has_no_entities_and_says_so(tagger):
+    for answer in tagger.predict(["", " \n\ufeff"]):
+        assert (answer.entities, list(answer.notes)) == ((), ["the text has no words"])
+    assert tagger.predict([]) == []
+
+
+def test_a_text_of_ten_thousand_characters_is_tagged_to_its_end(tagger):
+    part = "Anna went to Rome and Bob saw Oslo . "
+    text = part * (10_000 // len(part) + 1)
+    answer = tagger.predict(text)
+    assert spans(answer) == [
+        (len(part) * copy + begin, len(part) * copy + end, label)
+        for copy in range(len(text) // len(part))
+        for begin, end, label in ((0, 4, "PER"), (13, 17, "LOC"), (22, 25, "PER"), (30, 34, "LOC"))
+    ]
+    assert len(tagger.predict("x" * 10_000).entities) <= 100
+    assert tagger.predict("Rome," * 2_000).entities[-1].end == 9_999
+
+
+def test_batched_equals_single(tagger):
+    task, model = tagger.task, tagger.task.build().double().eval()
+    model.load_state_dict(tagger.model.state_dict())
+    inputs = [*(" ".join(word for word, _ in one) for one in tagged(17, seed=4)), "", "Rome " * 200, "未知 😀"]
+    together = task.predict(model, inputs, Options())
+    for batch in (1, 7):
+        for one, other in zip(task.predict(model, inputs, Options(batch=batch)), together, strict=True):
+            assert spans(one) == spans(other)
+            assert [e.score for e in one.entities] == pytest.approx([e.score for e in other.entities], abs=1e-6)
+
+
+def test_a_saved_model_answers_as_before(tagger, tmp_path):
+    clearhead.model_folder.write(tmp_path / "copy", task=tagger.task, model=tagger.model, metrics={}, card="# a test\n")
+    loaded = clearhead.load(tmp_path / "copy", device="cpu")
+    inputs = [" ".join(word for word, _ in one) for one in tagged(13, seed=6)]
+    assert loaded.predict(inputs) == tagger.predict(inputs)
+    assert loaded.task.types == ["LOC", "PER"]
+
+
+def test_damaged_settings_are_refused(tagger, tmp_path):
+    tagger.task.save(tmp_path)
+    for wrong in ({"labels": []}, {"tags": "iob9"}, {"window": "64"}, {"labels": ["O", "B-A"]}):
+        with pytest.raises(CheckpointError):
+            Tagging.load(tmp_path, tagger.task.config, {**tagger.task.settings, **wrong})
+
+
+# scores
+
+
+def test_words_are_scored_as_the_file_has_them(tagger, tmp_path, monkeypatch):
+    monkeypatch.setattr(tagger.task.decoder, "decode", every_word)
+    (tmp_path / "odd.conll").write_text("Anna,went B-LOC\nto--- B-LOC\n\ufffd\u200b B-LOC\n")
+    scores = tagger.evaluate(tmp_path / "odd.conll")
+    assert (scores["entity_f1"], scores["token_accuracy"]) == (1.0, 1.0)
+
+
+def test_the_scheme_of_the_data_does_not_matter_for_entities(tagger, tmp_path):
+    files = {
+        "iob1.conll": "Anna I-PER\nLee I-PER\nsaw O\nRome I-LOC\n",
+        "bioes.conll": "Anna B-PER\nLee E-PER\nsaw O\nRome S-LOC\n",
+        "bmes.conll": "Anna B-PER\nvon M-PER\nLee E-PER\n\nsaw O\nRome S-LOC\n",
+        "spans.jsonl": json.dumps({"text": "saw Rome", "entities": [{"start": 4, "end": 8, "label": "LOC"}]}),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        rows = list(Tagging.read(tmp_path / name))
+        assert tagger.task.evaluate(tagger.model, rows, Options()).scores["entity_recall"] >= 0.5
+    found = tagger.task.evaluate(tagger.model, list(Tagging.read(tmp_path / "bioes.conll")), Options())
+    assert "S-LOC" in tagger.task.report(found.rows, found.predictions)
+
+
+def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_path):
+    (tmp_path / "new.conll").write_text("Anna B-PER\nsaw O\n\na O\nRembrandt B-ART\n")
+    scores = tagger.evaluate(tmp_path / "new.conll")
+    assert scores["entity_recall"] == 0.5
+    assert scores["note"] == (
+        f"1 entities with a label that is not in the training data (first {tmp_path / 'new.conll'}:4)"
+    )
+    rows = list(Tagging.read(tmp_path / "new.conll"))
+    assert len(tagger.task.examples(rows, Report()).rows) == 2, "the loss on dev takes them as O"
+
+
+def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
+    seqeval = pytest.importorskip("seqeval.metrics")
+    sklearn = pytest.importorskip("sklearn.metrics")
+    chance = random.Random(3)
+    tags = ["O", "O", "B-LOC", "I-LOC", "B-PER", "I-PER", "B-creative-work"]
+    wanted = [chance.choices(tags, k=chance.randint(1, 9)) for _ in range(60)]
+    given = [[tag if chance.random() < 0.7 else chance.choice(tags) for tag in row] for row in wanted]
+    rows = rows_of([[("x", tag) for tag in row] for row in wanted], tmp_path)
+    sentences = [Sentence.from_row(row) for row in rows]
+    predicted = [Sentence.from_row(row).entities for row in rows_of([[("x", t) for t in r] for r in given], tmp_path)]
+    tables = count_tables(sentences, predicted)
+    assert tables.entities.format() == seqeval.classification_report(wanted, given, digits=3).rstrip("\n")
+    scores = tables.scores()
+    assert scores["entity_f1"] == round(seqeval.f1_score(wanted, given), 4)
+    assert scores["entity_precision"] == round(seqeval.precision_score(wanted, given), 4)
+    # Word by word the repaired tags are compared, which scikit-learn gets here, too.
+    one = [tag for sentence in sentences for tag in sentence.tags("iob2")]
+    other = [
+        tag
+        for sentence, spans in zip(sentences, predicted, strict=True)
+        for tag in Sentence(sentence.text, sentence.words, spans).tags("iob2")
+    ]
+    names = tables.tags.names()
+    assert names == ["B-LOC", "I-LOC", "B-PER", "I-PER", "B-creative-work", "O"]
+    theirs = sklearn.classification_report(one, other, labels=names, digits=3, zero_division=0).splitlines()
+    mine = tables.tags.format().splitlines()
+    # Where all labels are there, scikit-learn calls the micro average accuracy.
+    assert [line for line in mine if "micro" not in line] == [line for line in theirs if "accuracy" not in line]
+    micro = sklearn.precision_recall_fscore_support(one, other, labels=names, average="micro", zero_division=0)[:3]
+    assert tables.tags.micro()[:3] == pytest.approx(micro, abs=1e-12)
+    assert scores["token_accuracy"] == round(sklearn.accuracy_score(one, other), 4)
+    assert scores["token_weighted_f1"] == round(sklearn.f1_score(one, other, average="weighted"), 4)
+
+
+def test_the_table_is_laid_out_as_in_the_literature():
+    counts = count_tags([["B-LOC", "I-LOC", "O", "O"]], [["B-LOC", "O", "O", "O"]])
+    assert counts.format() == "\n".join(
+        [
+            "              precision    recall  f1-score   support",
+            "",
+            "       B-LOC      1.000     1.000     1.000         1",
+            "       I-LOC      0.000     0.000     0.000         1",
+            "           O      0.667     1.000     0.800         2",
+            "",
+            "   micro avg      0.750     0.750     0.750         4",
+            "   macro avg      0.556     0.667     0.600         4",
+            "weighted avg      0.583     0.750     0.650         4",
+        ]
+    )
+    empty = count_entities([[]], [[]])
+    assert empty.micro() == (0.0, 0.0, 0.0, 0)
+
+
+def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
+    rows = rows_of([[("Anna", "I-PER"), ("saw", "O"), ("Rome", "B-LOC")]], tmp_path)
+    found = tagger.task.evaluate(tagger.model, rows, Options())
+    text = tagger.task.report(found.rows, found.predictions)
+    assert "I-PER" not in text
+    assert text.count("weighted avg") == 2
+    assert "1 tags out of sequence, read as conlleval reads them" in text
+    names, matrix = tagger.task.confusion(found.rows, found.predictions)
+    assert names == ["LOC", "PER", "O"]
+    assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_the_baseline_is_the_most_frequent_tag_of_each_word(tagger, tmp_path):
+    train = [[("Anna", "B-PER"), ("Lee", "I-PER")], [("Lee", "O"), ("Bob", "B-PER"), ("Lee", "I-PER")]]
+    sentences = [Sentence.from_row(row) for row in rows_of(train, tmp_path)]
+    (fresh,) = [Sentence.from_row(row) for row in rows_of([[("Anna", "O"), ("Lee", "O"), ("Zoe", "O")]], tmp_path)]
+    assert tag_by_frequency(sentences, [fresh]) == [[Span(0, 2, "PER")]]
+    baseline = tagger.task.baseline(rows_of(tagged(40, 1), tmp_path), rows_of(tagged(9, 8), tmp_path))
+    assert baseline.name == "the most frequent tag of each word"
+    assert set(baseline.scores) >= {"entity_f1", "token_macro_f1"}
+
+
+# looking
+
+
+def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
+    record = tagger.look("Anna saw Rome")
+    (call,) = record.calls
+    assert call.about["text"] == "[Anna](PER) saw [Rome](LOC)"
+    pieces = tagger.task.pieces("tokens", call.ids["tokens"][0].tolist())
+    assert pieces[0] == "<s>"
+    assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
+    with pytest.raises(DataError, match="tagging reads no answer: leave --answer away"):
+        tagger.look("Anna", answer="PER")
+
+
+def test_a_long_text_is_looked_at_in_windows_that_show_it_once(tagger):
+    text = "Anna saw Rome . " * 60
+    record = tagger.look(text.strip())
+    assert len(record.calls) > 1
+    assert "".join(call.about["text"] for call in record.calls).count("[Rome](LOC)") == 60
+
+
+# data
+
+
+def test_data_without_an_entity_leave_no_run(tmp_path):
+    (tmp_path / "train.conll").write_text("a O\nb O\n\nc O\n")
+    (tmp_path / "toy.toml").write_text(RECIPE.replace('dev = "dev.conll"\n', ""))
+    with pytest.raises(DataError, match="there is nothing to learn: no word of 2 sentences is in an entity"):
+        run_training(str(tmp_path / "toy.toml"), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_long_sentences_are_trained_on_in_windows_each_word_once(tmp_path):
+    sentences = [[("Rome", "B-LOC"), *[("a", "O")] * 99], [("Anna", "B-PER")]]
+    rows = rows_of(sentences, tmp_path)
+    task = Tagging.prepare(rows, recipe_of(data={"train": "x", "longest": 40}))
+    assert task.window == 40
+    examples = task.examples(rows, Report())
+    assert int(examples.counts.sum()) == 101
+    assert int(examples.lengths.max()) <= 42
+    assert len(examples) > 3
+    assert [examples.where(place)[-2:] for place in (0, len(examples) - 1)] == [":1", "02"]
+    assert len(examples.rows) == 2
+
+
+def test_a_batch_is_what_one_writes_down_by_hand(tmp_path):
+    rows = rows_of([[("Anna", "B-PER"), ("saw", "O")], [("Rome", "B-LOC")]], tmp_path)
+    task = Tagging.prepare(rows, recipe_of(loss={"tags": "iob2"}))
+    batch = task.examples(rows, Report()).collate(Batch(np.array([1, 0]), (20,)))
+    encoded = [len(word.pieces) for word in task.encoder.encode(["Anna", "saw", "Rome"])]
+    assert batch.lengths.tolist() == [2 + encoded[2], 2 + encoded[0] + encoded[1]]
+    assert batch.words[:, :2].tolist() == [[1, 0], [1, 1 + encoded[0]]]
+    assert batch.word_lengths.tolist() == [1, 2]
+    assert task.decoder.tags == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    assert batch.tags[:, :3].tolist() == [[1, -100, -100], [3, 0, -100]]
+
+
+def test_the_tags_of_a_file_can_be_read_by_another_scheme(tmp_path):
+    rows = rows_of([[("Anna", "I-PER"), ("saw", "O")]], tmp_path)
+    report = Report()
+    Tagging.prepare(rows, recipe_of()).examples(rows, report)
+    assert not report.repaired
+    Tagging.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
+    assert list(report.repaired.values()) == [1]
+
+
+def test_chinese_is_read_character_by_character(tmp_path):
+    (tmp_path / "zh.bmes").write_text("王 B-NAME\n明 E-NAME\n2 O\n0 O\n岁 O\n", encoding="utf-8")
+    rows = list(Tagging.read(tmp_path / "zh.bmes"))
+    task = Tagging.prepare(rows, recipe_of(text={"tokenizer": "character", "unknown": 0.1}))
+    assert task.characters
+    sentence = task.check_input("王明20岁")
+    assert sentence.word_texts() == ["王", "明", "2", "0", "岁"]
+    (known, fresh) = task.encoder.encode(["王", "龘"])
+    assert len(known.pieces) == 1
+    assert fresh.pieces == [task.tokenizer.pad], "a character that training never saw is unknown, not spelled in bytes"
+
+
+def test_pairs_of_words_are_numbered_from_training_data_within_a_sentence(tmp_path):
+    sentences = [[("Anna", "B-PER"), ("Lee", "I-PER")], [("Anna", "B-PER"), ("Lee", "I-PER")], [("Lee", "O")]]
+    rows = rows_of(sentences, tmp_path)
+    task = Tagging.prepare(rows, recipe_of(text={"vocabulary": 320, "bigrams": 9}))
+    assert task.bigrams == ["Lee\n", "Anna\nLee"], "those that occur twice, the most frequent first"
+    assert task.encoder.number_bigrams(["Anna", "Lee", "Anna"]) == [2, 0, 0]
+    task.save(tmp_path)
+    assert Tagging.load(tmp_path, task.config, task.settings).bigrams == task.bigrams
+
+
+# loss
+
+
+def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
+    rows = rows_of(tagged(5, seed=3), tmp_path)
+    task = Tagging.prepare(rows, recipe_of(loss={"crf": False}))
+    torch.manual_seed(2)
+    model = task.build().double().eval()
+    examples = task.examples(rows, Report())
+    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()) + 2,)))
+    scores = model.word_scores(*batch[:4], batch.words).log_softmax(-1)
+    by_hand = -sum(
+        scores[row, word, tag].item()
+        for row, tags in enumerate(batch.tags.tolist())
+        for word, tag in enumerate(tags)
+        if tag >= 0
+    )
+    assert task.loss(model, batch).item() == pytest.approx(by_hand, abs=1e-9)
+
+
+def test_without_learned_steps_a_crf_prefers_what_is_legal(tmp_path):
+    rows = rows_of(tagged(5, seed=3), tmp_path)
+    plain, chained = (Tagging.prepare(rows, recipe_of(loss={"crf": crf})) for crf in (False, True))
+    model = chained.build().double().eval()
+    other = plain.build().double().eval()
+    other.load_state_dict({k: v for k, v in model.state_dict().items() if k in other.state_dict()})
+    examples = plain.examples(rows, Report())
+    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+    assert 0 < chained.loss(model, batch).item() < plain.loss(other, batch).item()
+
+
+def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
+    recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.9})
+    rows = rows_of(tagged(5, seed=3), tmp_path)
+    task = Tagging.prepare(rows, recipe)
+    task.configure(recipe)
+    tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
+    torch.manual_seed(0)
+    pairs = torch.full_like(tokens, 5)
+    hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
+    assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
+    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would tell it"
+    examples = task.examples(rows, Report())
+    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+    model = task.build().eval()
+    assert task.loss(model, batch).item() == task.loss(model, batch).item()
+
+
+def test_smoothing_and_crf_are_refused_together():
+    with pytest.raises(ConfigError, match="label_smoothing is for the loss of single words"):
+        recipe_of(loss={"label_smoothing": 0.1})
+    assert recipe_of(loss={"crf": False, "label_smoothing": 0.1}).loss.label_smoothing == 0.1
+
+
+# the shipped recipe
+
+
+def test_the_tiny_recipe_learns_from_shipped_data(tmp_path):
+    changes = ["data.lines=250", "data.dev=0.1", "train.steps=24", "train.evaluate_every=24", "train.log_every=8"]
+    changes += ["train.warmup=5", "train.tensorboard=false", "train.heads_every=0", "train.batch_tokens=1024"]
+    folder = run_training("tag-tiny", overrides=changes, out=tmp_path / "run", device="cpu")
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [values["loss"] for values in logged if "loss" in values]
+    assert losses[2] < 0.5 * losses[0]
+    model = clearhead.load(folder, device="cpu")
+    assert model.predict("Justin Bieber is in New York.").text
+    assert model.look("I love New York").names
