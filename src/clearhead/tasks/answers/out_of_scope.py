@@ -26,7 +26,6 @@ SINGLE = ("probability", "energy", "neighbours", "mahalanobis")
 DETECTORS = (*SINGLE, "mean")
 DEFAULT = "mean"  # where dev has no out-of-scope questions to choose by
 SHRINKAGE = 0.1  # towards a multiple of the unit matrix: classes have few questions
-TEMPERATURES = np.exp(np.linspace(np.log(0.2), np.log(5.0), 65))
 
 
 def area_under_curve(inside: Scores1d, outside: Scores1d) -> float:
@@ -140,11 +139,3 @@ def average_detectors(
     """The mean of all detectors, each centred and divided by its standard deviation."""
     parts = [(scores - centres[name]) / spreads[name] for name, scores in evidence.items()]
     return np.asarray(np.mean(parts, axis=0), dtype=np.float64)
-
-
-def fit_temperature(scores: Float[Tensor, "rows answers"], answers: Int[Tensor, " rows"]) -> float:
-    """The divisor of scores that makes the right answers likeliest (Guo et al. 2017)."""
-    if not len(scores):
-        return 1.0
-    losses = [torch.nn.functional.cross_entropy(scores / float(value), answers).item() for value in TEMPERATURES]
-    return float(TEMPERATURES[int(np.argmin(losses))])
