@@ -10,12 +10,12 @@ from clearhead.attention.biases import Dense, alibi_slopes, t5_buckets
 from tests.attention.cases import biases, random
 
 
-def test_alibi_takes_a_slope_for_every_step_away():
+def test_alibi_subtracts_the_slope_times_the_distance():
     bias = Bias.alibi(torch.tensor([1.0, 0.25]))
     assert bias.dense(2, 3).tolist() == [[[[-1, 0, -1], [-2, -1, 0]], [[-0.25, 0, -0.25], [-0.5, -0.25, 0]]]]
 
 
-def test_an_offset_says_where_the_first_query_stands():
+def test_an_offset_is_the_position_of_the_first_query():
     slopes = torch.tensor([1.0])
     assert Bias.alibi(slopes, offset=0).dense(2, 3).tolist() == [[[[0, -1, -2], [-1, 0, -1]]]]
     table = torch.tensor([[-1.0], [0.0], [1.0]])

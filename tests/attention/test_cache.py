@@ -21,7 +21,7 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(0, 53, shape, generator=torch.Generator().manual_seed(7))
 
 
-def test_a_deep_copy_goes_its_own_way(model):
+def test_a_deep_copy_is_independent(model):
     text, cache = tokens(2, 7), KeyValueCache()
     with torch.no_grad():
         model(text[:, :5], cache=cache)
@@ -66,7 +66,7 @@ def test_a_cache_filled_under_inference_mode_serves_under_no_grad(model):
     torch.testing.assert_close(got, model(text)[:, 5:], rtol=0, atol=1e-12)
 
 
-def test_an_attention_that_joins_late_stands_at_its_own_position():
+def test_an_attention_first_used_late_counts_its_own_positions():
     """Within a step, layers that have not run yet hold fewer tokens than the first."""
     from clearhead import Rotary
 
@@ -115,7 +115,7 @@ def test_beams_that_share_a_context_compute_what_copies_of_it_would():
             torch.testing.assert_close(got, wanted[order.flatten(), 3:], rtol=0, atol=1e-12)
 
 
-def test_samples_may_change_places_at_every_step_while_the_room_grows(model):
+def test_samples_may_be_reordered_at_every_step_while_the_cache_grows(model):
     """The memory that samples leave is used again when they move back."""
     text, cache, rows = tokens(5, 150), KeyValueCache(), torch.arange(5)
     generator = torch.Generator().manual_seed(1)
@@ -135,7 +135,7 @@ def test_samples_may_change_places_at_every_step_while_the_room_grows(model):
                 cache.reorder([0, 1, 2, 3, 0])
 
 
-def test_gradients_flow_through_samples_that_changed_places(model):
+def test_gradients_flow_through_reordered_samples(model):
     text, cache = tokens(2, 6), KeyValueCache()
     model(text[:, :3], cache=cache)
     cache.reorder([1, 0])

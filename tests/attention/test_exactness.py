@@ -25,7 +25,7 @@ def small_tiles():
 
 
 def judge(case: Case, backend: str, dtype: torch.dtype, device: str, parameters: torch.dtype | None) -> None:
-    """Output and gradients within the yardstick; blind queries zero in both."""
+    """Output and gradients within the yardstick; queries that see nothing are zero in both."""
     given = case.to(dtype, device, parameters)
     exact = given.to(torch.float64, device)
     truth, plain, found = exact.attend("reference"), given.attend("reference"), given.attend(backend)
@@ -75,7 +75,7 @@ ONCE_WRONG = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", ["sdpa", "tiled"])
 @pytest.mark.parametrize("name", ONCE_WRONG)
-def test_what_was_once_wrong_stays_right(name, backend, dtype, device):
+def test_regressions_stay_fixed(name, backend, dtype, device):
     judge(ONCE_WRONG[name], backend, dtype, device, torch.float32)
 
 
@@ -111,7 +111,7 @@ def test_a_sample_of_nothing_but_padding_leaves_the_others_alone(backend, mask, 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "tiled", "auto"])
 @pytest.mark.parametrize("sizes", [(0, 5, 7), (2, 0, 7), (2, 5, 0)], ids=["samples", "queries", "keys"])
-def test_nothing_to_look_at_gives_zeros_and_no_queries_give_nothing(backend, sizes, device):
+def test_no_keys_give_zeros_and_no_queries_give_an_empty_result(backend, sizes, device):
     batch, queries, keys = sizes
     q = torch.ones(batch, 3, queries, 13, device=device, requires_grad=True)
     k = torch.ones(batch, 3, keys, 13, device=device, requires_grad=True)

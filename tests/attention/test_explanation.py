@@ -67,19 +67,19 @@ def test_the_profiler_sees_the_kernel_that_is_named(case, device):
     shape, options = cases("cpu")[case]
     options = {name: moved(value, device) for name, value in options.items()}
     q, k, v = tensors(device, **shape)
-    told = explain(q, k, v, **options)
+    explanation = explain(q, k, v, **options)
     names = shown(lambda: attend(q, k, v, **options))
-    assert any(SHOWN[device, told.kernel] in name for name in names), f"{told}\n{sorted(names)}"
-    others = {name for (place, kernel), name in SHOWN.items() if place == device and kernel != told.kernel}
-    if told.kernel not in ("math", "definition", "blocks of queries"):
+    assert any(SHOWN[device, explanation.kernel] in name for name in names), f"{explanation}\n{sorted(names)}"
+    others = {name for (place, kernel), name in SHOWN.items() if place == device and kernel != explanation.kernel}
+    if explanation.kernel not in ("math", "definition", "blocks of queries"):
         assert not any(name in names for name in others - {"aten::softmax"})
 
 
 def test_a_window_over_a_long_text_is_tiled_and_says_why():
     q = torch.empty(1, 1, 65_536, 8)
-    told = explain(q, q, q, Mask.window(100))
-    assert told.backend == "tiled"
-    assert "4,294,967,296 numbers that grow with queries × keys" in told
+    explanation = explain(q, q, q, Mask.window(100))
+    assert explanation.backend == "tiled"
+    assert "4,294,967,296 numbers that grow with queries × keys" in explanation
 
 
 def test_causal_attention_over_a_long_padded_text_builds_no_mask():
@@ -89,8 +89,8 @@ def test_causal_attention_over_a_long_padded_text_builds_no_mask():
 
 
 def test_one_query_of_a_growing_cache_needs_no_mask():
-    told = explain(torch.ones(1, 1, 1, 8), *[torch.ones(1, 1, 7, 8)] * 2, Mask.causal())
-    assert str(told) == "sdpa: the flash kernel on cpu."
+    explanation = explain(torch.ones(1, 1, 1, 8), *[torch.ones(1, 1, 7, 8)] * 2, Mask.causal())
+    assert str(explanation) == "sdpa: the flash kernel on cpu."
 
 
 def test_a_named_backend_is_never_replaced():

@@ -115,7 +115,7 @@ def test_a_tile_is_a_piece_of_the_whole(data, queries, keys):
 
 
 @given(data=st.data(), queries=st.sampled_from([1, 5, 11]), keys=st.sampled_from([1, 7, 13]), rows=sides, columns=sides)
-def test_runs_hold_all_that_is_visible_and_what_is_hidden_in_them_is_unsure(data, queries, keys, rows, columns):
+def test_runs_contain_all_visible_keys_and_mark_where_some_are_hidden(data, queries, keys, rows, columns):
     mask = data.draw(masks(*SIZES, queries, keys))
     whole = mask.dense(queries, keys).flatten(0, 1)
     found = find_visible_runs(mask, queries, keys, rows, columns)

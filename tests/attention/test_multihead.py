@@ -49,7 +49,7 @@ def test_attention_over_a_context_equals_torchs_own(context_width):
 
 @pytest.mark.parametrize("context_width", [None, 12, 7])
 @pytest.mark.parametrize("bias", [True, False])
-def test_weights_survive_the_way_to_torch_and_back(context_width, bias):
+def test_weights_survive_a_round_trip_through_torch(context_width, bias):
     ours = MultiHeadAttention(12, 3, context_width=context_width, bias=bias, dropout=0.25)
     for parameter in ours.parameters():
         nn.init.normal_(parameter)
@@ -81,7 +81,7 @@ def test_what_has_no_counterpart_is_refused_by_name(option):
         ({"temperature": "learned"}, "learned temperature"),
     ],
 )
-def test_what_torch_cannot_say_is_refused_by_name(options, words):
+def test_what_torch_cannot_express_is_refused_by_name(options, words):
     with pytest.raises(ConfigError, match=words):
         MultiHeadAttention(12, 3, **options).to_torch()
 

@@ -96,11 +96,11 @@ def test_an_unknown_scaling_is_refused_with_the_known_ones():
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"type": "linear", "factr": 2.0}, "wants factor, got factr"),
+        ({"type": "linear", "factr": 2.0}, "needs factor, got factr"),
         ({"type": "llama3", "factor": 8.0}, "low_freq_factor, original_max_position_embeddings, got factor"),
         ({"type": "linear", "factor": 0.0}, "positive, finite numbers"),
         ({"type": "ntk", "factor": float("inf")}, "positive, finite numbers"),
-        ({"rope_type": "linear"}, "'none' wants nothing, got rope_type"),
+        ({"rope_type": "linear"}, "'none' needs nothing, got rope_type"),
     ],
 )
 def test_a_scaling_with_wrong_values_is_refused(scaling, words):

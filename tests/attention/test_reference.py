@@ -44,7 +44,7 @@ def test_a_bias_is_added_to_the_scores_and_minus_infinity_hides():
     assert weights(0, 0, 0, bias=double(LN2, 0, -math.inf)) == approximately(2 / 3, 1 / 3, 0)
 
 
-def test_a_sink_takes_its_share_and_gives_nothing():
+def test_a_sink_takes_weight_and_contributes_no_value():
     sinks = double(LN3)
     assert weights(0, LN2, sinks=sinks) == approximately(1 / 6, 2 / 6)
     assert attend(**scored(0, LN2), v=scored(6, 9)["k"], sinks=sinks, backend="reference").item() == pytest.approx(4)
@@ -63,7 +63,7 @@ def test_the_scale_is_one_over_the_root_of_the_width_unless_given():
     assert torch.equal(attention_weights(q, k, scale=by_head)[:, 1], attention_weights(q, k, scale=2.0)[:, 1])
 
 
-def test_a_query_that_sees_nothing_gives_no_weight_at_all_not_even_next_to_a_sink():
+def test_a_query_that_sees_nothing_has_zero_weights_also_with_a_sink():
     nothing = Mask.hidden(torch.ones(1, 1, dtype=torch.bool))
     assert weights(1, 2, mask=nothing) == [0, 0]
     assert weights(1, 2, mask=nothing, sinks=double(1)) == [0, 0]
@@ -83,7 +83,7 @@ def test_shared_key_heads_serve_neighbouring_query_heads():
 
 
 @given(case=cases())
-def test_rows_sum_to_one_or_with_sinks_to_less_and_blind_ones_to_zero(case):
+def test_rows_sum_to_one_or_with_sinks_to_less_and_hidden_ones_to_zero(case):
     sums, blind = case.weights().sum(-1), ~case.visible().any(-1)
     assert not sums[blind].any()
     if "sinks" in case.tensors:

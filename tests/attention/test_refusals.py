@@ -231,7 +231,7 @@ def test_a_cap_that_is_not_positive(softcap):
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_a_dropout_that_is_no_share(dropout):
+def test_a_dropout_that_is_no_probability(dropout):
     with refused(ShapeError, "at least 0 and less than 1", str(dropout)):
         attend(q(), k(), k(), dropout=dropout)
 

@@ -91,7 +91,7 @@ def test_a_mask_used_under_inference_mode_serves_training_too():
     assert q.grad is not None
 
 
-def test_documents_may_be_told_apart_by_booleans():
+def test_document_ids_may_be_booleans():
     q, k, v = qkv()
     ids = torch.tensor([True, True, False, False, False, True, True])
     want = attend(q, k, v, Mask.documents(ids.int()), backend="reference")
@@ -101,7 +101,7 @@ def test_documents_may_be_told_apart_by_booleans():
 
 def test_second_derivatives_are_refused_where_they_would_be_wrong():
     q, k, v = (t.requires_grad_() for t in qkv())
-    with pytest.raises(BackendError, match="differentiated once only"):
+    with pytest.raises(BackendError, match="differentiated only once"):
         torch.autograd.grad(attend(q, k, v, backend="tiled").sum(), q, create_graph=True)
 
 

@@ -53,7 +53,7 @@ def test_gradients_are_the_same():
         assert torch.equal(one, other)
 
 
-def test_what_it_is_not_sure_of_it_does_not_say():
+def test_a_logsumexp_of_other_inputs_is_not_returned():
     q, k, v = tensors("cpu", torch.float32)
     scale = 1 / math.sqrt(32)
     with LogsumexpMode() as observer:
@@ -81,22 +81,22 @@ def test_our_attention_is_observed_where_nothing_but_the_kernel_hides(mask, expe
     assert (observer.logsumexp(q, keys=37, scale=1 / math.sqrt(32)) is not None) == expected
 
 
-def test_nobody_listens_where_it_saves_nothing():
-    with observe_sdpa(torch.zeros(1)) as observer:
+def test_nothing_is_observed_on_a_cpu():
+    with observe_sdpa(torch.zeros(1, 1)) as observer:
         assert observer is None
 
 
-def test_our_own_calls_are_heard_without_a_mode_and_only_in_their_thread():
+def test_our_own_calls_are_observed_without_a_mode_and_only_in_their_thread():
     q, k, v = (torch.randn(2, 3, 7, 8) for _ in range(3))
     expected = attend(q, k, v)
-    with _observe_thread() as ear:
+    with _observe_thread() as observer:
         assert torch.equal(attend(q, k, v), expected)
         with _observe_thread() as other, ThreadPoolExecutor(1) as elsewhere:
             elsewhere.submit(attend, q, k, v).result()
         assert other.calls == []
     attend(q, k, v)
-    assert len(ear.calls) == 1
-    found = ear.logsumexp(q, keys=7, scale=8**-0.5)
+    assert len(observer.calls) == 1
+    found = observer.logsumexp(q, keys=7, scale=8**-0.5)
     torch.testing.assert_close(found, (q @ k.mT * 8**-0.5).logsumexp(-1))
     with observe_own_sdpa(q) as none:  # on a CPU it saves nothing
         assert none is None

@@ -194,7 +194,7 @@ def test_beams_share_the_keys_and_values_of_their_source(trained):
     writer = Writer.translating(trained, source, lengths)
     beam(writer, start=START, end=END, max_length=3)
     assert {len(k) for k, _ in writer._cache._fixed.values()} == {7}
-    assert {len(room.k) for room in writer._cache._rooms.values()} == {35}
+    assert {len(room.k) for room in writer._cache._buffers.values()} == {35}
 
 
 def test_fewer_words_than_beams_are_enough():

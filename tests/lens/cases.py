@@ -160,7 +160,7 @@ SAMPLED = {
     "every 6th, documents": with_mask(Mask.documents(documents(ALONE, 2)), batch=2, every=6),
     "every 4th, relative bias": Case(*pair(), {"bias": Bias.relative(random(5, 39, 2), 19)}, {"every": 4}),
     "fewer queries than the step": Case(*pair(queries=5), asked={"every": 11}),
-    "queries told where they stand": Case(*pair(), asked={"offset": 29, "every": 2}),
+    "queries at a given offset": Case(*pair(), asked={"offset": 29, "every": 2}),
 }
 HARD = {
     "huge scores": Case(*(t * 60 for t in alone()), {"mask": CAUSAL}),  # up to 10,000 and more

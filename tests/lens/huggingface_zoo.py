@@ -1,4 +1,4 @@
-"""Small Hugging Face models of many families with telling weights, and what their own eager attention says of them.
+"""Small Hugging Face models of many families with non-uniform attention, and the weights of their eager attention.
 
 Sizes are distinct primes, or products of two, so that no transposition hides. In float32: in double precision, rows
 that see nothing turn eager attention's numbers into NaN.

@@ -1,4 +1,4 @@
-"""What the attentions of our models really saw, taken down by an observer of the tests' own, to judge a record by."""
+"""The inputs of our models' attentions, recorded by a separate observer, to compare records with."""
 
 from __future__ import annotations
 

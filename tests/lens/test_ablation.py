@@ -83,11 +83,11 @@ def test_gradients_are_those_of_a_model_without_them():
     other(source, source)[..., 3:].square().sum().backward()
     values = dict(other.named_parameters())
     for name, parameter in model.named_parameters():
-        if "to_out.weight" not in name:  # there what is zero has a gradient, and what is muted has none
+        if "to_out.weight" not in name:  # there what is zero has a gradient, and what is ablated has none
             assert torch.equal(parameter.grad, values[name].grad), name
-    muted = model.decoder.layers[0].self_attention.to_out.weight.grad
-    assert not muted[:, :4].any()
-    assert muted[:, 4:8].any()
+    ablated = model.decoder.layers[0].self_attention.to_out.weight.grad
+    assert not ablated[:, :4].any()
+    assert ablated[:, 4:8].any()
 
 
 def test_a_head_that_gives_no_numbers_can_be_switched_off():
@@ -128,10 +128,10 @@ def test_it_is_undone_after_an_exception():
     model = translator()
     with pytest.raises(KeyError), ablate(model, CHOSEN):
         raise KeyError
-    assert all(part.muted is None for part in model.modules() if isinstance(part, MultiHeadAttention))
+    assert all(part.ablated_heads is None for part in model.modules() if isinstance(part, MultiHeadAttention))
     with pytest.raises(LensError), ablate(model, {"encoder.0.self": [1], "encoder.9.self": [0]}):
         pass
-    assert all(part.muted is None for part in model.modules() if isinstance(part, MultiHeadAttention))
+    assert all(part.ablated_heads is None for part in model.modules() if isinstance(part, MultiHeadAttention))
 
 
 def test_it_leaves_nothing_in_the_state():

@@ -46,7 +46,7 @@ def test_one_query_and_weights_of_a_half_a_third_and_a_sixth(way):
     assert seen.map.flatten().tolist() == near(1 / 2, 1 / 3, 1 / 6)
 
 
-def test_a_sink_takes_its_part_and_the_rest_is_not_made_whole(way):
+def test_a_sink_takes_weight_and_the_rest_is_not_renormalised(way):
     seen = measure(row(1), row(*THIRDS), scale=1.0, sinks=exact([LN6]), top=1, backend=way)
     assert seen.logsumexp.flatten().tolist() == near(math.log(12))
     assert seen.received.flatten().tolist() == near(1 / 4, 1 / 6, 1 / 12)
@@ -56,7 +56,7 @@ def test_a_sink_takes_its_part_and_the_rest_is_not_made_whole(way):
     assert seen.map.sum().item() == pytest.approx(1 / 2)
 
 
-def test_queries_that_look_at_all_before_them_alike(way):
+def test_queries_with_uniform_causal_weights(way):
     seen = measure(row(0, 0, 0, 0), row(5, -1, 2, 3), Mask.causal(), pixels=2, top=2, backend=way)
     assert seen.logsumexp.flatten().tolist() == near(0, LN2, LN3, 2 * LN2)
     assert seen.entropy.flatten().tolist() == near(0, LN2, LN3, 2 * LN2)
@@ -139,7 +139,7 @@ def test_every_third_query_counted_from_the_end_of_each_three(way):
     assert measure(row(0), k, every=3, backend=way).entropy.shape == (1, 1, 0)  # at 6
 
 
-def test_parts_that_are_not_wanted_are_left_out(way):
+def test_measures_that_are_not_requested_are_left_out(way):
     seen = measure(row(1, 2), row(3, 4, 5), pixels=0, top=0, received=False, backend=way)
     assert seen.received is None
     assert seen.map.shape == (1, 1, 0, 0)
@@ -168,7 +168,7 @@ def test_blocks_and_positions():
 
 @pytest.mark.parametrize("top", [1, 3])
 @pytest.mark.parametrize("queries", [1, 5])
-def test_where_weights_are_no_number_there_is_no_key(way, queries, top):
+def test_weights_that_are_nan_have_no_top_key(way, queries, top):
     q, k = torch.ones(1, 2, queries, 3), torch.ones(1, 2, 7, 3)
     q[0, 1, -1, 0] = math.nan
     seen = measure(q, k, top=top, backend=way)
@@ -180,7 +180,7 @@ def test_where_weights_are_no_number_there_is_no_key(way, queries, top):
     assert not seen.peak[0, 0].isnan().any()
 
 
-def test_a_key_that_is_no_number_spoils_those_who_see_it(way):
+def test_a_key_that_is_nan_affects_only_queries_that_see_it(way):
     q, k = torch.ones(1, 1, 5, 3), torch.ones(1, 1, 5, 3)
     k[0, 0, 3] = math.nan
     seen = measure(q, k, Mask.causal(), top=2, backend=way)

@@ -53,7 +53,7 @@ def test_every_measure_is_exact(case, top):
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
 @pytest.mark.parametrize("mask", [None, Mask.causal()])
 @pytest.mark.parametrize("top", [0, 8])
-def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_receives(mask, top):
+def test_a_query_that_is_nan_affects_only_itself_and_what_its_head_receives(mask, top):
     job = job_of(mask=mask, tokens=700, top=top)
     good = launch.run(job)
     job.call.q[0, 1, 5] = torch.nan
@@ -70,7 +70,7 @@ def test_a_query_that_is_no_number_spoils_nothing_but_itself_and_what_its_head_r
 
 
 @pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")
-def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypatch):
+def test_a_compile_failure_warns_once_and_uses_the_other_kernel(monkeypatch):
     from clearhead.lens.measures.kernels import hopper_row_pass
 
     monkeypatch.setattr(kernel_tensors, "_failures", [])
@@ -81,7 +81,7 @@ def test_what_cannot_be_compiled_is_said_once_and_measured_all_the_same(monkeypa
     assert plan(job) is None
 
 
-def test_what_it_is_not_made_for_goes_to_the_others(monkeypatch):
+def test_unsupported_inputs_go_to_the_other_kernel(monkeypatch):
     monkeypatch.setattr(launch, "has_warpgroups", lambda device: True)
     monkeypatch.setattr(kernel_tensors, "has_tensor_memory_access", lambda device: True)
     q = torch.zeros(1, 2, 512, 128, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The method of transformers' beam search that a watch wraps: told while anybody listens, then as it was found."""
+"""The method of transformers' beam search that a watch wraps: reported while callbacks exist, then restored."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +54,7 @@ def test_it_is_restored_as_it_was_found_own_inherited_absent_or_of_another_kind(
 
 
 @pytest.mark.parametrize("mixin", [Own, Inherited], indirect=True)
-def test_what_somebody_else_puts_around_it_meanwhile_stays_and_nothing_is_told_twice(mixin):
+def test_another_wrapper_set_meanwhile_stays_and_nothing_is_reported_twice(mixin):
     told, calls, before = [], [], vars(mixin).get(METHOD)
     with observe_finished_beams(told.append):
         inner = getattr(mixin, METHOD)

@@ -1,4 +1,4 @@
-"""Compiled Hugging Face models under watch: code compiled before notices, and what is compiled once serves again."""
+"""Compiled Hugging Face models under watch: compiled code is recompiled once, and then serves all watches."""
 
 from collections.abc import Callable
 from typing import Any

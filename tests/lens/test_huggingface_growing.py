@@ -220,7 +220,7 @@ def test_empty_slots_of_a_static_cache_are_no_keys(family):
     assert_grown(record, family, torch.ones(3, 17).long())
 
 
-def test_a_cache_that_was_filled_before_is_looked_at_from_where_it_stands():
+def test_a_cache_that_was_filled_before_is_recorded_from_its_position_on():
     model, text = made("mistral"), tokens(17)
     cache = model(text[:, :7]).past_key_values
     with watch(model) as record:

@@ -81,7 +81,7 @@ def flash(monkeypatch):
 @pytest.mark.usefixtures("flash")
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "mistral", "gemma2", "gpt-oss"])
-def test_flash_attention_is_told_of_padding_windows_softcap_and_sinks(family, side):
+def test_padding_windows_softcap_and_sinks_of_flash_attention_are_read(family, side):
     model, given = made(family), {"input_ids": tokens()}
     if side is not None:
         given["attention_mask"] = padding(side)
@@ -135,7 +135,7 @@ def flex(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("family", ["bert", "llama", "mistral", "gemma2"])
-def test_flex_attentions_masks_are_asked_block_by_block(family, side):
+def test_masks_of_flex_attention_are_evaluated_block_by_block(family, side):
     model, given = made(family), {"input_ids": tokens()}
     if side is not None:
         given["attention_mask"] = padding(side)
@@ -178,7 +178,7 @@ def test_a_function_of_ones_own_is_read_as_sdpa_is(monkeypatch):
 
 def test_continuous_batching_is_refused():
     model = made("llama")
-    with pytest.raises(LensError, match="continuous batching keeps its keys in pages"), watch(model):
+    with pytest.raises(LensError, match="continuous batching keeps keys in pages"), watch(model):
         model.model.layers[0].self_attn(
             torch.zeros(1, 1, 30), (torch.ones(1, 1, 10), torch.zeros(1, 1, 10)), None, cache=_Pages()
         )

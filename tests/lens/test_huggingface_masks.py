@@ -1,4 +1,4 @@
-"""Masks that Hugging Face writes out as squares, and the rules that they follow."""
+"""Dense masks of Hugging Face models, and the structured masks recovered from them."""
 
 import hypothesis.strategies as st
 import pytest
@@ -66,7 +66,7 @@ def test_a_square_for_each_head_stays_one_unless_all_are_the_same():
     assert is_square(recover_mask(seen.clone(), causal=True))
 
 
-def test_large_squares_are_looked_at_in_parts(monkeypatch):
+def test_large_dense_masks_are_read_in_parts(monkeypatch):
     monkeypatch.setattr(mask_recovery, "CELLS", 2 * 13 * 3)
     mask = Mask.window(4) & Mask.padding([13, 11], side="left")
     assert repr(recover_mask(shown(mask, 11, 13), causal=True)) == repr(mask)
@@ -108,7 +108,7 @@ def test_steps_of_a_padded_batch_follow_one_rule(cache):
     assert repr(part.mask) == "Mask.causal(offset=0) & Mask.padding([15, 11, 9], side='left')"
 
 
-def test_a_mask_is_looked_at_once_for_all_layers(monkeypatch):
+def test_a_mask_is_read_once_for_all_layers(monkeypatch):
     from clearhead.lens.huggingface import arguments
 
     looks = []

@@ -1,4 +1,4 @@
-"""The rule that names attentions by their paths, for families that nobody thought of."""
+"""Names of attentions from their paths, for any family."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("paths", NAMED)
-def test_a_path_says_the_stack_the_layer_and_the_kind(paths):
+def test_a_path_names_the_stack_the_layer_and_the_kind(paths):
     assert list(find_attentions(tree(*paths.split()))) == NAMED[paths].split()
 
 

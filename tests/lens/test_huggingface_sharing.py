@@ -1,4 +1,4 @@
-"""Layers that look at the keys of another layer, and have no place of their own in the cache: Gemma 3n, Gemma 4."""
+"""Layers that use the keys of another layer and have no entry of their own in the cache: Gemma 3n, Gemma 4."""
 
 from typing import Any
 

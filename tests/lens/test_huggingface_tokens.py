@@ -11,7 +11,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.capture.watch_context import watch
 from tests.lens.huggingface_zoo import inputs, made, tokens
 
-UNKNOWN = "no tokens are known that could be named"
+UNKNOWN = "the record has no token ids"
 
 
 class Around(nn.Module):
@@ -73,7 +73,7 @@ def test_a_text_that_a_model_within_writes_is_known():
 def test_of_different_texts_in_one_pass_none_is_taken_for_the_other(family, models):
     model = Around(*[made(family) for _ in range(models)])
     first, second = {"input_ids": tokens()}, {"input_ids": tokens().flip(1)}
-    with pytest.raises(RecordError, match=f"{UNKNOWN}.*different texts in one pass"):
+    with pytest.raises(RecordError, match=f"{UNKNOWN}.*one pass read several texts"):
         recorded(model, first, second, first).label(text)
     same = recorded(model, first, first)
     assert torch.equal(same.calls[0].ids["tokens"], tokens())
@@ -100,7 +100,7 @@ def test_what_counts_is_what_the_model_within_reads():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_texts_of_different_kinds_in_one_pass_are_not_told_apart(order):
+def test_texts_of_different_kinds_in_one_pass_are_not_distinguished(order):
     vectors = {"inputs_embeds": torch.randn(3, 11, 21)}
     with pytest.raises(RecordError, match=UNKNOWN):
         recorded(Around(made("bert")), *[{"input_ids": tokens()}, vectors][::order]).label(text)
@@ -134,7 +134,7 @@ def test_labels_without_tokens_are_refused(tmp_path):
     for record in unknown:
         with pytest.raises(RecordError, match=UNKNOWN):
             record.label(text)
-        with pytest.raises(RecordError, match="no tokens of 'source' went in; there are none"):
+        with pytest.raises(RecordError, match="the record has no tokens of 'source'; it has none"):
             record.label(source=text)
     merged = Record.merge([vectors, recorded(made("bert"), tokens())]).label(text)
     assert merged.calls[0]["encoder.0.self"].text(0, 1) is None

@@ -280,7 +280,7 @@ def test_a_mask_of_ones_own_is_seen_as_it_is():
 
 
 @torch.no_grad()
-def test_layers_that_share_their_weights_are_told_apart():
+def test_layers_that_share_their_weights_are_distinguished():
     config = transformers.AlbertConfig(**{**BERT, "embedding_size": 13, "num_hidden_layers": 3})
     model = shaken(transformers.AlbertModel(config))
     names = ["encoder.0.self", "encoder.0.self:2", "encoder.0.self:3"]
@@ -340,7 +340,7 @@ def _siglip() -> Any:
 
 
 @torch.no_grad()
-def test_what_is_not_seen_of_a_model_is_said():
+def test_attentions_that_cannot_be_recorded_are_named():
     model = _siglip()
     with (
         pytest.warns(UserWarning, match=r"not all attentions of SiglipVisionModel.*head.attention"),
@@ -352,7 +352,7 @@ def test_what_is_not_seen_of_a_model_is_said():
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:not all attentions")
-def test_a_model_that_ran_without_what_can_be_watched_says_so():
+def test_a_run_without_any_watchable_attention_is_an_error():
     model, given = _siglip(), {name: value.float() for name, value in inputs("vit").items()}
     layers, model.encoder.layers = model.encoder.layers, nn.ModuleList()
     model.spare = layers
@@ -367,7 +367,7 @@ def test_names_that_are_not_there_are_refused_with_the_nearest():
         watch(made("bert"), heads=[3]).__enter__()
 
 
-def test_a_list_of_layers_is_refused_since_nobody_calls_it():
+def test_a_list_of_layers_is_refused_since_it_is_never_called():
     model = made("mistral")
     with pytest.raises(LensError, match=r"a ModuleList is never called itself.*layers="), watch(model.model.layers):
         raise AssertionError("it was let in")

@@ -139,7 +139,7 @@ def test_half_precision_is_exact_in_the_interpreter_too(name, dtype):
 @pytest.mark.parametrize(
     "name", some(["window or prefix", "sinks of −inf and 60", "everything", "every 4th"][: 9 if CUDA else 2])
 )
-def test_a_logsumexp_that_is_given_serves_as_well(name):
+def test_a_given_logsumexp_gives_the_same_measures(name):
     job = CASES[name].job(device=DEVICE)
     given = job._replace(logsumexp=measure_by_definition(in_float64(job)).logsumexp.float())
     found = run(given)
@@ -189,7 +189,7 @@ def views(q, k):
 
 
 @pytest.mark.parametrize("width", shared(["16", "24"]) if HERE else [])
-def test_tensors_may_lie_in_memory_as_they_like(width):
+def test_tensors_may_have_any_strides(width):
     q, k = (t.float().to(DEVICE) for t in pair(37, 53, width=int(width), batch=2))
     found = [run(plan_job(check_call(*pair, None, None), pixels=5, top=2)) for pair in views(q, k)]
     for other in found[1:]:
@@ -202,7 +202,7 @@ def job_of(*, width: int = 16, dtype: torch.dtype = torch.float32, **asked) -> M
     return plan_job(check_call(q, k, None, None), **asked)
 
 
-def test_what_the_kernels_cannot_do_is_said(monkeypatch):
+def test_refusals_name_their_reason(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert launch.explain_refusal(job_of()) is None
     assert "float64" in str(launch.explain_refusal(job_of(dtype=torch.float64)))
@@ -235,7 +235,7 @@ def test_on_a_gpu_nothing_waits_and_memory_grows_with_n_only():
 @pytest.mark.skipif(not HERE, reason="the kernels need a GPU, or Triton's interpreter")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @pytest.mark.parametrize("given", [False, True])
-def test_what_is_no_number_shows(given):
+def test_nan_is_propagated(given):
     q, k = (t.to(DEVICE, torch.float32) for t in alone(70))
     q[:, :, 40] = torch.nan
     call = check_call(q, k, None, Mask.causal())
@@ -250,7 +250,7 @@ def test_what_is_no_number_shows(given):
 
 @pytest.mark.skipif(not HERE, reason="the kernels need a GPU, or Triton's interpreter")
 @pytest.mark.parametrize("usual", [torch.float16, torch.float64])
-def test_the_usual_dtype_makes_no_difference(usual):
+def test_the_default_dtype_makes_no_difference(usual):
     q, k = (t.to(DEVICE, torch.float32) for t in alone(23))
     job = plan_job(check_call(q, k, None, Mask.causal()), pixels=3, top=0)
     torch.set_default_dtype(usual)
@@ -272,7 +272,7 @@ def test_a_large_job_in_bfloat16_is_as_exact(mask):
 
 @pytest.mark.skipif(not CUDA, reason="on a GPU only")
 @pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["full", "causal"])
-def test_what_the_fused_kernel_leaves_behind_is_measured_with(mask, monkeypatch):
+def test_the_logsumexp_of_the_fused_kernel_is_used(mask, monkeypatch):
     attention = MultiHeadAttention(width=256, heads=4, kv_heads=2).to(DEVICE, torch.bfloat16)
     x = torch.randn(2, 331, 256, device=DEVICE).bfloat16()
     jobs = []

@@ -1,4 +1,4 @@
-"""What the kernels are told before they start: a mask as bounds, and which tiles to visit."""
+"""A mask as kernel arguments, and the plan of tiles to visit."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def read(rules: mask_plan.MaskArguments) -> torch.Tensor:
 
 
 @given(masks(*SIZES))
-def test_rules_say_what_the_mask_says(mask):
+def test_mask_arguments_evaluate_to_the_mask(mask):
     rules = mask_plan.build_mask_arguments(mask, SIZES, CPU)
     assert torch.equal(read(rules), mask.dense(QUERIES, KEYS).expand(SIZES))
 
@@ -54,7 +54,7 @@ def test_structure_is_kept_as_numbers():
     assert max(t.numel() for t in rules.arguments if isinstance(t, torch.Tensor)) == BATCH * 2 * 6
 
 
-def test_a_mask_of_too_many_parts_is_built_whole_or_refused():
+def test_a_mask_of_too_many_terms_is_made_dense_or_refused():
     ids = torch.zeros(KEYS, dtype=torch.long)
     mask = Mask.documents(ids) & Mask.documents(ids + 1)  # two of them: more than the kernels carry
     assert mask_plan.explain_refusal(mask, SIZES) is None
@@ -113,7 +113,7 @@ def test_hidden_tiles_are_not_visited(mask, visited):
     assert sum(len(run) + len(others) for run, others in visits(plan, 1, 1, 8)) == visited
 
 
-def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(monkeypatch):
+def test_few_tiles_are_all_visited_without_evaluating_the_mask_by_blocks(monkeypatch):
     mask = Mask.causal()
     monkeypatch.setattr(mask, "blocks", None, raising=False)
     plans = [
@@ -124,7 +124,7 @@ def test_where_there_are_few_tiles_all_are_visited_and_the_mask_is_not_asked(mon
         assert visits(plan, 1, 1, 2) == [([], [0, 1]), ([], [0, 1])]
 
 
-def test_what_is_the_same_for_every_call_is_made_once_and_not_kept_for_ever():
+def test_cached_tensors_are_made_once_and_their_number_is_bounded():
     made = []
     for number in (1, 2, 1):
         assert mask_plan.cache_on_device(("a test", number), CPU, lambda n=number: made.append(n) or [n]) == [number]

@@ -59,7 +59,7 @@ def test_of_an_attention_it_is_what_a_lone_key_adds():
     with torch.no_grad():
         attention(x)
         for head in range(3):
-            attention.muted = (torch.arange(3) != head).view(3, 1, 1)
+            attention.ablated_heads = (torch.arange(3) != head).view(3, 1, 1)
             given: Seen = seen[0]
             found = value_norms(given.v, attention.to_out.weight, 3)[:, head]
             torch.testing.assert_close(found, attention(x).norm(dim=-1))
@@ -107,7 +107,7 @@ def test_of_chosen_heads_each_has_its_own_norms():
     torch.testing.assert_close(norm_weights(one["attention"], 1, 2), norm_weights(whole["attention"], 1, 2))
 
 
-def test_without_norms_it_says_how_to_get_them():
+def test_without_norms_the_error_names_the_option():
     model = MultiHeadAttention(12, 3)
     with watch(model) as record:
         model(torch.randn(1, 5, 12))

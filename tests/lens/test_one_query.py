@@ -48,7 +48,7 @@ def test_ties_go_to_the_smallest_key(name, dtype, device):
 
 
 @pytest.mark.parametrize("every", [1, 7])
-def test_one_query_is_measured_in_one_piece(every, monkeypatch):
+def test_one_query_is_measured_without_tiles(every, monkeypatch):
     taken = []
     monkeypatch.setitem(METHODS, "single", lambda job: taken.append(job) or one_query.run(job))
     measure(torch.zeros(1, 2, every, 3), torch.zeros(1, 2, 11, 3), Mask.causal(), every=every)
@@ -73,7 +73,7 @@ class Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(31)], ids=str)
-def test_a_decoding_step_takes_few_operations_however_many_came_before(mask):
+def test_a_decoding_step_takes_few_operations_at_any_length(mask):
     growing, counts = GrowingAttention("decoder.0.self", (0, 1, 2), False, MeasureDetail(), BatchHistory(1)), []
     for step in range(331):
         call = check_call(torch.randn(1, 3, 1, 5), torch.randn(1, 3, step + 1, 5), None, mask)

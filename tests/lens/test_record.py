@@ -1,4 +1,4 @@
-"""Record: what can be asked of it."""
+"""Record: windows, top keys, labels, statistics, merging."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_what_is_kept_is_not_what_is_overwritten_later():
     assert sight.weights(0, 1).sum() > 6
 
 
-def test_windows_are_asked_for_as_python_slices_are():
+def test_windows_are_selected_like_python_slices():
     q = torch.randn(1, 1, 7, 3)
     sight = recorded(Seen(q, q, q, Mask.causal(), 1.0, None))
     whole = sight.weights(0, 0)
@@ -160,7 +160,7 @@ def test_tokens_are_named_by_tokenizers_and_functions():
         assert [one.weight for one in looked] == sorted((one.weight for one in looked), reverse=True)
     record.label(lambda number: chr(97 + number))
     assert record.calls[0].labels["target"] == {3: "d", 5: "f", 7: "h", 11: "l"}
-    with pytest.raises(RecordError, match="no tokens of 'tokens' went in; there are source, target"):
+    with pytest.raises(RecordError, match="the record has no tokens of 'tokens'; it has source, target"):
         record.label(tokens=Pieces())
     with pytest.raises(RecordError, match="a int cannot name tokens"):
         record.label(5)

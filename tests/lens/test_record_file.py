@@ -334,7 +334,7 @@ def test_tokens_may_be_any_text(texts, tmp_path_factory):
 
 
 @pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="root may read anything")
-def test_a_file_that_may_not_be_read_says_so(tmp_path):
+def test_a_file_without_read_permission_is_refused(tmp_path):
     (tmp_path / "run.record").touch(mode=0)
     with pytest.raises(RecordError, match="cannot be read"):
         Record.load(tmp_path / "run.record")

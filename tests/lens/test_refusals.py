@@ -1,4 +1,4 @@
-"""The lens refuses what makes no sense, in words that name the values and the remedy."""
+"""The lens refuses invalid arguments, with errors that name the values and the remedy."""
 
 import pytest
 import torch

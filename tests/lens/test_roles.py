@@ -57,7 +57,7 @@ def test_without_a_previous_token_head_below_there_is_no_induction():
     assert roles["layers.1", 0].scores["induction"] < 0.1
 
 
-def test_looking_ahead_is_found_where_that_is_possible():
+def test_next_token_heads_are_found_without_a_causal_mask():
     both_ways = head_roles(Built(["next", "previous", "duplicate"], causal=False), text(), vocabulary=WORDS)
     assert [one.role for one in both_ways] == ["next", "previous", "duplicate"]
     one_way = head_roles(Built(["next"]), text(), vocabulary=WORDS)
@@ -169,7 +169,7 @@ def test_several_runs_are_counted_together():
         assert one.scores == pytest.approx(other.scores)
 
 
-def test_a_sample_of_queries_says_nearly_the_same(causal):
+def test_a_sample_of_queries_gives_nearly_the_same_scores(causal):
     some = head_roles(Built(CAUSAL, ["induction", "broad"]), text(), delimiters=[COMMA], vocabulary=WORDS, rows=1 / 4)
     assert [one.role for one in some] == [one.role for one in causal]
     assert some["layers.0", 5].scores["local"] == pytest.approx(causal["layers.0", 5].scores["local"], abs=0.05)
@@ -205,7 +205,7 @@ def test_it_prints_as_a_table_with_a_caveat(causal):
     [
         (lambda roles: roles.of("prev"), "no role is called 'prev'; there are induction, duplicate"),
         (lambda roles: roles["layers.3", 0], "did you mean 'layers"),
-        (lambda roles: roles["layers.1", 5], "heads 0, 1 were seen, not 5"),
+        (lambda roles: roles["layers.1", 5], "heads 0, 1 were measured, not 5"),
         (lambda roles: HeadRoles([], {"sink": 0.5}), "no role is called 'sink'"),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():
         head_roles(Built(["broad"]), text(), near=0)
 
 
-def test_without_inputs_or_run_it_says_what_is_missing():
+def test_without_inputs_or_run_the_error_names_both():
     with pytest.raises(LensError, match="inputs"):
         head_roles(Built(["broad"]))
 
@@ -240,7 +240,7 @@ def test_hugging_face_models_have_roles_too(family):
     assert roles.heads[-1].scores["delimiter"] == pytest.approx(share)
 
 
-def test_coverage_is_one_when_every_source_token_was_looked_at_once():
+def test_coverage_is_one_when_every_source_token_received_a_weight_of_one():
     model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11, width=12, heads=2, layers=1)).eval()
     source, target = torch.randint(3, 11, (2, 5)), torch.randint(3, 11, (2, 7))
     with torch.no_grad():

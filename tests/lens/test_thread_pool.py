@@ -16,7 +16,7 @@ def three_threads():
     torch.set_num_threads(1)
 
 
-def test_every_item_is_worked_on_once_and_by_several_threads():
+def test_every_item_is_processed_once_by_several_threads():
     done, by, meeting = [], set(), threading.Barrier(3)
 
     def work(item: int) -> None:
@@ -31,7 +31,7 @@ def test_every_item_is_worked_on_once_and_by_several_threads():
     assert threading.get_ident() not in by
 
 
-def test_each_thread_works_alone_and_numbers_of_threads_are_as_before():
+def test_each_thread_uses_one_pytorch_thread_and_the_default_is_restored():
     inside = []
 
     def work(item: int) -> None:
@@ -48,21 +48,21 @@ def test_each_thread_works_alone_and_numbers_of_threads_are_as_before():
     assert [torch.get_num_threads(), *later] == [3, 3]
 
 
-def test_threads_that_are_to_spare_help():
+def test_spare_threads_are_divided_among_workers():
     torch.set_num_threads(5)
     inside = []
     run_in_threads(lambda item: inside.append(torch.get_num_threads()), [1, 2])
     assert inside == [2, 2]
 
 
-def test_one_worker_may_be_told_to_work_alone():
+def test_one_worker_may_use_one_pytorch_thread():
     seen = []
     run_in_threads(lambda item: seen.append((torch.get_num_threads(), threading.get_ident())), [1, 2], 1, 1)
     assert {threads for threads, _ in seen} == {1}
     assert len({by for _, by in seen} - {threading.get_ident()}) == 1
 
 
-def test_one_item_or_one_thread_is_no_occasion_for_threads():
+def test_one_item_or_one_thread_starts_no_threads():
     by = []
     run_in_threads(lambda item: by.append(threading.get_ident()), [1])
     torch.set_num_threads(1)
@@ -70,7 +70,7 @@ def test_one_item_or_one_thread_is_no_occasion_for_threads():
     assert set(by) == {threading.get_ident()}
 
 
-def test_an_error_ends_all_and_is_raised_here():
+def test_an_error_ends_all_threads_and_is_raised():
     done = []
 
     def work(item: int) -> None:
@@ -85,7 +85,7 @@ def test_an_error_ends_all_and_is_raised_here():
     assert torch.get_num_threads() == 3
 
 
-def test_no_gradients_are_kept_and_inference_mode_goes_along():
+def test_threads_inherit_no_grad_and_inference_mode():
     modes = []
     with torch.inference_mode():
         run_in_threads(lambda item: modes.append(torch.is_inference_mode_enabled()), [1, 2])

@@ -130,7 +130,7 @@ def test_pixels_merge_into_larger_ones(data, high, wide, more):
     torch.testing.assert_close(sum_blocks(sum_blocks(fine, more, 2), more, 3), coarse, rtol=2e-5, atol=2e-6)
 
 
-def test_sums_over_a_hundred_thousand_keys_do_not_pile_up_roundings():
+def test_sums_over_a_hundred_thousand_keys_do_not_accumulate_rounding_errors():
     keys, line = 100_003, 8 * torch.finfo(torch.float32).eps
     q, k = random(1, 1, 1, 3, 5).float(), torch.full((1, 1, keys, 5), 0.3)
     seen = measure(q, k, offset=0)
@@ -141,7 +141,7 @@ def test_sums_over_a_hundred_thousand_keys_do_not_pile_up_roundings():
     assert seen.map.sum().item() == pytest.approx(3, rel=line)
 
 
-def test_sums_over_a_hundred_thousand_queries_do_not_either():
+def test_sums_over_a_hundred_thousand_queries_do_not_accumulate_rounding_errors():
     queries, line = 100_003, 8 * torch.finfo(torch.float32).eps
     seen = measure(torch.full((1, 1, queries, 5), 0.3), torch.full((1, 1, 7, 5), 0.3), top=0)
     assert seen.received.flatten().tolist() == pytest.approx([queries / 7] * 7, rel=line)
@@ -158,7 +158,7 @@ def threads(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["shared keys", "causal, padding left", "everything", "dense", "one query", "no keys"])
-def test_threads_are_exact_and_measure_the_very_same_every_time(name, threads):
+def test_threads_are_exact_and_deterministic(name, threads):
     job = CASES[name].job()
     seen, again = run_job(job, "tiled"), run_job(job, "tiled")
     assert_exact(seen, job)
@@ -166,7 +166,7 @@ def test_threads_are_exact_and_measure_the_very_same_every_time(name, threads):
         assert torch.equal(getattr(seen, field.name), getattr(again, field.name)), field.name
 
 
-def test_threads_work_in_inference_mode_and_on_tensors_that_want_gradients(threads):
+def test_threads_work_in_inference_mode_and_on_tensors_that_require_gradients(threads):
     q, k = (random(n, 2, 3, 37, 13).float().requires_grad_() for n in (1, 2))
     wanting = measure(q, k, Mask.causal())
     assert not wanting.entropy.requires_grad
@@ -174,13 +174,13 @@ def test_threads_work_in_inference_mode_and_on_tensors_that_want_gradients(threa
         assert_alike(measure(q * 1, k * 1, Mask.causal()), wanting)
 
 
-def test_a_logsumexp_that_is_at_hand_changes_nothing():
+def test_a_given_logsumexp_changes_nothing():
     job = CASES["everything"].job()
     given = job._replace(logsumexp=run_job(job, "defined").logsumexp)
     assert_exact(run_job(given, "tiled"), given)
 
 
-def test_tensors_laid_out_otherwise_and_wanting_gradients_are_measured_alike():
+def test_strides_and_gradients_make_no_difference():
     q, k = random(1, 2, 37, 6, 13).float(), random(2, 2, 53, 3, 13).float()
     plain = measure(*(x.transpose(1, 2).contiguous() for x in (q, k)), Mask.causal())
     assert_alike(measure(q.transpose(1, 2), k.transpose(1, 2), Mask.causal()), plain)
@@ -199,7 +199,7 @@ def test_under_autocast_the_arithmetic_stays_in_float32():
     assert_alike(seen, measure(q.bfloat16(), k.bfloat16(), Mask.causal()))
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     bias, q, k = random(5, 131, 197).float(), *(t.float() for t in (CASES["dense bias"].q, CASES["dense bias"].k))
     copies = [t.clone() for t in (bias, q, k)]
     measure(q, k, Mask.causal(), bias=bias, softcap=3.0, scale=1.0)

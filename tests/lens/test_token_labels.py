@@ -1,4 +1,4 @@
-"""Tokens: every tokenizer's show the text that they stand for."""
+"""Token labels: the text of each token, for every kind of tokenizer."""
 
 import pytest
 import torch

@@ -75,7 +75,7 @@ def test_heads_of_its_first_layer_look_back_at_the_word_just_translated(translat
         assert rates["read"][0, head] < 0.2 < 0.9 < rates["written"][0, head]
 
 
-def test_its_cross_attention_covers_most_of_the_source_but_for_a_head_that_looks_at_its_end(translator, texts):
+def test_its_cross_attention_covers_most_of_the_source_but_for_a_head_on_its_end(translator, texts):
     source, target = (text[:1][text[:1] > 0][None] for text in texts)
     with torch.no_grad(), watch(translator.model, layers="decoder.*.cross", pixels=0, top=1) as record:
         translator.model(source, target)
@@ -84,7 +84,7 @@ def test_its_cross_attention_covers_most_of_the_source_but_for_a_head_that_looks
     assert record["decoder.1.cross"].received[0, 3, -2:].sum() > 0.5 * target.shape[1], "the full stop, and the end"
 
 
-def test_it_cannot_translate_without_looking_at_the_source_but_without_any_one_head(translator, texts):
+def test_it_cannot_translate_without_cross_attention_but_without_any_one_head(translator, texts):
     """Michel et al. 2019: most heads can be removed one by one."""
     source, target = (text[:1][text[:1] > 0][None] for text in texts)
     model = translator.model

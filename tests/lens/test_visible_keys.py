@@ -97,7 +97,7 @@ def test_neighbours_are_the_same_keys_for_all_samples(name, step, device):
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_half_precision_is_left_before_anything_is_rounded(name):
+def test_half_precision_is_promoted_before_any_arithmetic(name):
     job = CASES["everything"].job(HALF[name])
     judge(job, torch.tensor(job.rows) // 2)
 
@@ -120,7 +120,7 @@ def test_a_query_that_sees_nothing_gives_nothing():
 
 
 @pytest.mark.parametrize("name", ["no keys", "no samples", "no queries"])
-def test_nothing_to_look_at(name):
+def test_empty_inputs_give_zeros(name):
     job = CASES[name].job()
     keys = torch.zeros(len(job.rows), dtype=torch.long)
     found = compute_probe_weights(job.call, keys, run_job(job).logsumexp)

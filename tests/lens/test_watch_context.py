@@ -1,4 +1,4 @@
-"""watch: what it hears of our models, in every way in which they can run."""
+"""watch() on our models, in every way in which they can run."""
 
 import logging
 import math
@@ -81,7 +81,7 @@ def test_what_observed_before_is_back_in_its_place_after_an_error_too():
     assert not model.decoder._forward_pre_hooks
 
 
-def test_nested_watches_all_hear():
+def test_nested_watches_record_all():
     model = built("Decoder")
     with watch(model) as outer:
         with watch(model, layers="decoder.1.self") as inner, watch(model, top=2) as innermost:
@@ -135,7 +135,7 @@ def test_a_model_that_ran_twice_has_two_calls():
 
 def test_a_watched_model_that_did_not_run_is_an_error():
     model = built("Decoder")
-    with pytest.raises(LensError, match="nothing was seen"), watch(model):
+    with pytest.raises(LensError, match="watched attentions ran"), watch(model):
         pass
     with pytest.raises(ZeroDivisionError), watch(model):
         1 / 0  # noqa: B018
@@ -303,7 +303,7 @@ def test_under_autocast_what_is_measured_is_what_was_attended():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_layers_that_are_recomputed_in_the_backward_pass_are_heard_once(reentrant):
+def test_layers_that_are_recomputed_in_the_backward_pass_are_recorded_once(reentrant):
     attention = MultiHeadAttention(width=12, heads=3)
     x = torch.randn(2, 5, 12, requires_grad=True)
     with watch(attention) as record:
@@ -313,7 +313,7 @@ def test_layers_that_are_recomputed_in_the_backward_pass_are_heard_once(reentran
     assert x.grad is not None
 
 
-def test_a_model_that_recomputes_its_layers_is_heard_once():
+def test_a_model_that_recomputes_its_layers_is_recorded_once():
     model = built("EncoderDecoder").train()
     model.checkpointing = True
     with watch(model) as record:
@@ -346,7 +346,7 @@ def test_several_threads_at_once_have_a_call_each():
         assert len(sizes) == 1
 
 
-def test_a_thread_that_watches_for_itself_is_heard_by_itself_alone():
+def test_a_thread_with_a_watch_of_its_own_is_recorded_by_that_watch_alone():
     model = built("Decoder")
     gate, records = threading.Barrier(2), {}
 
@@ -368,7 +368,7 @@ def test_a_thread_that_watches_for_itself_is_heard_by_itself_alone():
 
 
 @pytest.mark.parametrize("own_thread", [True, False])
-def test_a_watch_hears_other_threads_unless_it_wants_its_own_alone(own_thread):
+def test_a_watch_records_other_threads_unless_own_thread_is_set(own_thread):
     model = built("Decoder")
     with watch(model, own_thread=own_thread) as record:
         other = threading.Thread(target=model, args=(tokens(1, 5),))
@@ -414,7 +414,7 @@ def test_norms_are_those_of_the_values_after_the_map_that_merges_heads():
         torch.testing.assert_close(record["decoder.1.self"].norms[:, place], wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_the_memory_that_is_kept_is_told_beforehand(caplog):
+def test_the_memory_of_kept_inputs_is_logged_beforehand(caplog):
     from clearhead.lens import expected_bytes
 
     model = built("Decoder", "modern")

@@ -16,6 +16,7 @@ from clearhead.tasks import Tagging
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.decoding import ScoredSpan
 from clearhead.tasks.tagging.evaluation import tag_by_frequency
+from clearhead.tasks.tagging.examples import TaggedWords
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.tasks.tagging.tables import count_entities, count_tables, count_tags
@@ -39,6 +40,8 @@ dev = "dev.conll"
 [text]
 vocabulary = 320
 letter_case = true
+bigrams = 50
+neighbours = 3
 
 [model]
 shape = "tiny"
@@ -70,7 +73,7 @@ def tagged(count: int, seed: int) -> list[list[tuple[str, str]]]:
     for _ in range(count):
         sentence = []
         for _ in range(chance.randint(2, 5)):
-            sentence += [(word, "O") for word in chance.choices(OTHERS, k=chance.randint(1, 3))]
+            sentence += [(word, "O") for word in chance.choices(OTHERS, k=chance.randint(0, 3))]
             label = chance.choice(["PER", "LOC"])
             sentence.append((chance.choice(NAMES[label]), f"B-{label}"))
             if label == "PER" and chance.random() < 0.5:
@@ -143,6 +146,17 @@ def test_json_has_the_keys_of_the_contract(run, capsys):
         *("entity_precision", "entity_recall", "entity_f1"),
         *("token_accuracy", "token_macro_f1", "token_weighted_f1"),
     }
+
+
+def test_the_command_line_prints_tables_and_a_baseline(run, capsys, tmp_path):
+    data = str(run.parent / "dev.conll")
+    train = str(run.parent / "train.conll")
+    assert main(["evaluate", str(run), data, "--report", "--baseline", "--train", train, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "baseline: the most frequent tag of each word" in out
+    assert out.count("weighted avg") == 2
+    assert main(["evaluate", str(run), data, "--figure", str(tmp_path / "confusion.png"), "--device", "cpu"]) == 0
+    assert (tmp_path / "confusion.png").stat().st_size > 1000
 
 
 def every_word(scores: list[torch.Tensor], steps: object) -> list[list[ScoredSpan]]:
@@ -405,17 +419,27 @@ def test_chinese_is_read_character_by_character(tmp_path):
     assert fresh.pieces == [task.tokenizer.pad], "a character that training never saw is unknown, not spelled in bytes"
 
 
+def test_pairs_of_words_are_numbered_from_training_data_within_a_sentence(tmp_path):
+    sentences = [[("Anna", "B-PER"), ("Lee", "I-PER")], [("Anna", "B-PER"), ("Lee", "I-PER")], [("Lee", "O")]]
+    rows = rows_of(sentences, tmp_path)
+    task = Tagging.prepare(rows, recipe_of(text={"vocabulary": 320, "bigrams": 9}))
+    assert task.bigrams == ["Lee\n", "Anna\nLee"], "those that occur twice, the most frequent first"
+    assert task.encoder.number_bigrams(["Anna", "Lee", "Anna"]) == [2, 0, 0]
+    task.save(tmp_path)
+    assert Tagging.load(tmp_path, task.config, task.settings).bigrams == task.bigrams
+
+
 # loss
 
 
 def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
     rows = rows_of(tagged(5, seed=3), tmp_path)
-    task = Tagging.prepare(rows, recipe_of())
+    task = Tagging.prepare(rows, recipe_of(loss={"crf": False}))
     torch.manual_seed(2)
     model = task.build().double().eval()
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()) + 2,)))
-    scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.words).log_softmax(-1)
+    scores = model.word_scores(*batch[:4], batch.words).log_softmax(-1)
     by_hand = -sum(
         scores[row, word, tag].item()
         for row, tags in enumerate(batch.tags.tolist())
@@ -443,8 +467,10 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     task.configure(recipe)
     tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
     torch.manual_seed(0)
-    hidden = task._hide_pieces(tokens, lengths)
-    assert hidden.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
+    pairs = torch.full_like(tokens, 5)
+    hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
+    assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
+    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would tell it"
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
     model = task.build().eval()
@@ -453,7 +479,8 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
 
 def test_smoothing_and_crf_are_refused_together():
     with pytest.raises(ConfigError, match="label_smoothing is for the loss of single words"):
-        recipe_of(loss={"crf": True, "label_smoothing": 0.1})
+        recipe_of(loss={"label_smoothing": 0.1})
+    assert recipe_of(loss={"crf": False, "label_smoothing": 0.1}).loss.label_smoothing == 0.1
 
 
 # the shipped recipe

@@ -1,4 +1,4 @@
-"""Bias: numbers added to the scores, evaluated tile by tile and never dense unless asked."""
+"""Bias: numbers added to the scores, evaluated tile by tile; dense only on request."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention.masks import State, read_integer
 from clearhead.errors import DtypeError, ShapeError
 
+Index = Int[Tensor, "..."]  # indices that broadcast
+Numbers = Float[Tensor, "..."]
+Tile = Float[Tensor, "batch heads rows columns"]  # with 1 where nothing differs
+Buckets = Callable[[Index], Index]  # from distances to rows of a table
+
 
 class Bias(ABC):
-    """Something added to every score; each kind holds one tensor, `parameter`, which may need a gradient."""
+    """Numbers added to the scores; each kind holds one tensor, `parameter`, which may need a gradient."""
 
-    parameter: Tensor
+    parameter: Numbers
     offset: int | None = None
     batch: int = 1
 
     @staticmethod
-    def alibi(slopes: int | Tensor, offset: int | None = None) -> Bias:
+    def alibi(slopes: int | Float[Tensor, " heads"], offset: int | None = None) -> Bias:
         """Attention with linear biases (Press 2021): `−slope · |query's position − key's position|`.
 
         `slopes` is one number a head, or the number of heads for the paper's own slopes. Positions are those
@@ -41,12 +46,12 @@ class Bias(ABC):
         return Alibi(_floats(slopes, 1, "slopes", "(heads,)"), offset)
 
     @staticmethod
-    def relative(table: Tensor, buckets: int | Callable[[Tensor], Tensor], offset: int | None = None) -> Bias:
+    def relative(table: Float[Tensor, "buckets heads"], buckets: int | Buckets, offset: int | None = None) -> Bias:
         """A learned number for each bucket of distance and each head; `table` is `(buckets, heads)`.
 
         `buckets` turns distances (key's position − query's position) into rows of the table: a function of a
-        tensor of distances, such as `t5_buckets(...)`, or a number `m`, which stands for one row a distance
-        from −m to m with everything further away in the outermost rows.
+        tensor of distances, such as `t5_buckets(...)`, or a number `m`: one row for each distance
+        from −m to m, with everything further away in the outermost rows.
 
         >>> table = torch.tensor([[-1.0], [0.0], [1.0]])
         >>> Bias.relative(table, 1).dense(2, 3)
@@ -81,19 +86,19 @@ class Bias(ABC):
         raise ShapeError(f"no bias has the state {state!r:.80}")
 
     @abstractmethod
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        """What is added for query `i` and key `j` in sample `b`, head `h`: the definition, for any indices."""
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
+        """The bias of query `i` and key `j` in sample `b`, head `h`: the definition, for indices that broadcast."""
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tile:
         """The numbers of some rows and columns, `(1, heads, rows, columns)`; rows may be every n-th.
 
-        They depend on the distance alone, which is the same along a diagonal: so one line of numbers, for the
-        last row and as many columns more as there are rows, holds the whole tile.
+        They depend on the distance alone, which is constant along a diagonal: so one vector, for the last row and
+        as many further columns as there are rows, holds the whole tile.
         """
         step, width = rows.step or 1, columns.stop - columns.start
         indices = functools.partial(torch.arange, device=self.parameter.device)
         heads = indices(self.heads).view(1, -1, 1)
-        if torch.compiler.is_compiling():  # which fuses this, but makes a new kernel for every length of `unfold`
+        if torch.compiler.is_compiling():  # it fuses this, but would compile a kernel for every length of `unfold`
             across, down = indices(columns.start, columns.stop), indices(rows.start, rows.stop, step).view(-1, 1)
             return self.at(heads[..., None] * 0, heads[..., None], down, across, queries, keys)
         height = len(range(rows.start, rows.stop, step))
@@ -106,7 +111,7 @@ class Bias(ABC):
         return self.tile(slice(0, queries), slice(0, keys), queries, keys)
 
     @abstractmethod
-    def replace(self, parameter: Tensor) -> Bias:
+    def replace(self, parameter: Numbers) -> Bias:
         """The same bias with another tensor in it."""
 
     @abstractmethod
@@ -120,10 +125,8 @@ class Bias(ABC):
     @abstractmethod
     def heads(self) -> int: ...
 
-    def add_gradient(
-        self, total: Tensor, of_tile: Tensor, rows: slice, columns: slice, queries: int, keys: int
-    ) -> None:
-        """Adds to `total` what a tile's gradient says about `parameter`."""
+    def add_gradient(self, total: Numbers, of_tile: Tile, rows: slice, columns: slice, queries: int, keys: int) -> None:
+        """Adds the gradient of `parameter` that follows from a tile's gradient to `total`."""
         with torch.enable_grad():
             leaf = self.parameter.detach().to(total.dtype).requires_grad_()
             tile = self.replace(leaf).tile(rows, columns, queries, keys)
@@ -134,19 +137,19 @@ class Bias(ABC):
         if self.heads not in (1, heads):
             raise ShapeError(f"{self!r} has numbers for {self.heads} heads, the attention has {heads}")
 
-    def distance(self, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def distance(self, i: Index, j: Index, queries: int, keys: int) -> Index:
         """Key's position minus query's."""
         return j - i - (keys - queries if self.offset is None else self.offset)
 
 
 class Alibi(Bias):
-    def __init__(self, slopes: Tensor, offset: int | None) -> None:
+    def __init__(self, slopes: Float[Tensor, " heads"], offset: int | None) -> None:
         self.parameter, self.offset = slopes, offset
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
         return -self.parameter[h if self.heads > 1 else h * 0] * self.distance(i, j, queries, keys).abs()
 
-    def replace(self, parameter: Tensor) -> Bias:
+    def replace(self, parameter: Numbers) -> Bias:
         return Alibi(parameter, self.offset)
 
     def of_heads(self, heads: slice) -> Bias:
@@ -164,13 +167,13 @@ class Alibi(Bias):
 
 
 class Relative(Bias):
-    def __init__(self, table: Tensor, buckets: Callable[[Tensor], Tensor], offset: int | None) -> None:
+    def __init__(self, table: Float[Tensor, "buckets heads"], buckets: Buckets, offset: int | None) -> None:
         self.parameter, self.buckets, self.offset = table, buckets, offset
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
         return self.parameter[self.buckets(self.distance(i, j, queries, keys)), h if self.heads > 1 else h * 0]
 
-    def replace(self, parameter: Tensor) -> Bias:
+    def replace(self, parameter: Numbers) -> Bias:
         return Relative(parameter, self.buckets, self.offset)
 
     def of_heads(self, heads: slice) -> Bias:
@@ -192,9 +195,9 @@ class Relative(Bias):
 
 
 class Dense(Bias):
-    """A tensor somebody built, with four axes of which any may be 1."""
+    """A dense bias: a tensor with four axes, any of which may be 1."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Numbers) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise DtypeError(
@@ -206,14 +209,14 @@ class Dense(Bias):
         self.parameter = tensor[(None,) * (4 - tensor.ndim)]
         self.batch = self.parameter.shape[0]
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
         sizes = self.parameter.shape
         return self.parameter[tuple(x if n > 1 else x * 0 for x, n in zip((b, h, i, j), sizes, strict=True))]
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tile:
         return self.parameter[self._cut(rows, columns)]
 
-    def replace(self, parameter: Tensor) -> Bias:
+    def replace(self, parameter: Numbers) -> Bias:
         return Dense(parameter)
 
     def of_heads(self, heads: slice) -> Bias:
@@ -223,9 +226,7 @@ class Dense(Bias):
     def heads(self) -> int:
         return self.parameter.shape[1]
 
-    def add_gradient(
-        self, total: Tensor, of_tile: Tensor, rows: slice, columns: slice, queries: int, keys: int
-    ) -> None:
+    def add_gradient(self, total: Numbers, of_tile: Tile, rows: slice, columns: slice, queries: int, keys: int) -> None:
         part = total[self._cut(rows, columns)]
         part += of_tile.sum_to_size(part.shape)
 
@@ -238,9 +239,9 @@ class Dense(Bias):
             )
 
     def _cut(self, rows: slice, columns: slice) -> tuple[slice, ...]:
-        whole = slice(None)
-        _, _, tall, wide = self.parameter.shape
-        return (whole, whole, rows if tall > 1 else whole, columns if wide > 1 else whole)
+        every = slice(None)
+        _, _, height, width = self.parameter.shape
+        return (every, every, rows if height > 1 else every, columns if width > 1 else every)
 
     def state(self) -> State:
         return {"kind": "dense", "tensor": self.parameter}
@@ -249,7 +250,7 @@ class Dense(Bias):
         return f"a bias of {'×'.join(map(str, self.parameter.shape))}"
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     """The paper's slopes: a geometric sequence from 2^(−8/heads) down to 2^−8.
 
     Where the number of heads is no power of two, every second slope of the next power fills the gap.
@@ -263,12 +264,12 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(slopes)
 
 
-def clipped_distance(furthest: int) -> Callable[[Tensor], Tensor]:
+def clipped_distance(furthest: int) -> Buckets:
     """One bucket a distance, everything beyond `furthest` in the last one (Shaw 2018)."""
     return functools.partial(_clipped, furthest=furthest)
 
 
-def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) -> Callable[[Tensor], Tensor]:
+def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) -> Buckets:
     """T5's buckets: one each for short distances, then ever wider ones up to `furthest` (Raffel 2019).
 
     >>> t5_buckets(8, 20)(torch.tensor([-30, -2, -1, 0, 1, 2, 30]))

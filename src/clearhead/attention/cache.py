@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.errors import ShapeError
 
-Pair = tuple[Tensor, Tensor]
+Keys = Float[Tensor, "batch kv_heads tokens d"]
+Values = Float[Tensor, "batch kv_heads tokens d_v"]
+Pair = tuple[Keys, Values]
+Rows = Int[Tensor, " samples"]
 
 
 class _LayerBuffer:
     """Keys and values of one attention, with space to grow; doubled whenever it runs out.
 
-    They lie as (batch, tokens, heads, width), so that what a sample holds is one piece, quick to move.
+    Stored as (batch, tokens, heads, width), so that each sample is contiguous, and quick to move.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -35,7 +39,7 @@ class _LayerBuffer:
                 "make it KeyValueCache(capacity=…) larger, or leave capacity out"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            # Written in place, the room could not be differentiated.
+            # Written in place, the buffer could not be differentiated.
             self.k = k if self.k is None else torch.cat([self.k[:, :start], k], dim=1)
             self.v = v if self.v is None else torch.cat([self.v[:, :start], v], dim=1)
         else:
@@ -49,8 +53,8 @@ class _LayerBuffer:
         if old is not None and old.is_inference() and not torch.is_inference_mode_enabled():
             old = old.clone()  # written under inference_mode, it could not be written to now
         if old is None or old.shape[1] < end:
-            room = self.capacity or max(64, 1 << (end - 1).bit_length())
-            larger = new.new_empty(new.shape[0], room, *new.shape[2:])
+            tokens = self.capacity or max(64, 1 << (end - 1).bit_length())
+            larger = new.new_empty(new.shape[0], tokens, *new.shape[2:])
             if old is not None:
                 larger[:, : self.length] = old[:, : self.length]
             old = larger
@@ -80,7 +84,7 @@ class _LayerBuffer:
 class KeyValueCache:
     """Keys and values of every layer from earlier decoding steps; pass the same object at every step.
 
-    Without `capacity` it grows as needed; with it, room for that many tokens is taken once.
+    Without `capacity` it grows as needed; with it, memory for that many tokens is allocated once.
 
     >>> cache = KeyValueCache()
     >>> cache.length
@@ -89,24 +93,26 @@ class KeyValueCache:
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.beams = capacity, 1
-        self._rooms: dict[Any, _LayerBuffer] = {}
+        self._buffers: dict[Any, _LayerBuffer] = {}
         self._fixed: dict[Any, Pair] = {}
-        # Told whenever samples move: (rows, done), with `done` where inputs that are not among the rows are finished.
-        self.followers: list[Callable[[Tensor, bool], None]] = []
+        # Called whenever samples move, with (rows, done); `done`: inputs that are not among the rows are finished.
+        self.observers: list[Callable[[Rows, bool], None]] = []
 
     @property
     def length(self) -> int:
-        """How many tokens have gone through."""
-        return next((room.length for room in self._rooms.values()), 0)
+        """The number of tokens cached."""
+        return next((buffer.length for buffer in self._buffers.values()), 0)
 
     def length_of(self, owner: Any) -> int:
-        """How many tokens of one attention are held; within a step the layers differ."""
-        return self._rooms[owner].length if owner in self._rooms else 0
+        """The number of tokens cached for one attention; within a step the layers differ."""
+        return self._buffers[owner].length if owner in self._buffers else 0
 
-    def grow(self, owner: Any, k: Tensor, v: Tensor) -> Pair:
+    def grow(
+        self, owner: Any, k: Float[Tensor, "batch kv_heads new d"], v: Float[Tensor, "batch kv_heads new d_v"]
+    ) -> Pair:
         """Add new keys and values of one attention, and get all of them."""
-        room = self._rooms.setdefault(owner, _LayerBuffer(self.capacity))
-        return room.grow(k, v)
+        buffer = self._buffers.setdefault(owner, _LayerBuffer(self.capacity))
+        return buffer.grow(k, v)
 
     def once(self, owner: Any, make: Callable[[], Pair]) -> Pair:
         """Keys and values that never change, such as those of a context: made at the first step, then kept."""
@@ -114,32 +120,32 @@ class KeyValueCache:
             self._fixed[owner] = make()
         return self._fixed[owner]
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+    def reorder(self, rows: Rows | Sequence[int]) -> None:
         """Keep these samples, in this order; one may occur several times, as beams do.
 
-        The memory that they leave is written to at the next reordering: who keeps keys or values copies them.
+        The next reordering overwrites the memory that they leave: copy keys or values that you keep.
         """
         rows = torch.as_tensor(rows)
-        for room in self._rooms.values():
-            room.reorder(rows)
+        for buffer in self._buffers.values():
+            buffer.reorder(rows)
         self._reorder_contexts(rows)
         self._notify(rows, done=False)
 
-    def branch(self, rows: Tensor, beams: int, contexts: Tensor | None = None) -> None:
-        """Keep these samples as beams: each `beams` of them in a row look at one sample of the context.
+    def branch(self, rows: Rows, beams: int, contexts: Int[Tensor, " contexts"] | None = None) -> None:
+        """Keep these samples as beams: each `beams` of them in a row share one sample of the context.
 
-        That one is not copied for them. `contexts` are the samples of the context to keep; None keeps all.
+        The context is not copied for them. `contexts` are the samples of the context to keep; None keeps all.
         """
-        for room in self._rooms.values():
-            room.reorder(rows)
+        for buffer in self._buffers.values():
+            buffer.reorder(rows)
         if contexts is not None:
             self._reorder_contexts(contexts)
         self.beams = beams
         self._notify(rows, done=contexts is not None)
 
     def _notify(self, rows: Tensor, done: bool) -> None:
-        for follower in list(self.followers):
-            follower(rows, done)
+        for observer in list(self.observers):
+            observer(rows, done)
 
     def _reorder_contexts(self, rows: Tensor) -> None:
         for owner, pair in self._fixed.items():
@@ -150,17 +156,17 @@ class KeyValueCache:
         """Forget all but the first `n` tokens; with 0 the context too, for a fresh start."""
         if not 0 <= n <= self.length:
             raise ShapeError(f"cannot crop to {n} tokens: the cache holds {self.length}")
-        for room in self._rooms.values():
-            room.length = min(room.length, n)
+        for buffer in self._buffers.values():
+            buffer.length = min(buffer.length, n)
         if n == 0:
             self._fixed.clear()
             self.beams = 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyValueCache:
-        """What is held is copied; the attentions that it belongs to are not."""
+        """Copies keys and values, but not the attentions that they belong to."""
         new = KeyValueCache(self.capacity)
         new.beams = self.beams
-        new._rooms = {owner: copy.deepcopy(room, memo) for owner, room in self._rooms.items()}
+        new._buffers = {owner: copy.deepcopy(buffer, memo) for owner, buffer in self._buffers.items()}
         new._fixed = {owner: copy.deepcopy(pair, memo) for owner, pair in self._fixed.items()}
         return new
 

@@ -6,24 +6,28 @@ import math
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias, Dense
 from clearhead.attention.masks import Mask, as_mask
 from clearhead.errors import DeviceError, DtypeError, ShapeError
 
+Scale = float | Float[Tensor, "*heads"]  # one for all heads, or one each
+AnyBias = Bias | Float[Tensor, "..."]  # a tensor broadcasts to (batch, heads, queries, keys)
+
 
 class Call(NamedTuple):
-    """One attention to compute. `scale` is a number or a tensor (heads, 1, 1); `bias` is a Bias."""
+    """One attention to compute, with inputs in one form."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    q: Float[Tensor, "batch heads queries d"]
+    k: Float[Tensor, "batch kv_heads keys d"]
+    v: Float[Tensor, "batch kv_heads keys d_v"]
     mask: Mask | None
-    scale: float | Tensor
+    scale: float | Float[Tensor, "_ 1 1"]
     bias: Bias | None
     softcap: float | None
-    sinks: Tensor | None
+    sinks: Float[Tensor, " heads"] | None
     dropout: float
 
     @property
@@ -39,18 +43,18 @@ class Call(NamedTuple):
 
 
 def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
+    q: Float[Tensor, "batch heads queries d"],
+    k: Float[Tensor, "batch kv_heads keys d"],
+    v: Float[Tensor, "batch kv_heads keys d_v"] | None,
     mask: Mask | None,
     *,
-    scale: float | Tensor | None = None,
-    bias: Tensor | Bias | None = None,
+    scale: Scale | None = None,
+    bias: AnyBias | None = None,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
 ) -> Call:
-    """The inputs in one form, or an error that names what does not fit. Without `v`, `k` stands in for it."""
+    """The inputs in one form, or an error that names what does not fit. Without `v`, `k` takes its place."""
     named = {"q": q, "k": k, "v": k if v is None else v}
     _check_tensors(named)
     q, k, v = _common_dtype(named)
@@ -67,9 +71,9 @@ def check_call(
         got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
         raise ShapeError(f"sinks must be a tensor with one number a head, shaped ({heads},), got {got}")
     call = Call(q, k, v, mask, scale, bias, softcap, sinks, dropout)
-    for part in (mask, bias):
-        if part is not None:
-            part.check(*call.sizes)
+    for checked in (mask, bias):
+        if checked is not None:
+            checked.check(*call.sizes)
     _check_devices(call)
     return call
 

@@ -1,29 +1,32 @@
-"""Dropout that is faster on a CPU: one random 64-bit number decides for four elements, PyTorch draws one each."""
+"""Dropout that is faster on a CPU: one random 64-bit integer serves four elements, where PyTorch draws one each."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-SIDES = 2**16  # of the coin: chances are rounded to a 65,536th
+LEVELS = 2**16  # probabilities are rounded to a 65,536th
 
 
-def draw_keep_mask(like: Tensor, dropped: float, generator: torch.Generator | None = None) -> tuple[Tensor, float]:
+def draw_keep_mask(
+    like: Float[Tensor, "*shape"], dropped: float, generator: torch.Generator | None = None
+) -> tuple[Bool[Tensor, "*shape"], float]:
     """A boolean mask of the elements to keep, and the factor by which they are scaled up.
 
     >>> kept, factor = draw_keep_mask(torch.ones(2, 3), 0.0)
     >>> bool(kept.all()), factor
     (True, 1.0)
     """
-    tails = min(round(dropped * SIDES), SIDES - 1)
-    factor = SIDES / (SIDES - tails)
+    dropped_levels = min(round(dropped * LEVELS), LEVELS - 1)
+    factor = LEVELS / (LEVELS - dropped_levels)
     if like.device.type != "cpu":
         kept = torch.empty_like(like, dtype=torch.bool).bernoulli_(1 / factor, generator=generator)
         return kept, factor
     count = like.numel()
     numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return numbers.view(torch.int16)[:count].view(like.shape) >= tails - SIDES // 2, factor
+    return numbers.view(torch.int16)[:count].view(like.shape) >= dropped_levels - LEVELS // 2, factor
 
 
 class Dropout(nn.Module):
@@ -33,7 +36,7 @@ class Dropout(nn.Module):
         super().__init__()
         self.dropped = dropped
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.training or not self.dropped:
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():

@@ -9,8 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from clearhead.attention.backends import flex, sdpa
 from clearhead.attention.backends.choice import choose_backend
-from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, check_call
+from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 
 KERNELS = {
@@ -34,8 +33,8 @@ def explain(
     v: Float[Tensor, "batch kv_heads keys d_v"],
     mask: Mask | None = None,
     *,
-    scale: float | Tensor | None = None,
-    bias: Tensor | Bias | None = None,
+    scale: Scale | None = None,
+    bias: AnyBias | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
@@ -54,18 +53,18 @@ def explain(
     """
     call = check_call(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout)
     name = choose_backend(call, backend)
-    place, why = q.device.type, [] if backend == "auto" else ["You named it."]
+    device, why = q.device.type, [] if backend == "auto" else ["You named it."]
     if name == "sdpa":
         kernel = sdpa_kernel(call)
         built = " (unfused: it builds the weights)" if kernel == "math" else ""
-        what = f"the {kernel} kernel{built} on {place}"
+        what = f"the {kernel} kernel{built} on {device}"
         why += _explain_arguments(call, kernel)
     elif name == "reference":
-        kernel, what = "definition", f"the definition on {place}; it builds the weights"
+        kernel, what = "definition", f"the definition on {device}; it builds the weights"
     else:
         kernel = "blocks of queries" if name == "tiled" else "compiled FlexAttention"
         how = " in plain PyTorch" if name == "tiled" else ""
-        what = f"{kernel}{how} on {place}, in O(n) memory"
+        what = f"{kernel}{how} on {device}, in O(n) memory"
         why += [] if why else _explain_slower(call, name)
     explanation = Explanation("\n- ".join([f"{name}: {what}.", *why]))
     explanation.backend, explanation.kernel = name, kernel
@@ -73,7 +72,7 @@ def explain(
 
 
 def sdpa_kernel(call: Call) -> str:
-    """PyTorch's own answer for these very arguments."""
+    """The kernel that PyTorch chooses for these arguments."""
     a = sdpa.build_arguments(call)
     picked = torch._fused_sdp_choice(
         a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads

@@ -1,4 +1,4 @@
-"""The kinds of masks, each defined once: `at` says who sees whom, `blocks` the same for whole blocks at a time."""
+"""The kinds of masks, each defined by `at`, for single pairs of query and key, and `blocks`, for whole blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.attention.masks import Blocks, Mask, State, read_integer
+from clearhead.attention.masks import AnyTensor, Blocks, Cells, Index, Mask, State, Tile, read_integer
 from clearhead.errors import MaskError, ShapeError
 
 
@@ -32,7 +32,7 @@ class Band(Mask):
         low = 0 if self.left is None else max(0, place - self.left)
         return range(low, keys if self.right is None else min(keys, place + self.right + 1))
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         ahead = j - (i + self.start(queries, keys))
         return self._within(ahead, ahead)
 
@@ -67,11 +67,11 @@ class Prefix(Mask):
         self.lengths = lengths
         self.batch = len(lengths) if len(lengths) > 1 else None
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         return j < _select_sample(self.lengths, b)
 
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
+    def visible_keys(self, keys: int) -> Bool[Tensor, "batch 1 1 keys"]:
+        """The keys that are visible to every query."""
         return torch.arange(keys, device=self.lengths.device) < self.lengths.view(-1, 1, 1, 1)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
@@ -82,10 +82,10 @@ class Prefix(Mask):
     def of_keys(self) -> Mask | None:
         return self
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return [self.lengths]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Prefix(change(self.lengths))
 
     def state(self) -> State:
@@ -104,17 +104,17 @@ class Padding(Mask):
         """Whether a position holds a real token."""
         return position < lengths if self.side == "right" else position >= keys - lengths
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         lengths = _select_sample(self.lengths, b)
         seen = self._real(lengths, j, keys)
         return seen & self._real(lengths, i + (keys - queries), keys) if self.hide_queries else seen
 
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
+    def visible_keys(self, keys: int) -> Bool[Tensor, "batch 1 1 keys"]:
+        """The keys that are visible to every query."""
         return self._real(self.lengths.view(-1, 1, 1, 1), torch.arange(keys, device=self.lengths.device), keys)
 
-    def real_queries(self, queries: int, keys: int) -> Tensor:
-        """Which queries are real tokens: `(batch, 1, queries, 1)`."""
+    def real_queries(self, queries: int, keys: int) -> Bool[Tensor, "batch 1 queries 1"]:
+        """The queries that are no padding."""
         position = torch.arange(keys - queries, keys, device=self.lengths.device).view(-1, 1)
         return self._real(self.lengths.view(-1, 1, 1, 1), position, keys)
 
@@ -139,10 +139,10 @@ class Padding(Mask):
     def of_keys(self) -> Mask | None:
         return self.hiding_queries(False)
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return [self.lengths]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Padding(change(self.lengths), self.side, self.hide_queries)
 
     def state(self) -> State:
@@ -163,14 +163,14 @@ class Documents(Mask):
             raise ShapeError(f"ids are for {len(ids)} samples, query_ids for {len(self.tensors()[1])}")
         self.batch = sizes.pop() if sizes else None
 
-    def of_queries(self, queries: int) -> Tensor:
+    def of_queries(self, queries: int) -> Int[Tensor, "batch queries"]:
         if self.query_ids is not None:
             return self.query_ids
         if queries > self.ids.shape[1]:
             raise ShapeError(f"{queries} queries, but document ids for {self.ids.shape[1]} tokens only; pass query_ids")
         return self.ids[:, self.ids.shape[1] - queries :]
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         return _select_sample(self.of_queries(queries), b, i) == _select_sample(self.ids, b, j)
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
@@ -178,10 +178,10 @@ class Documents(Mask):
         low_q, high_q = (t[:, None, :, None] for t in _find_extremes(self.of_queries(queries), rows))
         return (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return [self.ids] if self.query_ids is None else [self.ids, self.query_ids]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Documents(change(self.ids), None if self.query_ids is None else change(self.query_ids))
 
     def state(self) -> State:
@@ -192,7 +192,7 @@ class Documents(Mask):
 
 
 class Dense(Mask):
-    """A boolean that somebody built."""
+    """A mask given as a boolean tensor."""
 
     def __init__(self, seen: Bool[Tensor, "b h q k"]) -> None:
         self.seen = seen
@@ -205,15 +205,15 @@ class Dense(Mask):
     def of_keys(self) -> Mask | None:
         return self if self.keys_only else super().of_keys()
 
-    def visible_keys(self, keys: int) -> Tensor:
-        """What may be seen of the keys, by everybody: `(batch, 1, 1, keys)`."""
+    def visible_keys(self, keys: int) -> Bool[Tensor, "batch 1 1 keys"]:
+        """The keys that are visible to every query."""
         return self.seen
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         indices = (b, h, i, j)
         return self.seen[tuple(x if n > 1 else x * 0 for x, n in zip(indices, self.seen.shape, strict=True))]
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
         tall, wide = self.seen.shape[2] > 1, self.seen.shape[3] > 1
         return self.seen[:, :, rows if tall else slice(None), columns if wide else slice(None)]
 
@@ -222,10 +222,10 @@ class Dense(Mask):
         every = ~_reduce_blocks(_reduce_blocks(~self.seen, rows, 2), columns, 3)
         return some, every
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return [self.seen]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return Dense(change(self.seen))
 
     def state(self) -> State:
@@ -252,10 +252,10 @@ class _Several(Mask):
             found = size if found is None else found
         return found
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return [tensor for mask in self.masks for tensor in mask.tensors()]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         return type(self)(tuple(mask.map(change) for mask in self.masks))
 
     def state(self) -> State | None:
@@ -279,13 +279,13 @@ class Both(_Several):
         kept = tuple(part for mask in self.masks if (part := mask.of_keys()) is not None)
         return Both(kept) if kept else None
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         seen = self.masks[0].at(b, h, i, j, queries, keys)
         for mask in self.masks[1:]:
             seen = seen & mask.at(b, h, i, j, queries, keys)
         return seen
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
         device = self.device if device is None else device
         seen = self.masks[0].tile(rows, columns, queries, keys, device)
         for mask in self.masks[1:]:
@@ -303,11 +303,11 @@ class Both(_Several):
 class Either(_Several):
     kind, sign = "either", "|"
 
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         first, second = (mask.at(b, h, i, j, queries, keys) for mask in self.masks)
         return first | second
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
         device = self.device if device is None else device
         first, second = (mask.tile(rows, columns, queries, keys, device) for mask in self.masks)
         return first | second
@@ -345,7 +345,7 @@ def _check_axes(tensor: Tensor, axes: int) -> Tensor:
 
 
 def _select_sample(tensor: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
-    """What belongs to sample `b`; a tensor of one sample belongs to all."""
+    """The part of sample `b`; a tensor of one sample is shared by all."""
     return tensor[(b if len(tensor) > 1 else b * 0, *rest)]
 
 

@@ -1,8 +1,8 @@
-"""Mask: who may look at whom.
+"""Mask: which keys each query may see.
 
-A mask here always says what may be *seen*, and it keeps its structure: a causal mask is two numbers, not a
-square of booleans. Each kind is defined once, by `at`, for any broadcasting indices of query and key; dense
-tensors, tiles and FlexAttention's mask function all come from that one definition.
+A mask keeps its structure: a causal mask is two numbers, not a square of booleans. Each kind is defined once, by
+`at`, for broadcasting indices of query and key; dense tensors, tiles and FlexAttention's mask function all come from
+that definition.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from clearhead.errors import MaskError, ShapeError
 
-Lengths = int | Sequence[int] | Tensor
-Blocks = tuple[Tensor, Tensor]
+Lengths = int | Sequence[int] | Int[Tensor, "*batch"]  # one for all samples, or one each
+Ids = Int[Tensor, "..."] | Bool[Tensor, "..."]  # (batch, tokens), or (tokens,) for all samples
+Index = Int[Tensor, "..."]  # indices that broadcast
+Cells = Bool[Tensor, "..."]  # booleans of the shape to which they broadcast
+Tile = Bool[Tensor, "batch heads rows columns"]  # with 1 where nothing differs
+Blocks = tuple[Bool[Tensor, "_ _ _ _"], Bool[Tensor, "_ _ _ _"]]
+AnyTensor = Shaped[Tensor, "..."]
 State = dict[str, Any]  # plain values and tensors, by the name of the field; "kind" says what it describes
 LARGEST = 2**40  # in a state: no sequence has more tokens
 
 
 class Mask(ABC):
-    """Who may look at whom; compose with `&` and `|`.
+    """Which keys each query may see; compose with `&` and `|`.
 
     >>> print(Mask.causal() & Mask.padding([2, 4]))
     ■···
@@ -35,7 +40,7 @@ class Mask(ABC):
     (the first of 2 samples)
     """
 
-    # What `check` compares with the tensors; None where any size will do.
+    # The sizes that the mask was made for; None where any size fits.
     batch: int | None = None
     heads: int | None = None
     queries: int | None = None
@@ -110,8 +115,8 @@ class Mask(ABC):
         return kinds.Prefix(_check_lengths(n))
 
     @staticmethod
-    def documents(ids: Tensor, query_ids: Tensor | None = None) -> Mask:
-        """Tokens of the same id look at each other; ids are `(batch, keys)`, or `(keys,)` for all samples.
+    def documents(ids: Ids, query_ids: Ids | None = None) -> Mask:
+        """Tokens with the same id see each other; ids are `(batch, keys)`, or `(keys,)` for all samples.
 
         Without `query_ids` the queries are the last tokens of the same sequence.
 
@@ -123,8 +128,8 @@ class Mask(ABC):
         return kinds.Documents(_check_ids(ids), None if query_ids is None else _check_ids(query_ids))
 
     @staticmethod
-    def visible(tensor: Tensor) -> Mask:
-        """True may look (as in `scaled_dot_product_attention`); broadcasts to (batch, heads, queries, keys).
+    def visible(tensor: Cells) -> Mask:
+        """True is visible (as in `scaled_dot_product_attention`); broadcasts to (batch, heads, queries, keys).
 
         >>> print(Mask.visible(torch.tensor([[True, False], [True, True]])))
         ■·
@@ -133,8 +138,8 @@ class Mask(ABC):
         return kinds.Dense(_check_boolean(tensor, "visible"))
 
     @staticmethod
-    def hidden(tensor: Tensor) -> Mask:
-        """True may *not* look (as in `nn.MultiheadAttention`); broadcasts to (batch, heads, queries, keys).
+    def hidden(tensor: Cells) -> Mask:
+        """True is *hidden* (as in `nn.MultiheadAttention`); broadcasts to (batch, heads, queries, keys).
 
         >>> print(Mask.hidden(torch.tensor([[False, True], [False, False]])))
         ■·
@@ -143,21 +148,21 @@ class Mask(ABC):
         return kinds.Dense(~_check_boolean(tensor, "hidden"))
 
     @abstractmethod
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        """Whether query `i` may look at key `j` in sample `b`, head `h`: the definition, for any indices."""
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
+        """Whether query `i` may see key `j` in sample `b`, head `h`: the definition, for indices that broadcast."""
 
     @abstractmethod
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        """For each block of rows × columns: may anything in it be visible, and is surely all of it?
+        """For each block of rows × columns, whether any cell may be visible, and whether all certainly are.
 
-        Both are `(batch, heads, row blocks, column blocks)`, with 1 where nothing differs. A block said to be
-        hidden is hidden, one said to be visible is visible; a block in between has to be looked at.
+        Both are `(batch, heads, row blocks, column blocks)`, with 1 where nothing differs. Blocks with neither
+        answer certain (some, but not all) have to be evaluated cell by cell.
         """
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[AnyTensor]:
         return []
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         """The same mask with every tensor in it replaced by `change(tensor)`."""
         return self
 
@@ -186,17 +191,17 @@ class Mask(ABC):
         return (self,)
 
     def hiding_queries(self, hide: bool) -> Mask:
-        """The same mask, in which pad queries see nothing, or see what others see."""
+        """The same mask, in which pad queries see nothing (`hide`), or see what other queries see."""
         return self
 
     def of_keys(self) -> Mask | None:
-        """What hides these keys from the queries of another sequence, or None; for attention over a context."""
+        """The mask of these keys for queries of another sequence, or None; for attention over a context."""
         raise MaskError(
             f"{self!r} says which tokens of one sequence see each other, not what another sequence may see of it; "
             "pass that as context_mask="
         )
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tensor:
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
         """The visible cells of some rows and columns, `(batch, heads, rows, columns)`, with 1 where equal.
 
         The rows may be every n-th: a slice with a step.
@@ -216,7 +221,7 @@ class Mask(ABC):
         )
 
     def dense(self, queries: int, keys: int, device: Any = None) -> Bool[Tensor, "batch heads queries keys"]:
-        """The whole square, where True means *may look*; batch and heads are 1 where nothing differs.
+        """The dense boolean, where True is visible; batch and heads are 1 where nothing differs.
 
         >>> Mask.causal().dense(2, 3)[0, 0].int()
         tensor([[1, 1, 0],
@@ -250,7 +255,7 @@ class Mask(ABC):
         kept = self._found.get(key)
         if kept is None:
             if len(self._found) > 7:
-                self._found.clear()  # sizes that come and go, as in a growing cache; nothing is looked up twice
+                self._found.clear()  # of sizes that will not recur, as with a growing cache
             kept = self._found[key] = (make(),)
         return kept[0]
 
@@ -263,7 +268,7 @@ class Mask(ABC):
         return next((tensor.device for tensor in self.tensors()), None)
 
     def draw(self, queries: int | None = None, keys: int | None = None) -> str:
-        """A picture of the first sample and head: ■ may look, · may not."""
+        """The first sample and head as text: ■ visible, · hidden."""
         own = self.keys or self.queries or self._longest() or 6
         columns = keys if keys is not None else self.keys or (own if queries is None else queries)
         rows = queries if queries is not None else self.queries or columns
@@ -300,7 +305,7 @@ def as_mask(value: object) -> Mask:
     if isinstance(value, Tensor):
         raise MaskError(
             f"a bare {value.dtype} tensor of shape {tuple(value.shape)} does not say whether True shows or "
-            "hides; wrap it as Mask.visible(tensor) (True may look) or Mask.hidden(tensor) (True may not)"
+            "hides; wrap it as Mask.visible(tensor) (True shows) or Mask.hidden(tensor) (True hides)"
         )
     raise MaskError(
         f"a mask must be a Mask, such as Mask.causal() or Mask.padding(lengths), or None; "
@@ -344,7 +349,7 @@ def _check_boolean(tensor: Tensor, name: str) -> Tensor:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MaskError(
             f"Mask.{name} takes a boolean tensor, got {kind}; additive masks of 0 and -inf go to bias=, "
-            "other numbers want a comparison first"
+            "turn other numbers into booleans by a comparison"
         )
     if tensor.ndim > 4:
         raise ShapeError(f"a mask has at most 4 axes (batch, heads, queries, keys), got {tuple(tensor.shape)}")

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.attention.backends.choice import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
+from clearhead.attention.call import Scale
 from clearhead.attention.masks import Mask, as_mask
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
 from clearhead.attention.sdpa_logsumexp import observe_own_sdpa
@@ -24,27 +25,27 @@ from clearhead.errors import ConfigError, ShapeError
 class Seen(NamedTuple):
     """What an observer receives for one attention call: its inputs, enough to compute any statistic of it."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    q: Float[Tensor, "batch heads queries d"]
+    k: Float[Tensor, "batch kv_heads keys d"]
+    v: Float[Tensor, "batch kv_heads keys d_v"]
     mask: Mask | None
-    scale: float | Tensor
+    scale: Scale
     bias: Bias | None
     softcap: float | None = None
-    sinks: Tensor | None = None
-    logsumexp: Tensor | None = None
-    cache: KeyValueCache | None = None  # that the keys come out of: it knows of growth and beams
-    cross: bool = False  # whether the keys are a context's; several beams of it are then queries of one sample
+    sinks: Float[Tensor, " heads"] | None = None
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None
+    cache: KeyValueCache | None = None  # that the keys come from, if any
+    cross: bool = False  # whether the keys are a context's; beams that share it are then queries of one sample
 
     def weights(self) -> Float[Tensor, "batch heads queries keys"]:
-        """Every weight of it, by the definition: for short texts, since it builds the whole square."""
+        """All weights, by the definition: O(queries × keys) memory, for short sequences."""
         return attention_weights(
             self.q, self.k, self.mask, scale=self.scale, bias=self.bias, softcap=self.softcap, sinks=self.sinks
         )
 
 
 class MultiHeadAttention(nn.Module):
-    """Several heads, each with its own projection of the features, looking at all positions side by side.
+    """Several attention heads side by side, each with its own projection of the features.
 
     Fewer `kv_heads` than `heads` share keys and values (grouped heads; one is multi-query). Values may be
     narrower or wider than keys (`value_head_dim`). `positions` is a Rotary, Alibi or Relative.
@@ -98,12 +99,12 @@ class MultiHeadAttention(nn.Module):
         self.to_out = nn.Linear(heads * self.value_head_dim, width, bias=bias)
         self.strength = nn.Parameter(torch.ones(heads)) if temperature == "learned" else None
         self.observer: Callable[[Seen], None] | None = None
-        self.muted: Tensor | None = None  # (heads, 1, 1): True for those that add nothing, as `ablate` wants it
+        self.ablated_heads: Bool[Tensor, "heads 1 1"] | None = None  # their output is set to zero; see `ablate`
         self.reset_parameters()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy gets: heads are switched off in the model that `ablate` was given, not in copies of it."""
-        return {**self.__dict__, "muted": None}
+        """The state of a copy: `ablate` applies to the model that it was given, not to copies of it."""
+        return {**self.__dict__, "ablated_heads": None}
 
     def reset_parameters(self) -> None:
         """Xavier-uniform for each of q, k, v and out by its own sizes; biases zero; strengths one."""
@@ -115,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         if self.strength is not None:
             nn.init.ones_(self.strength)
 
-    def projections(self) -> tuple[Tensor, ...]:
+    def projections(self) -> tuple[Float[Tensor, "_ _"], ...]:
         """The weights of q, k, v and out, as views of what is stored."""
         keys = self.kv_heads * self.head_dim
         sizes = [self.heads * self.head_dim, keys, self.kv_heads * self.value_head_dim]
@@ -134,15 +135,15 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch tokens width"]:
         """Self-attention over `x`, or attention of `x` over `context`.
 
-        With a `cache`, keys and values of earlier steps are seen too; those of a context are projected once, and
-        if it says so, several beams in a row look at one sample of the context.
+        With a `cache`, keys and values of earlier steps are included; those of a context are projected once, and
+        several beams in a row may share one sample of the context.
         `turns` are a Rotary's angles, for a model that computes them once for all layers.
         """
         if self.context_width is not None and context is None:
-            raise ShapeError(f"this attention looks at a context of width {self.context_width}; pass it as context=")
+            raise ShapeError(f"this attention needs a context of width {self.context_width}; pass it as context=")
         self._check(x, context)
         if context is None:
-            if cache is not None and mask is not None:  # before the cache grows, or a second try would find it grown
+            if cache is not None and mask is not None:  # before the cache grows: an error leaves it as it was
                 as_mask(mask).check(len(x), self.heads, x.shape[1], cache.length_of(self) + x.shape[1])
             q, k, v = self._project_self(x, cache, turns)
         else:
@@ -152,7 +153,7 @@ class MultiHeadAttention(nn.Module):
             scale = self.strength * scale
         bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
         dropout = self.dropout if self.training else 0.0
-        observer, muted = self.observer, self.muted  # once: another thread may end its watch meanwhile
+        observer, ablated = self.observer, self.ablated_heads  # read once: another thread may reset them
         if observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
@@ -161,8 +162,8 @@ class MultiHeadAttention(nn.Module):
             logsumexp = None if fused is None else fused.logsumexp(q, keys=k.shape[2], scale=scale)
             seen = Seen(q, k, v, mask, scale, bias, logsumexp=logsumexp, cache=cache, cross=context is not None)
             observer(seen)
-        if muted is not None:
-            merged = merged.masked_fill(muted, 0.0)
+        if ablated is not None:
+            merged = merged.masked_fill(ablated, 0.0)
         out: Tensor = self.to_out(rearrange(merged, "b h t d -> b t (h d)"))
         return out.view(x.shape)  # beams that shared a context are samples again
 
@@ -214,11 +215,13 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
-        """The same attention with the same weights; what has no counterpart here is refused by name."""
+        """The same attention with the same weights; what has no counterpart is refused by name."""
         if not isinstance(other, nn.MultiheadAttention):
             raise ConfigError(f"from_torch takes an nn.MultiheadAttention, got {type(other).__name__}")
         if other.bias_k is not None or other.add_zero_attn:
-            raise ConfigError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+            raise ConfigError(
+                "nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart in MultiHeadAttention"
+            )
         if other.kdim != other.vdim:
             raise ConfigError(f"keys of width {other.kdim} and values of {other.vdim}: one context has one width")
         context = None if other._qkv_same_embed_dim else other.kdim
@@ -230,7 +233,7 @@ class MultiHeadAttention(nn.Module):
         return new
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """An nn.MultiheadAttention (batch first) with the same weights, where it can say the same."""
+        """An nn.MultiheadAttention (batch first) with the same weights, where it can express the same."""
         lacks = {
             "grouped heads": self.kv_heads != self.heads,
             "heads whose widths do not add up to the model's": self.heads * self.head_dim != self.width,

@@ -1,4 +1,4 @@
-"""Where a token stands: added to the vectors (sinusoidal, learned), turned into q and k (rotary), or into the scores.
+"""Positions of tokens: added to the vectors (sinusoidal, learned), to the scores (ALiBi, relative), or rotary.
 
 Each takes positions as whole numbers, `(tokens,)` or `(batch, tokens)`, so that padding, caches and packed
 documents need no special case.
@@ -7,16 +7,16 @@ documents need no special case.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.attention.biases import Bias, alibi_slopes, t5_buckets
+from clearhead.attention.biases import Bias, Buckets, alibi_slopes, t5_buckets
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.formatting import suggest_name
 
-Turns = tuple[Tensor, Tensor]
+Turns = tuple[Float[Tensor, "... tokens pairs"], Float[Tensor, "... tokens pairs"]]  # cosines and sines
 
 
 class Sinusoidal(nn.Module):
@@ -32,7 +32,7 @@ class Sinusoidal(nn.Module):
     def __init__(self, width: int, base: float = 10000.0) -> None:
         super().__init__()
         if width % 2:
-            raise ConfigError(f"sines and cosines come in pairs: width must be even, got {width}")
+            raise ConfigError(f"sines and cosines are interleaved: width must be even, got {width}")
         self.width, self.base = width, base
 
     def forward(
@@ -77,13 +77,13 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, base: float = 10000.0, scaling: dict[str, float | str] | None = None) -> None:
         super().__init__()
         if head_dim % 2:
-            raise ConfigError(f"features turn in pairs: head_dim must be even, got {head_dim}")
+            raise ConfigError(f"features are rotated in pairs: head_dim must be even, got {head_dim}")
         self.head_dim, self.base = head_dim, base
         self.scaling: dict[str, float | str] = {"type": "none", **(scaling or {})}
         _check_scaling(self.scaling, head_dim)
 
-    def speeds(self, device: torch.device) -> Tensor:
-        """How far each pair of features turns from one position to the next."""
+    def speeds(self, device: torch.device) -> Float[Tensor, " pairs"]:
+        """The angle by which each pair of features is rotated from one position to the next."""
         kind, factor, base = self.scaling["type"], float(self.scaling.get("factor", 1.0)), self.base
         if kind == "ntk":
             base *= factor ** (self.head_dim / (self.head_dim - 2))
@@ -131,7 +131,7 @@ class Relative(nn.Module):
     def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, *, both_ways: bool = True) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(buckets, heads))
-        self.bucket: Callable[[Tensor], Tensor] = t5_buckets(buckets, furthest, both_ways=both_ways)
+        self.bucket: Buckets = t5_buckets(buckets, furthest, both_ways=both_ways)
 
     def bias(self) -> Bias:
         return Bias.relative(self.table, self.bucket)
@@ -148,14 +148,14 @@ SCALINGS: dict[str, set[str]] = {
 def _check_scaling(scaling: dict[str, float | str], head_dim: int) -> None:
     kind, given = str(scaling["type"]), set(scaling) - {"type"}
     if kind not in SCALINGS:
-        raise ConfigError(f"unknown rotary scaling {kind!r}; choose from {', '.join(SCALINGS)}")
+        raise ConfigError(f"unknown rotary scaling {kind!r}; {suggest_name(kind, SCALINGS)}")
     if given != SCALINGS[kind]:
         wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], given))
-        raise ConfigError(f"rotary scaling {kind!r} wants {wanted}, got {got}")
+        raise ConfigError(f"rotary scaling {kind!r} needs {wanted}, got {got}")
     if any(not 0 < float(scaling[name]) < math.inf for name in given):
-        raise ConfigError(f"rotary scaling wants positive, finite numbers, got {scaling}")
+        raise ConfigError(f"rotary scaling needs positive, finite numbers, got {scaling}")
     if kind == "ntk" and head_dim < 4:
-        raise ConfigError(f"ntk scaling wants heads of at least 4 features, got {head_dim}")
+        raise ConfigError(f"ntk scaling needs heads of at least 4 features, got {head_dim}")
 
 
 def _speeds(width: int, base: float, device: torch.device) -> Tensor:

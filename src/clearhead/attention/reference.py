@@ -1,4 +1,4 @@
-"""The definition: plain, slow, right at any precision. Everything faster is judged by it, and imports none of it."""
+"""The definition of attention in plain code, at any precision. Faster code is judged by it, and imports none of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
 
 
-def scores(call: Call) -> tuple[Tensor, Tensor]:
-    """cap(q·kᵀ·scale) + bias, and which of them count: what a mask or a bias of −inf hides does not."""
+def scores(call: Call) -> tuple[Float[Tensor, "batch heads queries keys"], Bool[Tensor, "..."]]:
+    """cap(q·kᵀ·scale) + bias, and which scores are visible: those that neither the mask nor a bias of −inf hides."""
     queries, keys = call.q.shape[2], call.k.shape[2]
     k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
     scale = call.scale.to(call.q.dtype) if isinstance(call.scale, Tensor) else call.scale
@@ -29,17 +30,17 @@ def scores(call: Call) -> tuple[Tensor, Tensor]:
     return scores, visible
 
 
-def weights(call: Call) -> Tensor:
+def weights(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     """The softmax of the scores over the visible keys; zeros for a query that sees nothing."""
-    found, visible = scores(call)
+    values, visible = scores(call)
     # finfo.min, not -inf: the softmax of a fully hidden row would be 0/0, and its gradient NaN
-    found = found.masked_fill(~visible, torch.finfo(found.dtype).min)
+    values = values.masked_fill(~visible, torch.finfo(values.dtype).min)
     if call.sinks is not None:
-        sinks = call.sinks.to(found.dtype).view(1, -1, 1, 1).expand(*found.shape[:3], 1)
-        found = torch.cat([found, sinks], dim=-1)
-    return found.softmax(-1)[..., : call.k.shape[2]].masked_fill(~visible, 0.0)
+        sinks = call.sinks.to(values.dtype).view(1, -1, 1, 1).expand(*values.shape[:3], 1)
+        values = torch.cat([values, sinks], dim=-1)
+    return values.softmax(-1)[..., : call.k.shape[2]].masked_fill(~visible, 0.0)
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     kept = F.dropout(weights(call), call.dropout) if call.dropout else weights(call)
     return kept @ call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], dim=1)

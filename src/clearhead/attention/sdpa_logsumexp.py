@@ -10,24 +10,28 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
+
+from clearhead.attention.call import Scale
+
+Query = Float[Tensor, "*batch queries d"]  # PyTorch's function takes any number of leading axes
 
 
 class SdpaCall(NamedTuple):
     """One call of `scaled_dot_product_attention` over all keys or, if causal, over those up to the query."""
 
-    q: Tensor
+    q: Query
     keys: int
     causal: bool
     scale: float
-    logsumexp: Tensor | None
+    logsumexp: Float[Tensor, "batch heads queries"] | None
 
 
 class LogsumexpObserver:
-    """Stands in for `scaled_dot_product_attention` and keeps the logsumexp of every call, where a fused kernel has one.
+    """Replaces `scaled_dot_product_attention` and keeps the logsumexp of every call, where a fused kernel has one.
 
     Calls go to the operator that PyTorch would choose, with the same arguments: outputs are bitwise the same.
     """
@@ -38,28 +42,28 @@ class LogsumexpObserver:
 
     def attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
+        query: Query,
+        key: Float[Tensor, "*_ keys d"],
+        value: Float[Tensor, "*_ keys d_v"],
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Tensor:
-        found = (
+    ) -> Float[Tensor, "*batch queries d_v"]:
+        fused = (
             None if attn_mask is not None else _call_fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
         )
         own = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, own, None if found is None else found[1]))
-        if found is not None:
-            return found[0]
+        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, own, None if fused is None else fused[1]))
+        if fused is not None:
+            return fused[0]
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return F.scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
 
     def logsumexp(
-        self, q: Tensor, *, keys: int, scale: float | Tensor, causal: bool | None = None
+        self, q: Float[Tensor, "batch heads queries d"], *, keys: int, scale: Scale, causal: bool | None = None
     ) -> Float[Tensor, "batch heads queries"] | None:
         """The logsumexp of these queries, if exactly one call was observed, with these queries and keys."""
         if len(self.calls) != 1 or self.calls[0].logsumexp is None or isinstance(scale, Tensor):
@@ -72,7 +76,7 @@ class LogsumexpObserver:
 
 
 class LogsumexpMode(LogsumexpObserver, TorchFunctionMode):
-    """A context manager that observes every call within it. All other functions of PyTorch get slower there.
+    """A context manager that observes every call within it. All other PyTorch functions are slower within it.
 
     >>> q = torch.randn(1, 2, 5, 8)
     >>> with LogsumexpMode() as observer:
@@ -87,12 +91,12 @@ class LogsumexpMode(LogsumexpObserver, TorchFunctionMode):
         return self.attend(*args, **(kwargs or {}))
 
 
-def observe_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpMode | None]:
+def observe_sdpa(q: Query) -> AbstractContextManager[LogsumexpMode | None]:
     """A LogsumexpMode on GPUs, where a logsumexp saves time; nothing under torch.compile, which cannot trace it."""
     return LogsumexpMode() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
 
 
-def observe_own_sdpa(q: Tensor) -> AbstractContextManager[LogsumexpObserver | None]:
+def observe_own_sdpa(q: Query) -> AbstractContextManager[LogsumexpObserver | None]:
     """The same for calls through `call_sdpa` alone, at no cost to other functions."""
     return _observe_thread() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
 
@@ -113,7 +117,7 @@ def _observe_thread() -> Iterator[LogsumexpObserver]:
         _thread.observer = before
 
 
-def call_sdpa(*given: Any, **options: Any) -> Tensor:
+def call_sdpa(*given: Any, **options: Any) -> Float[Tensor, "*batch queries d_v"]:
     """`scaled_dot_product_attention`, through the observer of this thread if there is one."""
     observer = None if torch.compiler.is_compiling() else _thread.observer
     attend = F.scaled_dot_product_attention if observer is None else observer.attend
@@ -130,15 +134,15 @@ def _call_fused(
     choice = torch._fused_sdp_choice(q, k, v, None, dropout, causal, scale=scale, enable_gqa=shared)
     operators = torch.ops.aten
     if choice == SDPBackend.CUDNN_ATTENTION.value:
-        found = operators._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, causal, False, scale=scale)
+        result = operators._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, causal, False, scale=scale)
     elif choice != SDPBackend.FLASH_ATTENTION.value:
         return None
     elif q.is_cuda:
         own = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-        found = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=own)
+        result = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=own)
     elif q.device.type == "cpu":
-        found = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
+        result = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
     else:
         return None
-    whole = found[1].numel() == q.shape[:3].numel()
-    return found[0], found[1].detach().reshape(q.shape[:3]) if whole else None
+    complete = result[1].numel() == q.shape[:3].numel()
+    return result[0], result[1].detach().reshape(q.shape[:3]) if complete else None

@@ -9,17 +9,17 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
+from clearhead.attention.call import Call, Scale
+from clearhead.attention.masks import Index, Mask
 from clearhead.attention.visible_runs import VisibleRun
 
 
 def scale_queries(
-    q: Float[Tensor, "batch heads queries d"], scale: float | Tensor, dtype: torch.dtype | None = None
+    q: Float[Tensor, "batch heads queries d"], scale: Scale, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "batch heads queries d"]:
     """q·scale in `dtype`, by default float32 or better; tiles of the result need no scale, nor does their gradient."""
     dtype = torch.promote_types(q.dtype, torch.float32) if dtype is None else dtype
@@ -121,10 +121,10 @@ class TileScorer(NamedTuple):
     def score_pairs(
         self,
         products: Float[Tensor, "*shape"],
-        b: Int[Tensor, "..."],
-        h: Int[Tensor, "..."],
-        i: Int[Tensor, "..."],
-        j: Int[Tensor, "..."],
+        b: Index,
+        h: Index,
+        i: Index,
+        j: Index,
     ) -> Float[Tensor, "*shape"]:
         """The scores of single pairs of query `i` and key `j` in sample `b`, head `h`; the indices broadcast."""
         scores = products

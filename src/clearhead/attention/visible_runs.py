@@ -1,4 +1,4 @@
-"""For each block of queries, the run of keys any of them may see, and the parts where the mask must be evaluated."""
+"""For each block of queries, the run of keys that any of them may see, and where in it the mask must be evaluated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.attention.masks import Mask
 
-PIECES = 4  # with more, asking about all between the first and the last is quicker
+PIECES = 4  # with more, evaluating the mask from the first to the last is faster
 
 
 class VisibleRun(NamedTuple):
@@ -30,24 +30,24 @@ def find_visible_runs(
     shape = (-1, -1, -(-queries // rows), -(-keys // width))
     blocks = mask.blocks(queries, keys, rows, width, device)
     some, every = (t.expand(shape).flatten(0, 1) for t in blocks)
-    found = []
-    for seen, doubtful in zip(
+    runs = []
+    for visible, not_all in zip(
         _find_marked_slices(some.any(0), width, keys), _find_marked_slices(~every.all(0), width, keys), strict=True
     ):
-        run = slice(seen[0].start, seen[-1].stop) if seen else slice(0, 0)
-        inside = [slice(max(p.start, run.start), min(p.stop, run.stop)) for p in doubtful]
+        run = slice(visible[0].start, visible[-1].stop) if visible else slice(0, 0)
+        inside = [slice(max(p.start, run.start), min(p.stop, run.stop)) for p in not_all]
         partial = [p for p in inside if p.start < p.stop]
         if len(partial) > PIECES:
             partial = [slice(partial[0].start, partial[-1].stop)]
-        found.append(VisibleRun(run, tuple(partial)))
-    return found
+        runs.append(VisibleRun(run, tuple(partial)))
+    return runs
 
 
 def _find_marked_slices(marked: Tensor, width: int, size: int) -> list[list[slice]]:
     """For each row of blocks, the slices of keys in which consecutive blocks are marked."""
     edges = F.pad(marked.int(), (1, 1)).diff(dim=1).cpu()
     starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
-    found: list[list[slice]] = [[] for _ in range(len(marked))]
+    slices: list[list[slice]] = [[] for _ in range(len(marked))]
     for (row, start), (_, stop) in zip(starts, stops, strict=True):
-        found[row].append(slice(start * width, min(stop * width, size)))
-    return found
+        slices[row].append(slice(start * width, min(stop * width, size)))
+    return slices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.hypotheses import Hypothesis
@@ -29,5 +30,6 @@ def greedy(writer: Writer, **options: Unpack[PrefixedRuleOptions]) -> list[Hypot
     return collect_hypotheses(writer, decode_steps(writer, rules, choose_likeliest), rules.end)
 
 
-def choose_likeliest(logits: Tensor, rows: list[int], length: int) -> Tensor:
+def choose_likeliest(logits: Float[Tensor, "rows vocabulary"], rows: list[int], length: int) -> Int[Tensor, " rows"]:
+    """The token with the largest logit of each row."""
     return logits.argmax(-1)

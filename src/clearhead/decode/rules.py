@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Required, TypedDict
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.writer import Writer
@@ -82,11 +83,15 @@ class Rules:
                 raise DecodeError(f"{name} holds the end, token {self.end}, after which nothing is written")
         writer.check_positions(max(self.limits, default=1), self.start)
 
-    def apply(self, logits: Tensor, written: Tensor, rows: Sequence[int]) -> None:
+    def apply(
+        self,
+        logits: Float[Tensor, "rows beams vocabulary"],
+        written: Int[Tensor, "rows beams tokens"],
+        rows: Sequence[int],
+    ) -> None:
         """Sets the logits of tokens that may not come next to -inf, in place.
 
-        `logits` are `(rows, beams, vocabulary)`, `written` are `(rows, beams, tokens)`, and `rows` are the indices
-        of these rows among the writer's inputs.
+        `rows` are the indices of these rows among the writer's inputs.
         """
         place = written.shape[-1]
         forced = [(row, self.prefix[number][place]) for row, number in self._rows_in_prefix(rows, place)]

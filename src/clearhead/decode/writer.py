@@ -36,9 +36,9 @@ class Writer:
         model: Decoder | EncoderDecoder,
         prompts: Sequence[Sequence[int]],
         *,
-        source: Tensor | None = None,
-        context: Tensor | None = None,
-        context_lengths: Tensor | None = None,
+        source: Int[Tensor, "rows source"] | Float[Tensor, "rows source width"] | None = None,
+        context: Float[Tensor, "rows context width"] | None = None,
+        context_lengths: Int[Tensor, " rows"] | None = None,
     ) -> None:
         self.model, self.inputs, self.rows = model, len(prompts), len(prompts)
         self.device = model.vocabulary.words.weight.device

@@ -208,7 +208,7 @@ def _resample(
     return base
 
 
-def _find_largest(weights: Tensor, first: int) -> list[tuple[int, float]]:
+def _find_largest(weights: Float[Tensor, " tokens"], first: int) -> list[tuple[int, float]]:
     values, places = weights.topk(min(TOP, len(weights)))
     pairs = zip(places.tolist(), values.tolist(), strict=True)
     return [(place + first, value) for place, value in pairs if value > 0]

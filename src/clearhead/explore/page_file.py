@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.attention_map import AttentionMap
 from clearhead.explore.module_bundle import bundle_modules
 from clearhead.explore.scene import Scene
-from clearhead.explore.scene_json import SceneJson
+from clearhead.explore.scene_json import BlockJson, NoteJson, SceneJson
 from clearhead.explore.tensor_encoding import (
     EncodedTensor,
     choose_levels,
@@ -70,7 +70,7 @@ def render_page(
     coding = coding or ("base64" if size <= BASE64_BYTES else "seven")
     scene_texts, block_texts = list[str](), list[str]()
     for view, (blocks, description) in enumerate(encoded):
-        numbers: dict[str, dict[str, Any]] = {name: {} for name in scenes[view].maps}
+        numbers: dict[str, dict[str, BlockJson]] = {name: {} for name in scenes[view].maps}
         for (name, kind), block in blocks:
             numbers[name][kind] = {"id": f"data-{len(block_texts)}", "coding": coding, **block.layout}
             text = to_text(block.data, coding)
@@ -234,7 +234,7 @@ def _count_weights(scene: Scene) -> int:
     return sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in scene.maps.values())
 
 
-def _describe_omissions(complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[dict[str, Any]]:
+def _describe_omissions(complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[NoteJson]:
     """Notes on weights that are not in the file, as phrases that the page translates."""
     if complete:
         return []

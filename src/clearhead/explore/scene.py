@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,7 +13,7 @@ from clearhead.explore.attention_map import OVERVIEW, AttentionMap
 from clearhead.explore.head_summaries import ALIGNMENT, measure_agreement, summarise_heads
 from clearhead.explore.scene_json import AttentionJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.token_axis import Axis
-from clearhead.explore.token_display import display_next_tokens
+from clearhead.explore.token_display import display_next_tokens, is_number
 from clearhead.formatting import suggest_name
 from clearhead.lens.analysis.roles import NONE, HeadRoles
 from clearhead.lens.record.attention_record import Record
@@ -238,7 +237,7 @@ def read_details(forward: Forward) -> CallMetadata:
     for name in lists:
         if _is_list(about.get(name), str):
             found[name] = about[name]
-    if _is_number(about.get("loss")):
+    if is_number(about.get("loss")):
         found["loss"] = about["loss"]
     if isinstance(about.get("next"), list):
         found["next"] = display_next_tokens(about["next"])
@@ -259,15 +258,11 @@ def _read_ablation(given: Any) -> AblatedAnswer | None:
         return None
     loss, rows = (given[name] if isinstance(given.get(name), list) else [] for name in ("loss", "next"))
     short = [row and [[token, round(float(share), 4)] for token, share in row] for row in display_next_tokens(rows)]
-    return {"text": given.get("text"), "loss": [one if _is_number(one) else None for one in loss], "next": short}
+    return {"text": given.get("text"), "loss": [one if is_number(one) else None for one in loss], "next": short}
 
 
 def _is_list(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _split_name(name: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ The weights themselves are not in it: the page asks the server for them, or find
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from clearhead.lens.record.attention_views import AblatedAnswer, TokenChance
 
@@ -77,12 +77,37 @@ class StartJson(TypedDict):
     head: int
 
 
+class NoteJson(TypedDict, total=False):
+    """A note as a phrase of the page with its blanks."""
+
+    say: str  # the key of the phrase
+    pixels: int
+    chosen: int  # heads
+    held: int  # views that the file contains, of
+    views: int
+
+
+class BlockJson(TypedDict, total=False):
+    """How the numbers of one block in a file are encoded; `page/data/tensor_decoding.js` decodes them."""
+
+    id: str  # of the script element
+    coding: str  # "base64" or "seven"
+    shape: list[int]
+    heads: list[int]  # the heads that it has, if not all
+    type: str  # "float32"; else integers, as
+    planes: int  # byte planes, or
+    pack: str  # "nibbles", with
+    rest: int  # so many values that do not fit
+    levels: int  # the integer that stands for 1, or
+    scale: list[float]  # for this value of each head
+
+
 class SceneJson(TypedDict):
     """Everything that a page shows of one view of a record, except the weights."""
 
     format: int
     title: str
-    notes: list[str | dict[str, Any]]  # texts, or {"say": a phrase of the page, …its blanks}
+    notes: list[str | NoteJson]
     live: bool  # whether a model can be asked for new texts and ablations
     exact: bool  # whether every weight of every head can be had
     axes: dict[str, AxisJson]
@@ -92,4 +117,4 @@ class SceneJson(TypedDict):
     start: StartJson
     views: list[str]  # labels of all views of the record
     view: int  # which of them this is
-    data: NotRequired[dict[str, dict[str, dict[str, Any]]]]  # of a file: blocks of numbers by attention and kind
+    data: NotRequired[dict[str, dict[str, BlockJson]]]  # of a file: by attention and kind, such as "weights"

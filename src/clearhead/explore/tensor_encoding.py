@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.explore.scene_json import BlockJson
+
 LEVELS = (65535, 10000)  # finer numbers of levels, used if there is room
 MIN_LEVELS = 1000
 ESCAPE = 15  # a nibble for values that do not fit: the rest follows after all nibbles
@@ -28,7 +30,7 @@ class EncodedTensor(NamedTuple):
     """Compressed bytes, and the shape, type and levels that are needed to decode them."""
 
     data: bytes
-    layout: dict[str, Any]
+    layout: BlockJson
 
 
 def encode_weights(
@@ -43,7 +45,7 @@ def encode_weights(
     if scale is not None:
         numbers = numbers / torch.tensor(scale, dtype=torch.double).clamp(min=1e-300).view(-1, 1, 1)
     values = (numbers * levels).round().clamp(0, levels).numpy().astype(np.uint16)
-    layout: dict[str, Any] = {"shape": list(weights.shape), "levels": levels}
+    layout: BlockJson = {"shape": list(weights.shape), "levels": levels}
     if scale is not None:
         layout["scale"] = scale
     if values.size and values.mean() < ESCAPE / 3:

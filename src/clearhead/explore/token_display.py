@@ -71,14 +71,15 @@ def display_next_tokens(rows: Sequence[Any]) -> list[list[TokenChance] | None]:
     found: list[list[TokenChance] | None] = []
     for row in rows:
         if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
-            pairs = [(token, share) for token, share in row if isinstance(token, str) and _is_share(share)]
+            pairs = [(token, share) for token, share in row if isinstance(token, str) and is_number(share)]
             found.append([[display_tokens([token])[0].shown, share] for token, share in pairs])
         else:
             found.append(None)
     return found
 
 
-def _is_share(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of a record's JSON is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)
 
 

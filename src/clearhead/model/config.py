@@ -63,6 +63,7 @@ class ModelConfig:
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
     labels: int | None = None  # of a Classifier or TokenClassifier: how many there are to choose from
+    ngrams: int = 0  # of a Classifier: runs of up to so many tokens have scores of their own; 0: only hidden states do
     pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
     dropout: float = 0.1
     attention_dropout: float | None = None  # None: dropout
@@ -72,7 +73,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in WHOLE:
-            value, least = getattr(self, name), 0 if name == "segments" else 1
+            value, least = getattr(self, name), 0 if name in ("segments", "ngrams") else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
         for name in ("layers", "decoder_layers"):

@@ -35,7 +35,7 @@ def inference_view(model: Model) -> Model:
 def refresh(view: nn.Module) -> None:
     """Copies the current observers and switched-off heads of the model's attentions to the view."""
     for own, original in vars(view)["_attentions"]:
-        own["observer"], own["muted"] = original["observer"], original["muted"]
+        own["observer"], own["ablated_heads"] = original["observer"], original["ablated_heads"]
 
 
 def _clone(module: Model, clones: dict[nn.Module, nn.Module]) -> Model:

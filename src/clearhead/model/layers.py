@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -47,7 +48,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.feedforward, config.width, bias=config.bias)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         x = self.up(x)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
@@ -75,13 +76,13 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "batch tokens width"],
         mask: Mask | None,
-        context: Tensor | None,
+        context: Float[Tensor, "contexts context_tokens context_width"] | None,
         context_mask: Mask | None,
         cache: KeyValueCache | None,
         turns: Turns | None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "batch tokens width"]:
         x = self._add_residual(self.self_norm, x, lambda y: self.self_attention(y, mask=mask, cache=cache, turns=turns))
         if context is not None:
             x = self._add_residual(
@@ -122,15 +123,15 @@ class Stack(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "batch tokens width"],
         *,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
+        segments: Int[Tensor, "#batch tokens"] | None = None,
+        positions: Int[Tensor, "*_ tokens"] | None = None,
         mask: Mask | None = None,
-        context: Tensor | None = None,
+        context: Float[Tensor, "contexts context_tokens context_width"] | None = None,
         context_mask: Mask | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "batch tokens width"]:
         self._check_context(context)
         x, turns = self._add_positions(x, segments, positions, 0 if cache is None else cache.length)
         mask = self._self_mask(mask)

@@ -23,7 +23,7 @@ class Words(nn.Module):
         self.words = nn.Embedding(vocabulary, config.width)
         self.factor = math.sqrt(config.width) if config.scale_embeddings else 1.0
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
         self._check(tokens)
         vectors: Tensor = self.words(tokens)
         return vectors if self.factor == 1.0 else vectors * self.factor
@@ -56,16 +56,16 @@ class Vocabulary(Words):
         self.transform_norm = norm(config) if config.logits_transform else None
         self.activation = ACTIVATIONS[config.activation]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocabulary"]:
         if self.transform is not None and self.transform_norm is not None:
             hidden = self.transform_norm(self.activation(self.transform(hidden)))
         return self.scores(hidden)
 
-    def scores(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocabulary"]:
         return nn.functional.linear(hidden, self.output_weight, self.bias)
 
     @property
-    def output_weight(self) -> Tensor:
+    def output_weight(self) -> Float[Tensor, "vocabulary width"]:
         return self.words.weight if self.output is None else self.output.weight
 
 

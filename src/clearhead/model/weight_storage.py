@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import Float, Int8, Shaped
 from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, ConfigError
 
+AnyTensor = Shaped[Tensor, "..."]
 STORAGES = ("float32", "bfloat16", "int8")
 SCALE = ".scale"
 
 
-def pack_weights(model: nn.Module, storage: str) -> dict[str, Tensor]:
+def pack_weights(model: nn.Module, storage: str) -> dict[str, AnyTensor]:
     """A model's tensors by name in the dtype of the storage; a shared one comes once, under its first name.
 
     Matrices take the storage's type; the few others (norms, biases) stay in float32. In int8 every row has a
@@ -37,7 +39,7 @@ def pack_weights(model: nn.Module, storage: str) -> dict[str, Tensor]:
     return stored
 
 
-def unpack_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unpack_weights(stored: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     """The inverse of `pack_weights`: tensors in float32."""
     values = {}
     for name, tensor in stored.items():
@@ -51,7 +53,7 @@ def unpack_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return values
 
 
-def load_weights(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+def load_weights(model: nn.Module, values: Mapping[str, AnyTensor]) -> None:
     """Loads tensors into a model, which may be on the meta device; names and shapes must match exactly."""
     wanted = unique_tensors(model)
     for name, tensor in wanted.items():
@@ -67,7 +69,7 @@ def load_weights(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     model.load_state_dict(state, assign=True)
 
 
-def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+def unique_tensors(model: nn.Module) -> dict[str, AnyTensor]:
     """A model's tensors by name; one that several modules share comes under its first name only."""
     names: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
@@ -76,7 +78,9 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensors[name] for name in names.values()}
 
 
-def to_int8(matrix: Tensor, name: str = "the matrix") -> tuple[Tensor, Tensor]:
+def to_int8(
+    matrix: Float[Tensor, "rows columns"], name: str = "the matrix"
+) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
     """A matrix as integers from -127 to 127, and the scale of each row.
 
     >>> to_int8(torch.tensor([[254.0, -2.0, 0.9], [0.0, 0.0, 0.0]]))[0]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from clearhead.attention import reference
 from clearhead.attention.backends import flex, sdpa, tiled
-from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, check_call
+from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError
+from clearhead.formatting import suggest_name
 
 FAST: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled}
 BACKENDS = ("auto", "reference", *FAST)
@@ -26,14 +26,14 @@ def attend(
     v: Float[Tensor, "batch kv_heads keys d_v"],
     mask: Mask | None = None,
     *,
-    scale: float | Tensor | None = None,
-    bias: Tensor | Bias | None = None,
+    scale: Scale | None = None,
+    bias: AnyBias | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads queries d_v"]:
-    """The values that each query gathers: `attention_weights(q, k, …) @ v`, without building the weights.
+    """The weighted mean of the values for each query: `attention_weights(q, k, …) @ v`, without building the weights.
 
     A query that sees nothing gets zeros, and gives zero gradients. `dropout` is applied whenever it is not 0.
     A named backend does the work or refuses; `"auto"` picks one that can, and `explain` says which.
@@ -55,14 +55,14 @@ def attention_weights(
     k: Float[Tensor, "batch kv_heads keys d"],
     mask: Mask | None = None,
     *,
-    scale: float | Tensor | None = None,
-    bias: Tensor | Bias | None = None,
+    scale: Scale | None = None,
+    bias: AnyBias | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """What every query gives to every key: `softmax(cap(q·kᵀ·scale) + bias)` over the visible keys.
+    """The weight of every key for every query: `softmax(cap(q·kᵀ·scale) + bias)` over the visible keys.
 
-    This is the definition that all faster paths are judged by, and it builds the whole square. A row sums to
+    This is the definition that all faster paths are judged by, and it builds all weights. A row sums to
     one; to less with `sinks`, and to zero if the query sees nothing.
 
     >>> q = k = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
@@ -84,7 +84,7 @@ def choose_backend(call: Call, backend: str) -> str:
             )
         return backend
     if backend != "auto":
-        raise BackendError(f"unknown attention backend {backend!r}; choose from {', '.join(BACKENDS)}")
+        raise BackendError(f"unknown attention backend {backend!r}; {suggest_name(backend, BACKENDS)}")
     dense = math.inf if sdpa.explain_refusal(call) else sdpa.count_dense_numbers(call)
     quick, limit = "tiled", float(sdpa.AFFORDABLE)
     if call.q.is_cuda and flex.explain_refusal(call) is None:
@@ -92,6 +92,6 @@ def choose_backend(call: Call, backend: str) -> str:
     elif call.q.device.type == "cpu":
         limit = sdpa.CHEAP_ON_CPU
     if torch.compiler.is_compiling():
-        # The others are compiled anew for every length, and the coins of tiled's dropout not at all.
+        # The others are recompiled for every length, and the generator of tiled's dropout cannot be compiled.
         limit = math.inf if call.dropout else sdpa.AFFORDABLE
     return "sdpa" if dense <= limit else quick

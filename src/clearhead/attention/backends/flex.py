@@ -1,6 +1,6 @@
 """FlexAttention: masks and score changes compiled into one kernel, hidden blocks skipped.
 
-PyTorch's part of it is imported when it is first needed: it brings the compiler, which takes two seconds.
+PyTorch's part is imported at first use: it imports the compiler, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -21,7 +22,7 @@ MOST_KINDS = 1024
 
 
 def explain_refusal(call: Call) -> str | None:
-    """Why this backend cannot do it, or None."""
+    """The reason why this backend cannot compute a call, or None."""
     if call.dropout:
         return "FlexAttention has no dropout"
     if call.q.device.type == "cpu" and call.needs_grad:
@@ -31,25 +32,25 @@ def explain_refusal(call: Call) -> str | None:
     if call.q.dtype == torch.float64:
         return "FlexAttention has no float64"
     if call.q.is_cuda and min(call.q.shape[3], call.v.shape[3]) < 16:
-        return f"FlexAttention wants heads of at least 16 features, got {call.q.shape[3]} and {call.v.shape[3]}"
+        return f"FlexAttention needs heads of at least 16 features, got {call.q.shape[3]} and {call.v.shape[3]}"
     if 0 in call.sizes:
         return "FlexAttention takes no empty tensors"
     return None
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     _, heads, queries, keys = call.sizes
     q, k, v, scale = call.q, call.k, call.v, call.scale
     if isinstance(scale, Tensor):
         q, scale = q * scale.to(q.dtype), 1.0
-    if q.device.type == "cpu":  # here FlexAttention asks for requires_grad, even under no_grad
+    if q.device.type == "cpu":  # there FlexAttention checks requires_grad, even under no_grad
         q, k, v = q.detach(), k.detach(), v.detach()
     mask, masked = call.mask, None
     if mask is not None:
         masked = mask.once(("blocks", queries, keys, q.device), lambda: build_block_mask(mask, queries, keys, q.device))
-    found = call_compiled(
+    result = call_compiled(
         q,
         k,
         v,
@@ -60,10 +61,10 @@ def run(call: Call) -> Tensor:
         return_aux=None if call.sinks is None else AuxRequest(lse=True),
     )
     if call.sinks is None:
-        out: Tensor = found
+        out: Tensor = result
         return out
     # exp(lse) / (exp(lse) + exp(sink)): the share that the sink leaves to the keys
-    out, aux = found
+    out, aux = result
     share = torch.sigmoid(aux.lse - call.sinks.view(1, -1, 1))
     return out * share[..., None].to(out.dtype)
 
@@ -86,7 +87,7 @@ def compile_kernel() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
-def make_score_function(call: Call) -> Callable[..., Tensor] | None:
+def make_score_function(call: Call) -> Callable[..., Float[Tensor, "..."]] | None:
     """cap, then bias, as a function of one score."""
     if call.softcap is None and call.bias is None:
         return None
@@ -94,7 +95,7 @@ def make_score_function(call: Call) -> Callable[..., Tensor] | None:
 
 
 def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:
-    """Hidden blocks are skipped, wholly visible ones not looked into; nothing queries × keys is built."""
+    """The mask by blocks: hidden ones are skipped, fully visible ones not evaluated; nothing dense is built."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some, every = mask.blocks(queries, keys, BLOCK, BLOCK, device)
@@ -109,6 +110,6 @@ def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) 
 
 
 def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row how many blocks there are, and which, these first."""
+    """For each row the number of marked blocks, and their indices first."""
     which = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), which.to(torch.int32)

@@ -1,10 +1,11 @@
 """PyTorch's fused kernels (flash, memory-efficient, cuDNN, the CPU's flash): `scaled_dot_product_attention`.
 
-They know one causal mask and one dense one. What goes beyond is put so that nothing quadratic is built:
+They take a causal mask aligned at the top left, or a dense mask. Other inputs are transformed, so that nothing
+quadratic is built:
 - Right-padded self-attention under a causal mask is the causal kernel, with the pad rows zeroed afterwards.
 - Pad keys under a causal mask, and attention sinks, become a further feature of q and k: a column in which only
   the keys concerned differ, so that their scores come out hugely negative, or equal to the sink.
-- Values narrower or wider than keys are filled up with zeros: the kernels want equal widths.
+- Values narrower or wider than keys are padded with zeros: the kernels need equal widths.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
@@ -22,12 +24,12 @@ from clearhead.attention.mask_kinds import Band, Dense, Padding, Prefix
 from clearhead.attention.masks import Mask
 from clearhead.attention.sdpa_logsumexp import call_sdpa
 
-# How many numbers a dense mask or the weights may have before `auto` looks for another way: 64 MiB of float32.
-# Where there is a quick one it does so earlier: FlexAttention on a GPU, `tiled` on a CPU (both measured).
+# The most elements that a dense mask or the weights may have before `auto` takes another backend: 64 MiB of float32.
+# Fewer where another one is fast: FlexAttention on a GPU, `tiled` on a CPU (both measured).
 AFFORDABLE = 2**24
 CHEAP_ON_GPU = 2**22
 CHEAP_ON_CPU = 2**20
-# Further columns of q and k are divided by the scale or hide by their size: below this it is applied to q instead.
+# Extra features of q and k are divided by the scale or hide by their size: a smaller scale is applied to q instead.
 SMALLEST_SCALE = 2.0**-10
 
 
@@ -37,21 +39,21 @@ Simple = Padding | Prefix | Dense
 class Arguments(NamedTuple):
     """What `scaled_dot_product_attention` is called with, and how its output becomes ours."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    attn_mask: Tensor | None
+    q: Float[Tensor, "batch heads queries d"]
+    k: Float[Tensor, "batch kv_heads keys d"]
+    v: Float[Tensor, "batch kv_heads keys d"]
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None
     dropout: float
     causal: bool
     scale: float
     shared_heads: bool
-    rows: Tensor | None  # (batch, heads, queries, 1), with 1 where equal: False sees nothing
+    rows: Bool[Tensor, "batch heads queries 1"] | None  # with 1 where equal; False sees nothing
     first_row: int
     value_width: int
 
 
 class Structure(NamedTuple):
-    """The parts of a mask: the causal kernel's share, what hides whole keys or rows, and what needs a square."""
+    """A mask in three parts: causal or not, masks that hide whole keys or rows, and the rest, which must be dense."""
 
     causal: bool
     simple: tuple[Simple, ...]
@@ -59,13 +61,13 @@ class Structure(NamedTuple):
 
 
 def explain_refusal(call: Call) -> str | None:
-    """Why this backend cannot do it, or None."""
+    """The reason why this backend cannot compute a call, or None."""
     if call.softcap is not None:
         return "no kernel behind scaled_dot_product_attention caps scores"
     return None
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     a = build_arguments(call)
     out = call_sdpa(a.q, a.k, a.v, a.attn_mask, a.dropout, a.causal, scale=a.scale, enable_gqa=a.shared_heads)
     if a.first_row:
@@ -78,11 +80,11 @@ def run(call: Call) -> Tensor:
 
 
 def count_dense_numbers(call: Call) -> int:
-    """How many numbers would be built that grow with queries × keys."""
+    """The number of elements that grow with queries × keys."""
     batch, heads, queries, keys = call.sizes
     learned_bias = call.bias is not None and call.needs_grad and call.bias.parameter.requires_grad
     on_cpu = call.q.device.type == "cpu"
-    # Here only PyTorch's unfused path is left, which builds the weights.
+    # For these PyTorch has only its unfused path, which builds the weights.
     if (on_cpu and (call.dropout or learned_bias)) or (not on_cpu and call.q.dtype == torch.float64):
         return batch * heads * queries * keys
     structure = split_mask(call.mask, queries, keys)
@@ -104,7 +106,7 @@ def split_mask(mask: Mask | None, queries: int, keys: int) -> Structure:
             first = part.start(queries, keys)
             sees_back = part.left is None or part.left >= first + queries - 1
             if sees_back and (part.right is None or part.right >= keys - 1 - first):
-                continue  # it hides nothing: one query of a growing cache, say
+                continue  # it hides nothing, as for one query of a growing cache
             if sees_back and part.right == 0 and first == 0:
                 causal = True
             else:
@@ -147,7 +149,7 @@ def build_arguments(call: Call) -> Arguments:
         shared_heads = False
     width = max(q.shape[3], v.shape[3])
     if width > call.q.shape[3]:
-        width += -width % 8  # what the CUDA kernels want; left to PyTorch it costs more
+        width += -width % 8  # the CUDA kernels need it; padding by PyTorch costs more
     q, k, v = (t if t.shape[3] == width else F.pad(t, (0, width - t.shape[3])) for t in (q, k, v))
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))  # else no fused kernel takes them
     return Arguments(q, k, v, seen, call.dropout, causal, scale, shared_heads, rows, first_row, call.v.shape[3])
@@ -156,14 +158,14 @@ def build_arguments(call: Call) -> Arguments:
 def _find_visible_keys_and_rows(
     structure: Structure, queries: int, keys: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What may be seen of the keys, (batch, 1, 1, keys), and which rows see anything, (batch, 1, queries, 1)."""
+    """The visible keys, (batch, 1, 1, keys), and the rows that see anything, (batch, 1, queries, 1)."""
     seen: list[Tensor] = []
     rows: list[Tensor] = []
     for part in structure.simple:
         if isinstance(part, Padding) and part.hide_queries:
             rows.append(part.real_queries(queries, keys))
             if structure.causal and part.side == "right" and queries == keys:
-                continue  # a real query looks back, and before a real token there are only real ones
+                continue  # the keys before a real query are all real
         seen.append(part.visible_keys(keys))
     if not seen:
         return None, functools.reduce(operator.and_, rows) if rows else None
@@ -221,6 +223,6 @@ def _add_sinks(
     if seen is not None:
         seen = seen.expand(*seen.shape[:3], k.shape[2] - 1)
         seen = F.pad(seen, (1, 0), value=True if seen.dtype == torch.bool else 0.0)
-    if causal:  # a query for the sink itself keeps the others on the diagonal
+    if causal:  # one more query in front keeps the others on the diagonal
         q = F.pad(q, (0, 0, 1, 0))
     return q, k, v, seen, int(causal)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
@@ -24,13 +25,13 @@ from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
 TILE = 2**22
-# A mask is asked by blocks of so many keys which of them it hides, or shows, entirely.
+# The mask is evaluated by blocks of so many keys first, to skip hidden ones and those fully visible.
 BLOCK = 64
-GPU_TILES = 16  # how many times as many on a GPU, which is idle between small ones
+GPU_TILES = 16  # how many times larger tiles are on a GPU, which is idle between small ones
 
 
 class Options(NamedTuple):
-    """What the blocks need besides tensors that may want a gradient."""
+    """The inputs of a tile besides tensors that may need a gradient."""
 
     mask: Mask | None
     bias: Bias | None
@@ -47,10 +48,11 @@ class Tile(NamedTuple):
 
 
 def explain_refusal(call: Call) -> str | None:
+    """None: this backend computes any call."""
     return None
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     seed = int(torch.randint(2**62, ())) if call.dropout else 0
     options = Options(call.mask, call.bias, call.softcap, call.dropout, seed)
     parameter = None if call.bias is None else call.bias.parameter
@@ -101,7 +103,7 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise BackendError(
-                "backend 'tiled' can be differentiated once only, and create_graph=True asks for more; "
+                "backend 'tiled' can be differentiated only once, and create_graph=True needs more; "
                 "use backend='reference', which builds the weights"
             )
         q, k, v, sinks, parameter, largest, share = ctx.saved_tensors
@@ -114,7 +116,7 @@ class _Tiled(torch.autograd.Function):
             rows, columns = tile.rows, tile.run.columns
             most, part = largest[:, :, rows], share[:, :, rows]
             scores, slope = work.scores(tile, backward=True)
-            weights = _exp_(scores.sub_(most))  # short of their share, which goes to the gradient: fewer products
+            weights = _exp_(scores.sub_(most))  # not yet normalised: that is applied to the gradient, which is smaller
             of_out = grad[:, :, rows].to(q.dtype) * part
             of_weights = multiply_heads(of_out, work.v[:, :, columns])
             used = weights
@@ -157,18 +159,18 @@ class _TileArithmetic:
         self.scorer = TileScorer(options.softcap, bias, options.mask, self.queries, self.keys)
 
     def tiles(self) -> Iterator[Tile]:
-        """Blocks of queries that see anything, each with the run of keys it may see: hidden ends cost nothing."""
+        """Blocks of queries that see anything, each with the run of keys that it may see."""
         samples = self.q.shape[0] * self.q.shape[1]
         held = TILE * GPU_TILES if self.q.is_cuda else TILE
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
-        found = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
+        runs = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
-            columns = max(BLOCK, self.keys // 256)  # never more than 256 blocks a row: their number grows with n only
-            found = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
+            columns = max(BLOCK, self.keys // 256)  # at most 256 blocks a row: their number is O(n)
+            runs = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
-            if found[n].columns.stop:
-                yield Tile(slice(row, min(row + rows, self.queries)), found[n])
+            if runs[n].columns.stop:
+                yield Tile(slice(row, min(row + rows, self.queries)), runs[n])
 
     def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
@@ -184,7 +186,7 @@ class _TileArithmetic:
         return most.masked_fill(most == -math.inf, 0.0)
 
     def share(self, weights: Tensor, largest: Tensor) -> Tensor:
-        """What a row's weights have to be multiplied with to sum to one; 0 for a row that sees nothing."""
+        """The factor that normalises a row's weights; 0 for a row that sees nothing."""
         total = weights.sum(-1, keepdim=True)
         if self.sinks is not None:
             total += (self.sinks - largest).exp()

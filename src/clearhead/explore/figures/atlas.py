@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.typing import ColorType
 from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
@@ -46,9 +46,9 @@ def head_atlas(
     if isinstance(source, HeadRoles):
         return _draw_roles([(one.name, one.head, one.role, one.score) for one in source], title, source.notes)
     if by == "role" and isinstance(source, (Record, Forward)):
-        return _draw_roles(
-            _find_roles(record_names.get_call(source)), title, ["Roles are estimated from this text alone."]
-        )
+        forward = record_names.get_call(source)
+        roles = [one for name in forward.names for one in find_roles(forward, name)]
+        return _draw_roles(roles, title, ["Roles are estimated from this text alone."])
     values = _average_measure(source, by) if isinstance(source, (Record, Forward)) else _read_values(source)
     found = [value for heads in values.values() for value in heads.values() if np.isfinite(value)]
     norm = _make_norm(found)
@@ -56,7 +56,7 @@ def head_atlas(
     largest = max(map(abs, found), default=0.0)
     decimals = 2 if largest < 10 else 1 if largest < 100 else 0
 
-    def cell(value: float) -> tuple[str, Any]:
+    def cell(value: float) -> tuple[str, ColorType]:
         known = np.isfinite(value)
         return (f"{value:.{decimals}f}", scale(norm(value))) if known else ("–", style.current_theme().background)
 
@@ -67,20 +67,18 @@ def head_atlas(
     return figure
 
 
-def _find_roles(forward: Forward) -> list[tuple[str, int, str, float]]:
-    found = []
-    for name in forward.names:
-        sight = forward[name]
-        for one in summarise_heads(sight, 0, record_names.find_delimiters(record_names.get_key_texts(sight, 0))):
-            found.append((name, one["number"], one["role"], one["score"] or 0.0))
-    return found
+def find_roles(forward: Forward, name: str) -> list[tuple[str, int, str, float]]:
+    """The heads of an attention: its name, their numbers, and roles and scores from this text alone."""
+    sight = forward[name]
+    heads = summarise_heads(sight, 0, record_names.find_delimiters(record_names.get_key_texts(sight, 0)))
+    return [(name, one["number"], one["role"], one["score"] or 0.0) for one in heads]
 
 
 def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None, notes: Sequence[str]) -> Figure:
     theme = style.current_theme()
-    colours: dict[str, Any] = {role: both[theme.dark] for role, both in ROLE_COLOURS.items()}
+    colours: dict[str, ColorType] = {role: both[theme.dark] for role, both in ROLE_COLOURS.items()}
     colours[NONE] = to_rgba(colours[NONE], 0.25)  # most heads: pale, so that the others stand out
-    cells: dict[str, dict[int, tuple[str, Any]]] = {}
+    cells: dict[str, dict[int, tuple[str, ColorType]]] = {}
     for name, head, role, score in roles:
         text = "" if role == NONE else f"{role}\n{score:.2f}"
         cells.setdefault(name, {})[head] = text, colours[role]
@@ -93,7 +91,7 @@ def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None,
 
 
 def _draw_tables(
-    cells: Mapping[str, Mapping[int, tuple[str, Any]]], title: str | None, notes: Sequence[str] = (style.CAVEAT,)
+    cells: Mapping[str, Mapping[int, tuple[str, ColorType]]], title: str | None, notes: Sequence[str] = (style.CAVEAT,)
 ) -> Figure:
     """One table a kind, below each other; a cell is its text and colour."""
     if not any(cells.values()):
@@ -122,7 +120,7 @@ def _draw_tables(
     return figure
 
 
-def _draw_cell(axes: Axes, head: int, row: int, text: str, colour: Any) -> None:
+def _draw_cell(axes: Axes, head: int, row: int, text: str, colour: ColorType) -> None:
     axes.add_patch(Rectangle((head - 0.48, row - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none"))
     if text:
         axes.text(

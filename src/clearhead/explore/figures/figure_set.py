@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 
 from clearhead.errors import ConfigError
 from clearhead.explore.figures import record_names
-from clearhead.explore.figures.atlas import head_atlas
+from clearhead.explore.figures.atlas import find_roles, head_atlas
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
 from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
 from clearhead.explore.figures.measure_curves import curves
 from clearhead.explore.figures.received_attention import received
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
-from clearhead.explore.head_summaries import summarise_heads
 from clearhead.explore.subjects import select_heads
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE
@@ -101,7 +100,7 @@ class _CallFigures:
     ) -> None:
         self.forward, self.model, self.texts, self.when = forward, model, texts, when
         self.kinds = record_names.group_by_kind(forward.names)
-        self.roles = {name: self._find_roles(name) for name in forward.names}
+        self.roles = {name: find_roles(forward, name) for name in forward.names}
         self.best = {kind: self._find_best(names) for kind, names in self.kinds.items()}
         self.chosen = [_Head(name, number) for name, numbers in heads.items() for number in numbers]
 
@@ -110,7 +109,7 @@ class _CallFigures:
         crossing = [kind for kind, names in kinds.items() if forward[names[0]].cross]
         yield from self._plan_large(crossing)
         for name in dict.fromkeys(one.name for one in self.best.values()):
-            captions = {number: role for number, role, _ in self.roles[name] if role != NONE}
+            captions = {number: role for _, number, role, _ in self.roles[name] if role != NONE}
             draw = partial(head_grid, forward[name], when=self.when, title=self._make_title(name), captions=captions)
             yield PlannedFigure(f"heads-{name}", f"{name}: all heads", draw)
         if len(kinds) > 1:
@@ -142,14 +141,9 @@ class _CallFigures:
     def _plan_map(self, draw: Callable[..., Figure], one: _Head) -> Callable[[], Figure]:
         return partial(draw, self.forward[one.name], one.number, when=self.when, title=self._make_title(str(one)))
 
-    def _find_roles(self, name: str) -> list[tuple[int, str, float]]:
-        sight = self.forward[name]
-        found = summarise_heads(sight, 0, record_names.find_delimiters(record_names.get_key_texts(sight, 0)))
-        return [(one["number"], one["role"], one["score"] or 0.0) for one in found]
-
     def _find_best(self, names: Sequence[str]) -> _Head:
         """The head with the largest score in its role; if none has a role, the first head of the last attention."""
-        every = ((name, *one) for name in names for one in self.roles[name])
+        every = [one for name in names for one in self.roles[name]]
         played = [(score, _Head(name, head)) for name, head, role, score in every if role != NONE]
         return max(played)[1] if played else _Head(names[-1], self.forward[names[-1]].heads[0])
 

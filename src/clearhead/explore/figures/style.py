@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
 from clearhead.errors import ConfigError
 from clearhead.explore.figures import fonts, label_text
@@ -174,12 +175,12 @@ def make_norm(largest: float, exact: bool) -> Normalize:
     return Normalize(0.0, 1.0) if exact else PowerNorm(0.5, 0.0, max(largest, 1e-6))
 
 
-def choose_text_colour(colour: Any) -> str:
+def choose_text_colour(colour: ColorType) -> str:
     """White or dark text, whichever has more contrast to this colour."""
     return max(("#ffffff", LIGHT.text), key=lambda ink: contrast_ratio(ink, colour))
 
 
-def contrast_ratio(one: Any, other: Any) -> float:
+def contrast_ratio(one: ColorType, other: ColorType) -> float:
     """The contrast of two colours, from 1 to 21, as WCAG defines it.
 
     >>> round(contrast_ratio("#ffffff", "#000000")), round(contrast_ratio("#777777", "#ffffff"), 2)
@@ -189,7 +190,7 @@ def contrast_ratio(one: Any, other: Any) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _luminance(colour: Any) -> float:
+def _luminance(colour: ColorType) -> float:
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -1,6 +1,6 @@
 // The page starts here: opens the source, makes the panes, and updates them when the state changes.
 
-import { forgetAblations } from "./panes/ablation_pane.js";
+import { clearAblations } from "./panes/ablation_pane.js";
 import { Atlas } from "./panes/head_atlas.js";
 import { Centre } from "./panes/centre_pane.js";
 import { afterQuiet, byId } from "./draw/elements.js";
@@ -10,15 +10,15 @@ import { Finder } from "./state/token_search.js";
 import { listenToKeys, openHelp } from "./panes/keyboard.js";
 import { readTheme } from "./draw/colours.js";
 import { nextLanguage, say, setLanguage, translate } from "./words/languages.js";
-import { nameRows, rowsNow } from "./data/decoder_rows.js";
-import { checkedScene, openSource } from "./data/source.js";
-import { DEFAULTS, Store, beginning, partOf, remember, stateOf } from "./state/store.js";
+import { nameRows, currentRows } from "./data/decoder_rows.js";
+import { checkScene, openSource } from "./data/source.js";
+import { DEFAULTS, Store, firstHead, partOf, writeAddress, stateOf } from "./state/store.js";
 import { TextPane } from "./panes/text_pane.js";
 import { TokenPane } from "./panes/token_pane.js";
 
 class Page {
   constructor(scene, source) {
-    const store = new Store({ ...beginning(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
+    const store = new Store({ ...firstHead(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
     this.applyTheme();
@@ -30,7 +30,7 @@ class Page {
     this.texts = new TextPane(explorer, shownOn);
     this.tokens = new TokenPane(explorer, shownOn, this.centre);
     this.finder = new Finder(explorer, this.centre);
-    this.remember = afterQuiet(150, () => remember(explorer.state));
+    this.remember = afterQuiet(150, () => writeAddress(explorer.state));
     this.follow = afterQuiet(70, () => this.updateTexts());
     store.listen((changed) => this.update(changed));
     this.listen();
@@ -106,7 +106,7 @@ class Page {
     const { state } = this.explorer;
     byId("curve").value = state.curve;
     byId("colours").value = state.colours;
-    const rows = rowsNow(this.explorer);
+    const rows = currentRows(this.explorer);
     byId("rows").classList.toggle("absent", !rows);
     for (const button of byId("rows").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.value === rows));
   }
@@ -117,14 +117,14 @@ class Page {
     const actions = {
       pinCursor: () => this.pinCursor(),
       escape: () => this.escape(),
-      turnTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
-      turnLanguage: () => store.set({ language: nextLanguage() }),
-      turnRows: () => rowsNow(explorer) && store.set({ rows: rowsNow(explorer) === "written" ? "read" : "written" }),
-      turnDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
+      switchTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
+      switchLanguage: () => store.set({ language: nextLanguage() }),
+      switchRows: () => currentRows(explorer) && store.set({ rows: currentRows(explorer) === "written" ? "read" : "written" }),
+      switchDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
-    on("language", "click", actions.turnLanguage);
-    on("theme", "click", actions.turnTheme);
+    on("language", "click", actions.switchLanguage);
+    on("theme", "click", actions.switchTheme);
     on("help-button", "click", () => openHelp(explorer, centre, actions));
     on("save-svg", "click", () => saveSvg(explorer, centre));
     on("save-png", "click", () => savePng(explorer, centre));
@@ -138,7 +138,7 @@ class Page {
       event.preventDefault(); // the address is for the view
       document.querySelector(".map-canvas, .map-view .picture")?.focus();
     });
-    on("another", "submit", (event) => this.lookAnew(event));
+    on("another", "submit", (event) => this.readAnotherText(event));
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
     }
@@ -152,7 +152,7 @@ class Page {
     });
     window.addEventListener("pagehide", () => {
       centre.rememberView(); // who leaves at once comes back to the same view
-      remember(explorer.state);
+      writeAddress(explorer.state);
     });
     window.addEventListener("hashchange", () => {
       if (partOf(location.hash, explorer.scene) !== explorer.state.part) return location.reload();
@@ -182,26 +182,26 @@ class Page {
     else if (state.view) this.centre.fit();
   }
 
-  /** Another text for the model. */
-  lookAnew(event) {
+  /** Sends another text to the model. */
+  readAnotherText(event) {
     event.preventDefault();
     const text = byId("another-text").value.trim();
     if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
-  /** A new scene in the same page. */
+  /** Replaces the scene of the page. */
   async replace(coming) {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
     byId("another-problem").textContent = "";
     byId("another").querySelector("button").textContent = say("switching");
     try {
-      const scene = checkedScene(await coming);
+      const scene = checkScene(await coming);
       const { name, head } = explorer.state;
       explorer.renew(scene);
-      forgetAblations();
+      clearAblations();
       const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
-      Object.assign(explorer.state, { part: scene.view ?? 0, pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : beginning(scene)) });
+      Object.assign(explorer.state, { part: scene.view ?? 0, pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : firstHead(scene)) });
       this.renew();
       this.remember();
       byId("another-text").blur();
@@ -213,7 +213,7 @@ class Page {
   }
 }
 
-/** Shows why there is nothing to see. */
+/** Shows an error instead of the page. */
 function fail(problem) {
   document.documentElement.dataset.ready = "failed";
   byId("failed").hidden = false;

@@ -1,1 +1,1 @@
-"""What records say about heads: roles, rollout, value norms, ablation."""
+"""Analysis of heads: roles, rollout, value norms, ablation."""

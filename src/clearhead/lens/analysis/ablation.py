@@ -48,7 +48,7 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     0.0
     """
     if not isinstance(heads, Mapping):
-        raise LensError(f'say which heads of which attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
+        raise LensError(f'heads must be numbers by attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
     counts, ours = count_heads(model), find_attentions(model)
     chosen = {}
     for name, numbers in heads.items():
@@ -74,7 +74,7 @@ def head_effects(
 
     `run` uses the model and returns the number: a loss (heads that matter have positive effects), or the
     log-probability of a certain output (there negative ones). Nothing else may change from run to run: put the model
-    into eval mode, and fix what is drawn. `progress` is told how many of how many heads are done.
+    into eval mode, and fix random seeds. `progress(done, total)` is called after each head.
 
     >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
     >>> effects = head_effects(attention, lambda: attention(torch.ones(1, 3, 6)).sum())
@@ -139,7 +139,7 @@ def _run_repeatably(run: Callable[[], Number]) -> float:
 
 def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
     assert isinstance(attention, MultiHeadAttention)
-    attention.muted = None if heads is None else heads.view(-1, 1, 1)
+    attention.ablated_heads = None if heads is None else heads.view(-1, 1, 1)
 
 
 def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -180,7 +180,7 @@ def _combine(module: nn.Module) -> Tensor | None:
     return reduce(torch.logical_or, several).to(device)
 
 
-DISABLED = "_clearhead_muted"  # on a module: which of its heads are quiet
+DISABLED = "_clearhead_ablated"  # attribute of a module: its ablated heads
 
 
 class DisabledHeads:
@@ -215,12 +215,12 @@ def zero_heads(
 ) -> Result:
     """Attention wrapper that zeroes the disabled heads; one function for all heads, so it is compiled once."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
-    quiet: DisabledHeads | None = getattr(module, DISABLED, None)
-    if quiet is None:  # another thread has just left, or this is a copy
+    disabled: DisabledHeads | None = getattr(module, DISABLED, None)
+    if disabled is None:  # restored by another thread just now, or a copy
         return out, weights
-    if out.ndim != 4 or out.shape[2] != len(quiet.heads):
+    if out.ndim != 4 or out.shape[2] != len(disabled.heads):
         raise LensError(
             f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
-            f"{len(quiet.heads)} heads, features) was expected; its heads cannot be switched off"
+            f"{len(disabled.heads)} heads, features) was expected; its heads cannot be switched off"
         )
-    return out.masked_fill(quiet.heads, 0.0), weights
+    return out.masked_fill(disabled.heads, 0.0), weights

@@ -23,7 +23,7 @@ from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 
 TILE = 2**20  # scores held at once
-WIDTH = 64  # keys about which a mask is asked together
+WIDTH = 64  # keys of a block for which the mask is summarised
 
 
 class Rollout(NamedTuple):
@@ -67,14 +67,14 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
 
 def _get_only_call(record: Record) -> Forward:
     if len(record.calls) != 1:
-        raise LensError(f"the model ran {len(record.calls)} times: say which, as rollout(record.calls[0], token)")
+        raise LensError(f"the model ran {len(record.calls)} times: choose one, as rollout(record.calls[0], token)")
     return record.calls[0]
 
 
 def _start_rows(sights: list[Sight], token: int) -> Tensor:
     """A one-hot row at the token, for every sample."""
     if not sights:
-        raise LensError("nothing was watched that a token could be followed through")
+        raise LensError("the record has no attention to propagate through")
     q = sights[-1].attention().q
     if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
         raise LensError(f"there are tokens 0 to {q.shape[2] - 1}, not {token!r}")
@@ -88,7 +88,7 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
     queries, keys = call.q.shape[2], call.k.shape[2]
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
         raise LensError(
-            f"{sight.name!r} has {queries} queries and {keys} keys, the layer above looks at {rows.shape[1]} tokens; "
+            f"{sight.name!r} has {queries} queries and {keys} keys, the layer above has {rows.shape[1]} tokens; "
             "rollout needs every query of layers that follow each other: watch without rows=, and choose with layers="
         )
     return propagate(call, rows)

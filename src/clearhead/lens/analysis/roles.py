@@ -35,7 +35,7 @@ class Role(NamedTuple):
     formula: str
     paper: str
     threshold: float
-    rank: int  # a head that plays several is called by the most special one, which has the lowest
+    rank: int  # of several roles a head gets the one with the lowest rank
 
 
 # w(i, j) is the weight that query i gives to key j, t(i) its token; the mean is over all queries that count.
@@ -93,10 +93,10 @@ class HeadRoles:
 
     def _called(self, name: str, head: int, scores: dict[str, float]) -> HeadRole:
         """The lowest-ranked role whose threshold is reached; within a rank, the one with the largest score."""
-        played = [role for role, score in scores.items() if score >= self.thresholds[role]]
-        if not played:
+        reached = [role for role, score in scores.items() if score >= self.thresholds[role]]
+        if not reached:
             return HeadRole(name, head, NONE, max(scores.values(), default=0.0), scores)
-        role = min(played, key=lambda one: (ROLES[one].rank, -scores[one]))
+        role = min(reached, key=lambda one: (ROLES[one].rank, -scores[one]))
         return HeadRole(name, head, role, scores[role], scores)
 
     def of(self, role: str) -> list[HeadRole]:
@@ -136,7 +136,9 @@ class HeadRoles:
         check_name(name, dict.fromkeys(one.name for one in self.heads))
         found = [one for one in self.heads if one.name == name]
         if head not in [one.head for one in found]:
-            raise LensError(f"of {name!r} heads {', '.join(str(one.head) for one in found)} were seen, not {head!r}")
+            raise LensError(
+                f"of {name!r} heads {', '.join(str(one.head) for one in found)} were measured, not {head!r}"
+            )
         return next(one for one in found if one.head == head)
 
     def __iter__(self) -> Iterator[HeadRole]:
@@ -150,8 +152,8 @@ class HeadRoles:
 
     def __repr__(self) -> str:
         counts = {role: len(self.of(role)) for role in [*ROLES, NONE]}
-        said = ", ".join(f"{count} {role}" for role, count in counts.items() if count)
-        return f"HeadRoles({len(self)} heads: {said})"
+        summary = ", ".join(f"{count} {role}" for role, count in counts.items() if count)
+        return f"HeadRoles({len(self)} heads: {summary})"
 
 
 def check_role(role: str) -> None:
@@ -174,17 +176,17 @@ def head_roles(
     seed: int = 0,
     thresholds: Mapping[str, float] | None = None,
 ) -> HeadRoles:
-    """Every head of a model with its score in each role, and the role that it is called by; `ROLES` has the formulas.
+    """Every head of a model with its score in each role, and the role that it gets; `ROLES` has the formulas.
 
     `inputs` are token numbers (batch, tokens), of an encoder-decoder (source, target). `run(*inputs)` is how the model
     is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. What holds `pad`
     tokens is read without them (by `run`: their queries do not count). Queries that see fewer than 5 keys do not count
     either; for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
 
-    Induction and duplicates are looked for in random tokens that come twice, drawn with `seed` from the `vocabulary`
+    Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`
     (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
 
-    Attention over another text has no neighbours: there only `first`, `delimiter` and `broad` are measured. How well
+    Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured. How well
     heads of a translator align words is measured by `clearhead.tasks.alignment.score_heads`.
     """
     texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
@@ -238,8 +240,8 @@ class _Tally:
             if sight.cross:
                 continue
             for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
-                there = (place + step >= 0) & (place + step < keys)
-                self.add(sight, role, sight.probes[str(step)], real & there)
+                inside = (place + step >= 0) & (place + step < keys)
+                self.add(sight, role, sight.probes[str(step)], real & inside)
             local = torch.stack([sight.probes[str(step)] for step in range(-self.near, self.near + 1)]).sum(0)
             self.add(sight, "local", local, real & counts_queries("local", visible, self.near))
 
@@ -282,7 +284,7 @@ def _check_texts(texts: tuple[Any, ...]) -> None:
                 f"got {got}. A model that reads something else is called by run="
             )
         if not text.numel():
-            raise LensError(f"there is nothing to look at in inputs of shape {tuple(text.shape)}")
+            raise LensError(f"there are no tokens in inputs of shape {tuple(text.shape)}")
 
 
 def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:

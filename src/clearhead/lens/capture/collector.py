@@ -49,8 +49,8 @@ class _ThreadState(threading.local):
 class Collector:
     """One watch: `record_attention` is called for every attention, from any thread, and fills the record.
 
-    A forward pass may be announced with `begin` and `end`. Where it is not, an attention that is met again without a
-    cache that goes on begins a new call. Threads that watch the same model themselves are left to their own watch;
+    A forward pass may be announced with `begin` and `end`. Where it is not, an attention that runs again without a
+    growing cache begins a new call. Threads that watch the same model themselves are left to their own watch;
     with `settings.own_thread` all other threads are ignored.
     """
 
@@ -85,10 +85,10 @@ class Collector:
 
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
-        here = self._thread
-        here.begun, here.growing, here.ids = True, growing, dict(ids or {})
-        if growing is None or (here.call is not None and here.call.cache is not None):
-            here.call = None
+        state = self._thread
+        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        if growing is None or (state.call is not None and state.call.cache is not None):
+            state.call = None
 
     def end(self) -> None:
         """The forward pass is over; later passes join its call only through its cache."""
@@ -137,14 +137,13 @@ class Collector:
         first_query: int | None = None,
         first_key: int = 0,
         cross: bool = False,
-        still: bool = False,
+        static: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. One that stands `still` has no
-        part in a cache that grows, and does not move with its samples. `out` is the weight that merges the heads,
-        (width, heads · d_v), for the norms of values.
+        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
+        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
@@ -158,43 +157,43 @@ class Collector:
                 first_query = self._find_next_position(name, growing)
             elif first_query is None:
                 first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
-            part = self._find_attention(name, call, first_query, growing, cross, still)
+            attention = self._find_attention(name, call, first_query, growing, cross, static)
             with self._lock:
-                # Here and not with the call: dense masks and biases differ by layer and step.
+                # Not with the call: dense masks and biases differ by layer and step.
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
-            part.add(
+            attention.add(
                 call,
                 FirstPositions(first_query, first_key),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
-                grows=growing is not None and not still,
+                grows=growing is not None and not static,
             )
 
     def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
         if not self.settings.detail.norms:
             return None
         if out is None:
-            raise LensError(f"{name!r} does not say what merges its heads, so norms=True cannot be had of it")
+            raise LensError(f"the output weight of {name!r} is not known, so norms=True cannot be measured")
         chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
     def _find_attention(
-        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, still: bool
+        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool
     ) -> GrowingAttention:
         """The GrowingAttention that this attention continues, or a new one in a current or new call."""
         with self._lock:
             known = self._calls.get(id(growing))
-            if known is not None and known[0]() is growing and not still:
+            if known is not None and known[0]() is growing and not static:
                 known[1].apply_reorders()
             forward, name = self._find_call(name, call, first_query, growing)
-            if growing is not None and (forward.cache is None or (forward.history is None and not still)):
+            if growing is not None and (forward.cache is None or (forward.history is None and not static)):
                 if forward.cache is None:
                     self._calls[id(growing)] = (weakref.ref(growing), forward)
-                forward.bind(growing, None if still else call.q.shape[0])
+                forward.bind(growing, None if static else call.q.shape[0])
             if name not in forward.sights:
                 history = forward.history
-                if growing is None or still or history is None or len(history.here) != call.q.shape[0]:
-                    history = BatchHistory(call.q.shape[0])  # it does not move with the cache
+                if growing is None or static or history is None or len(history.present) != call.q.shape[0]:
+                    history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history)
             self._thread.call = forward
@@ -220,13 +219,13 @@ class Collector:
                 del waiting[kind]
 
     def _find_call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
-        """The call to which an attention belongs, and its name there."""
+        """The call to which an attention belongs, and its name in this call."""
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
             part = known[1].sights.get(name)
             if part is None or (isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)):
                 return known[1], name
-            known[1].release()  # the cache was cropped: what comes now is another text from there on
+            known[1].release()  # the cache was cropped: from this position on it is another text
             forward = self._new_call(call)
             forward.inherit(known[1], first_query)
             return forward, name
@@ -267,10 +266,10 @@ class Collector:
 def _refuse_unmeasurable(q: Tensor, name: str) -> None:
     """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
     if q.is_meta:
-        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to look at")
+        raise LensError(f"{name!r} runs on the meta device, where there are no numbers to measure")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise LensError(
-            f"{name!r} is being recorded into a CUDA graph, which would not measure anything when it is played; "
+            f"{name!r} is being captured into a CUDA graph, whose replays would not be measured; "
             "watch the model outside of the graph"
         )
 

@@ -28,7 +28,11 @@ from clearhead.lens.measures.measure_dispatch import run_job
 from clearhead.lens.measures.visible_keys import compute_probe_weights, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 
-SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1}  # of a query that sees nothing; the rest is 0
+SEES_NOTHING = {
+    "logsumexp": -math.inf,
+    "peak_key": -1,
+    "top_keys": -1,
+}  # for a query that sees nothing; the others are 0
 PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
@@ -50,7 +54,7 @@ class GrowingAttention:
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.end = self.rows = self.keys = 0
-        self.is_placeholder = False  # the last query, measured as long as there are too few for one in so many
+        self.is_placeholder = False  # the last query, until the first sampled row exists
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
         self.positions: list[range] = []
@@ -62,7 +66,7 @@ class GrowingAttention:
 
     def continues_at(self, batch: int, first_query: int) -> bool:
         """Whether queries from this position follow directly on the last ones, with the same batch size."""
-        return len(self.history.here) == batch and self.end == first_query
+        return len(self.history.present) == batch and self.end == first_query
 
     def add(
         self,
@@ -166,7 +170,7 @@ class GrowingAttention:
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
     def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
-        """The weight of the key that each probe asks for."""
+        """The weight of the key that each probe selects."""
         found: dict[str, Tensor] = {}
         for name, probe in (self.detail.probes or {}).items():
             positions = torch.tensor(job.rows, dtype=torch.long) + where.query
@@ -175,12 +179,12 @@ class GrowingAttention:
             found[f"probe {name}"] = compute_probe_weights(job.call, keys, result.logsumexp, rows=job.rows)
         return found
 
-    def reorder(self, reorder: Reorder, gone: int) -> None:
-        """Reorders the sums; those of finished samples are stored under numbers from `gone` on."""
+    def reorder(self, reorder: Reorder, first_number: int) -> None:
+        """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
         self._sight = None
         if self.received.buffer is None:
             return
-        for number, row in enumerate(reorder.leaving, start=gone):
+        for number, row in enumerate(reorder.leaving, start=first_number):
             sums = self.received.value[row].clone(), self._current_map()[row].clone()
             self.finished[number] = (*sums, self.blocks or (0, 0))
         self.received.select_rows(reorder.rows)
@@ -221,10 +225,10 @@ class GrowingAttention:
         """`received` and `map` of all samples, in the order of the record."""
         dtype = self.pieces[0][1]["entropy"].dtype
         received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
-        if not self.history.gone:
+        if not self.history.finished:
             return received, drawn
         all_received, all_drawn = list(received), list(drawn)
-        for number in range(len(self.history.gone)):
+        for number in range(len(self.history.finished)):
             one, pixels, blocks = self.finished.get(
                 number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0))
             )
@@ -273,8 +277,8 @@ class GrowingSum:
         if self.buffer is None:
             self.buffer = torch.zeros(*samples, *self.sizes, dtype=dtype)
         elif any(map(operator.gt, self.sizes, self.buffer.shape[2:])):
-            room = map(self._grow_size, self.sizes, self.buffer.shape[2:])
-            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *room))
+            sizes = map(self._grow_size, self.sizes, self.buffer.shape[2:])
+            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *sizes))
 
     def add(self, more: Float[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
         """Adds `more` at offset `at`, one offset for each axis after the first two.
@@ -288,10 +292,10 @@ class GrowingSum:
             place = place.narrow(axis, start, size)
         place.add_(more)
 
-    def _grow_size(self, size: int, room: int) -> int:
-        if size <= room:
-            return room
-        return max(size, 2 * room if self.most is None else min(2 * room, self.most))
+    def _grow_size(self, size: int, capacity: int) -> int:
+        if size <= capacity:
+            return capacity
+        return max(size, 2 * capacity if self.most is None else min(2 * capacity, self.most))
 
     def select_rows(self, rows: Int[Tensor, " samples"]) -> None:
         if self.buffer is not None:

@@ -27,8 +27,8 @@ class Reorder(NamedTuple):
 class BatchHistory:
     """All reorderings of a growing batch, and which row each sample of the final record had at each time.
 
-    A sample of the record is a path through time: it ends in a sample that is there at the end, in one of an input
-    that was done before the others, or where a beam finished. `time` counts moves: before the first it is 0.
+    A sample of the record is a path through time: it ends in a sample of the last batch, in one of an input that was
+    done before the others, or where a beam finished. `time` counts reorderings.
 
     >>> history = BatchHistory(2)
     >>> _ = history.add([0, 0, 1, 1])  # two beams each
@@ -39,8 +39,8 @@ class BatchHistory:
 
     def __init__(self, batch: int) -> None:
         self.time, self.reorders = 0, list[Reorder]()
-        self.here = list(range(batch))  # the input of each sample that is there now
-        self.gone: list[tuple[int, int, int]] = []  # input, time, row of each sample that has left
+        self.present = list(range(batch))  # the input of each sample of the current batch
+        self.finished: list[tuple[int, int, int]] = []  # input, time, row of each finished sample
         self._paths: list[Tensor] | None = None
 
     def add(
@@ -51,13 +51,15 @@ class BatchHistory:
         The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
         """
         rows = torch.as_tensor(rows).long().cpu().flatten()
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.here):
-            raise AssertionError(f"rows {rows.tolist()} of {len(self.here)} samples")
-        new = [self.here[row] for row in rows.tolist()]
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.present):
+            raise AssertionError(f"rows {rows.tolist()} of {len(self.present)} samples")
+        new = [self.present[row] for row in rows.tolist()]
         staying = set(new)
-        leaving = [row for row, number in enumerate(self.here) if row in finished or (done and number not in staying)]
-        self.gone += [(self.here[row], self.time, row) for row in leaving]
-        self.here, self._paths = new, None
+        leaving = [
+            row for row, number in enumerate(self.present) if row in finished or (done and number not in staying)
+        ]
+        self.finished += [(self.present[row], self.time, row) for row in leaving]
+        self.present, self._paths = new, None
         self.reorders.append(Reorder(rows, tuple(leaving)))
         self.time += 1
         return self.reorders[-1]
@@ -71,7 +73,7 @@ class BatchHistory:
     def order(self) -> list[int]:
         """Present samples, then finished ones; sorted by input if any have finished."""
         ends = self._ends()
-        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.gone else path)
+        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.finished else path)
 
     def paths(self, time: int) -> Int[Tensor, " samples"]:
         """The row that each sample of the record had at this time; −1 if it had finished before."""
@@ -80,7 +82,7 @@ class BatchHistory:
         return self._paths[time]
 
     def _ends(self) -> list[tuple[int, int, int]]:
-        return [(number, self.time, row) for row, number in enumerate(self.here)] + self.gone
+        return [(number, self.time, row) for row, number in enumerate(self.present)] + self.finished
 
     def _trace_paths(self) -> list[Tensor]:
         """The rows of every sample at every time, traced from the end back to the beginning."""
@@ -116,7 +118,7 @@ def join_pieces(
     if not history.reorders:
         return _concatenate([piece for _, piece in pieces], heads)
     found = []
-    for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # those between two moves at once
+    for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # pieces between two reorderings together
         found.append(select_rows(_concatenate([piece for _, piece in some], heads), history.paths(time), fill))
     return _concatenate(found, heads)
 
@@ -143,7 +145,7 @@ class InputKeeper:
     """Collects the inputs of a growing attention on the CPU, each key once."""
 
     def __init__(self) -> None:
-        self.q: list[tuple[int, Tensor]] = []  # with the time at which it came
+        self.q: list[tuple[int, Tensor]] = []  # with the time of each
         self.k: list[tuple[int, Tensor]] = []
         self.parts: list[tuple[int, Step]] = []
         self.keys = 0
@@ -156,7 +158,7 @@ class InputKeeper:
         self.q.append((time, _copy_to_host(call.q)))
         if first_key + keys > self.keys or not self.k:
             new = _copy_to_host(call.k[:, :, max(0, self.keys - first_key) :])
-            gap = max(0, first_key - self.keys)  # keys that a sliding cache had dropped before anybody watched
+            gap = max(0, first_key - self.keys)  # keys that a sliding cache dropped before the watch began
             self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
             self.keys = first_key + keys
         mask = None if call.mask is None else _copy_mask(call.mask)
@@ -196,7 +198,7 @@ _copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakK
 def _copy_mask(mask: Mask) -> Mask:
     """A copy of a mask, shared by all layers that use it."""
     if any(tensor.is_inference() for tensor in mask.tensors()):
-        return mask.map(_copy_to_host)  # these do not say whether they were changed since
+        return mask.map(_copy_to_host)  # inference tensors have no version counter
     changes = [tensor._version for tensor in mask.tensors()]
     known = _copies.get(mask)
     if known is None or known[0] != changes:
@@ -216,7 +218,7 @@ class GrowingCall(Forward):
         super().__init__()
         self.history: BatchHistory | None = None  # of what grows with the cache
         self.cache: Callable[[], object | None] | None = None
-        self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # moves after which no query came yet
+        self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # applied when the next query arrives
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
 
     def bind(self, cache: object, batch: int | None) -> None:
@@ -226,16 +228,16 @@ class GrowingCall(Forward):
         if self.cache is not None:
             return
         self.cache = weakref.ref(cache)
-        if hasattr(cache, "followers"):
-            cache.followers.append(self.reorder)
+        if hasattr(cache, "observers"):
+            cache.observers.append(self.reorder)
 
     def reorder(
         self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
     ) -> None:
         """Sample n is now what rows[n] was; with `done` an input without samples is finished, not dropped.
 
-        What was in the rows of `finished` stays in the record. Nothing moves before the next query: who searches with
-        beams moves them once more after the last one, and would take away those that were just completed.
+        What was in the rows of `finished` stays in the record. It takes effect with the next query: a beam search
+        reorders once more after its last query, which would remove the beams that were just completed.
         """
         if self.history is not None:
             with torch.inference_mode(False):  # whose tensors could not be changed later
@@ -246,11 +248,11 @@ class GrowingCall(Forward):
         for rows, done, finished in self._pending_reorders:
             assert self.history is not None
             with torch.inference_mode(False):
-                gone = len(self.history.gone)
+                first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
                 for part in self.sights.values():
                     if not isinstance(part, Sight) and part.history is self.history:
-                        part.reorder(reorder, gone)
+                        part.reorder(reorder, first_number)
         self._pending_reorders.clear()
 
     def add_ids(self, kind: str, numbers: Int[Tensor, "batch tokens"], position: int) -> None:
@@ -266,7 +268,7 @@ class GrowingCall(Forward):
         self._tokens.pop(kind, None)
 
     def inherit(self, other: GrowingCall, position: int) -> None:
-        """Copies the tokens before a position from a call whose cache was cropped there."""
+        """Copies the tokens before a position from a call whose cache was cropped to it."""
         for kind, numbers in other.ids.items():
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
@@ -297,6 +299,6 @@ class GrowingCall(Forward):
     def release(self) -> None:
         """Stops following the cache."""
         cache = None if self.cache is None else self.cache()
-        if cache is not None and hasattr(cache, "followers"):
-            cache.followers.remove(self.reorder)
+        if cache is not None and hasattr(cache, "observers"):
+            cache.observers.remove(self.reorder)
         self.cache = None

@@ -46,9 +46,8 @@ def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], N
     with registry_lock:
         observer = _observers.get(attention)
         if observer is None or (observer.listeners and attention.observer is not observer):
-            observer = (
-                AttentionObserver()
-            )  # also if somebody stepped in between, who may hand on to the observer that was there
+            # Also if another observer was set meanwhile, which may call the one before it.
+            observer = AttentionObserver()
             _observers.setdefault(attention, observer)
         if attention.observer is not observer:
             observer.previous, attention.observer = attention.observer, observer

@@ -51,9 +51,9 @@ def watch(
 
     - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
     - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
-    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` says what that takes, and a
-      warning comes before it is more than a quarter of the memory that is free.
-    - `probes`: functions from the positions of queries to that of one key each (−1: none), whose weights are wanted.
+    - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` estimates its memory; a
+      warning is given if that is more than a quarter of the free memory.
+    - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
@@ -82,9 +82,9 @@ def watch(
         yield record
     if not record.calls:
         raise LensError(
-            f"nothing was seen: of {len(settings.layers)} attentions that were watched none ran"
+            f"none of the {len(settings.layers)} watched attentions ran"
             f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
-            "was it a recorded CUDA graph that was played?"
+            "was a CUDA graph replayed?"
         )
 
 

@@ -15,7 +15,7 @@ from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
 from clearhead.formatting import format_bytes
 
-LARGE_SHARE = 0.25  # of the memory that is free: more is said aloud
+LARGE_SHARE = 0.25  # of the free memory: more gives a warning
 
 
 Probe = Callable[[Int[Tensor, " queries"]], Int[Tensor, " queries"]]  # one key position for each query, or −1
@@ -33,7 +33,7 @@ class MeasureDetail(NamedTuple):
 
 
 class WatchSettings(NamedTuple):
-    """What watch() was asked for, checked: names of the layers, numbers of the heads (None: all), and the detail."""
+    """The checked options of watch(): names of the layers, numbers of the heads (None: all), and the detail."""
 
     layers: tuple[str, ...]
     heads: tuple[int, ...] | None = None
@@ -109,7 +109,7 @@ def warn_if_large(expected: int, what: str) -> bool:
         return False
     warnings.warn(
         f"{what} will take about {format_bytes(expected)} of memory, and {format_bytes(free)} are free; "
-        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes says it before anything runs",
+        "choose some layers= or heads=, or keep='none'. clearhead.lens.expected_bytes estimates it without a run",
         stacklevel=2,
     )
     return True

@@ -1,6 +1,6 @@
 """The arguments of a transformers attention function, read as that function reads them.
 
-The functions differ. "sdpa" takes a mask of None as causal where the module says so, aligned at the upper left; "eager"
+The functions differ. "sdpa" takes a mask of None as causal if the module is, aligned at the upper left; "eager"
 takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
 BlockMask. What is measured is what the function in force computes.
 """
@@ -45,9 +45,8 @@ class AttentionArguments(NamedTuple):
 
 
 MaskAndBias = tuple[Mask | None, Tensor | None]
-Masks = dict[
-    tuple[Any, ...], tuple[Any, MaskAndBias]
-]  # by where what was given lies, which is kept so that nothing else does
+# By the memory address of the given mask, which is kept so that no other mask gets this address.
+Masks = dict[tuple[Any, ...], tuple[Any, MaskAndBias]]
 
 
 def read_arguments(
@@ -214,13 +213,12 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
 def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
     if options.get("cache") is not None:
         raise LensError(
-            "continuous batching keeps its keys in pages that this function looks up itself; watch the model while it "
-            "runs generate() without it"
+            "continuous batching keeps keys in pages that only its own function can read; use generate() without it "
+            "while the model is watched"
         )
     if any(options.get(name) is not None for name in ("indices", "block_indices")):
         raise LensError(
-            "this kernel chooses the keys that are seen by itself; "
-            "watch the model with model.set_attn_implementation('sdpa')"
+            "this kernel selects the visible keys by itself; watch the model with model.set_attn_implementation('sdpa')"
         )
     if q.ndim != 4 or k.ndim != 4:
         raise LensError(

@@ -1,6 +1,6 @@
 """The attention modules of a Hugging Face model: which there are, their names, head counts and output projections.
 
-A module counts if its code asks the attention interface of transformers for its function. Names such as
+A module counts if its code gets its function from the attention interface of transformers. Names such as
 "encoder.0.self", "decoder.3.cross" or "vision.encoder.0.self" come from module paths alone, without a list of families:
 of "model.decoder.layers.3.encoder_attn" the number is the layer, "decoder" the stack, and "encoder_attn" means
 cross-attention; the rest is dropped as long as names stay distinct.
@@ -49,12 +49,12 @@ def keeps_keys(module: nn.Module) -> bool:
 
 
 def find_interfaces(modules: Iterable[nn.Module]) -> list[Any]:
-    """The interface objects that modules ask, each once."""
+    """The interface objects that modules use, each once."""
     return list({id(one): one for one in map(_find_interface, modules)}.values())
 
 
 def _find_interface(module: nn.Module) -> Any:
-    """The interface object that a module asks: the global one, unless its file defines its own."""
+    """The interface object that a module uses: the global one, unless its file defines its own."""
     kind: Any = type(module)
     for function in _find_callers(kind):
         for name in _iterate_names(function.__code__):
@@ -94,8 +94,8 @@ def refuse_unwatchable(model: nn.Module) -> None:
             "calls Hugging Face's attention interface"
         )
     raise LensError(
-        f"{name} computes its attention itself, without Hugging Face's attention interface, so that it would never be "
-        f"seen: {describe_modules(others)}. {REMEDY}"
+        f"{name} computes its attention itself, without Hugging Face's attention interface, so it cannot be "
+        f"recorded: {describe_modules(others)}. {REMEDY}"
     )
 
 
@@ -140,7 +140,7 @@ def _iterate_names(code: types.CodeType) -> Iterator[str]:
 
 
 CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
-# Words that say nothing: what every model calls its parts.
+# Words without information: common names of submodules.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
 TOWER = re.compile(r"_(?:model|tower|encoder|decoder|transformer|backbone|embed|embeddings)$")
@@ -267,7 +267,7 @@ def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
 
-# Families that apply this map to the merged heads and nothing before it; "^" is the module around the attention.
+# Families whose output projection is applied to the merged heads directly; "^" is the module around the attention.
 # Others have gates or norms in between, so they are not guessed. tests/lens/test_huggingface_norms.py has the proof.
 MERGED_BY = {
     "o_proj": (
@@ -340,14 +340,12 @@ def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
     place = PLACES.get(type(module).__name__)
     if place is None:
         raise LensError(
-            f"norms=True wants the map that merges the heads of {name!r}, and of {type(module).__name__} it is not "
-            f"known that it follows right after; it is of {', '.join(' '.join(MERGED_BY.values()).split())}"
+            f"norms=True needs the output projection of {name!r}, which is not known for {type(module).__name__}; "
+            f"it is for {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
     linear = around.get_submodule(place.removeprefix("^"))
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise LensError(
-            f"norms=True wants the weight that merges the heads of {name!r}; {linear} does not have it as such"
-        )
+        raise LensError(f"norms=True needs the weight of the output projection of {name!r}; {linear} has none")
     return weight.T if type(linear).__name__ == "Conv1D" else weight

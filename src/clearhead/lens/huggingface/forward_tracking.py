@@ -108,7 +108,7 @@ class ForwardPass:
         A cache that slides hands over only its last keys, a static one also its empty slots.
         """
         state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
-        if not state.length and keys > queries:  # a layer may look at the keys of another
+        if not state.length and keys > queries:  # a layer may use the keys of another
             filled = (one for one in self.layer_states.values() if one.length or not self.length)
             others = (one for one in filled if one.explains(queries, keys))
             state = next(others, state._replace(length=self.length))
@@ -121,8 +121,8 @@ class ForwardPass:
             return state.length, max(0, total - keys), min(keys, total)
         if state.length and known.grows:
             raise LensError(
-                f"{known.name!r} looks at {keys} keys where its cache holds {state.length} and {queries} come in: at "
-                "another sequence, too, or at summaries. It can be watched in one pass, but not while it generates"
+                f"{known.name!r} attends to {keys} keys where its cache holds {state.length} and {queries} are new: "
+                "also to another sequence, or to summaries. It can be watched in one pass, but not while it generates"
             )
         return 0, 0, keys
 
@@ -189,7 +189,7 @@ class ForwardTracker:
             first_query=first_query,
             first_key=first_key,
             cross=known.cross,
-            still=not known.grows,
+            static=not known.grows,
             out=known.out,
         )
 
@@ -203,7 +203,7 @@ class ForwardTracker:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
-            if module is self.model or frame.module is module:  # left by a pass that was interrupted
+            if module is self.model or frame.module is module:  # of a pass that was interrupted
                 del frames[n:]
                 break
         cache = find_cache(named.values())
@@ -260,7 +260,7 @@ class ForwardTracker:
     def _read_states(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
         """Cache states of the watched layers; other layers may already hold the tokens `coming`.
 
-        All have, where a layer by itself has no place there: it looks at the keys of one before it.
+        All have, if a layer by itself has no entry in the cache: it uses the keys of one before it.
         """
         held = read_layer_states(cache)
         own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
@@ -324,13 +324,13 @@ def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
     tracker = ForwardTracker(model, collector)
     if tracker.layers is not None and type(model).forward is nn.Module.forward:
         raise LensError(
-            f"a {type(model).__name__} is never called itself, so that its forward passes cannot be followed; "
+            f"a {type(model).__name__} is never called itself, so its forward passes cannot be recorded; "
             "watch the model that it belongs to, and choose some of its attentions with layers="
         )
     if tracker.unseen:
         warnings.warn(
             f"not all attentions of {type(model).__name__} go through Hugging Face's attention interface; these are "
-            f"not seen: {describe_modules(tracker.unseen)}",
+            f"not recorded: {describe_modules(tracker.unseen)}",
             stacklevel=5,
         )
     with tracker.track():

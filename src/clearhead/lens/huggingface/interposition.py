@@ -1,8 +1,8 @@
 """Wrappers around the attention function of a Hugging Face model, whichever implementation is in force.
 
-Every attention module asks its interface object for the function, at every call. While somebody wraps, that object
-returns a function which checks whether the calling module is wrapped. So the model stays as it is: its config, its
-masks, and what it does for "eager" or "sdpa" by name; and code compiled before notices, since it guards on the object.
+Every attention module gets its function from an interface object, at every call. While wrappers exist, that object
+returns a function which applies the wrappers of the calling module. So nothing of the model changes: its config, its
+masks, what it does for "eager" or "sdpa" by name. Compiled code is recompiled, since it guards on the object.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class _InterfacePatch:
-    """Replaces `get_interface` on an interface object while anybody wraps.
+    """Replaces `get_interface` on an interface object while there are wrappers.
 
-    There is one for all watches: what torch.compile makes of it under the first serves the others.
+    There is one for all watches, so that code compiled under the first serves the others.
     """
 
     def __init__(self, interface: Any) -> None:
@@ -108,7 +108,7 @@ class _InterfacePatch:
 
     def enter(self) -> None:
         if not self.users:
-            # On the object itself, where code compiled before looks for it; not on its class.
+            # On the object itself, on which compiled code guards; not on its class.
             self.before = vars(self.interface).get("get_interface")
             vars(self.interface)["get_interface"] = self.get_interface
         self.users += 1
@@ -157,13 +157,13 @@ def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
 
 Callback = Callable[[nn.Module, AttentionArguments], None]
 
-OBSERVER = "_clearhead_look"
+OBSERVER = "_clearhead_observer"
 
 
 class FunctionObserver(GraphReceiver):
-    """Shows those who watch a module what its function was given. There is one a module, for all watches:
+    """Passes the arguments of a module's attention function to callbacks.
 
-    what torch.compile makes of it under the first serves the others.
+    There is one for all watches of a module, so that code compiled under the first serves the others.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -179,7 +179,7 @@ class FunctionObserver(GraphReceiver):
             for callback in self.callbacks:
                 callback(module, got)
 
-    # A BlockMask is nothing that an operator could take.
+    # An operator cannot take a BlockMask.
     notify_outside_graph = exclude_from_graphs("clearhead.watch reads FlexAttention's mask outside of the graph")(
         notify
     )

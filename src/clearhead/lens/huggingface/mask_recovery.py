@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.attention.masks import Blocks, Mask
 
-CELLS = 2**26  # of a square, looked at together
+CELLS = 2**26  # of a dense mask, read together
 
 
 class Spans(NamedTuple):
@@ -29,13 +29,12 @@ class Spans(NamedTuple):
         return torch.arange(self.keys - queries, self.keys)
 
 
-@torch.inference_mode(False)  # whose tensors do not say whether they were changed
+@torch.inference_mode(False)  # inference tensors have no version counter
 def recover_mask(seen: Bool[Tensor, "..."], *, causal: bool, window: int | None = None) -> Mask | None:
     """A structured mask equal to dense booleans: full, causal or a window, with padding at either end or both.
 
-    If there is none it is the square itself. None means that all is seen. Of one query alone nobody can tell a causal
-    mask from a full one, nor a window from padding: `causal` and `window` say what to take it for. The device is waited
-    for once.
+    If there is none it is the dense mask. None means that all is visible. A single query cannot distinguish a causal
+    mask from a full one, nor a window from padding: `causal` and `window` decide. The device is synchronised once.
 
     >>> seen = torch.ones(3, 3).tril().bool() & torch.tensor([[False, True, True]])
     >>> recover_mask(seen[None, None], causal=True)
@@ -104,7 +103,7 @@ def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mas
 class BlockMaskAdapter(Mask):
     """A FlexAttention BlockMask as a Mask over the first `keys` keys, evaluated through its mask_mod.
 
-    Moved to another device, or with its samples changed, it becomes a square of booleans: the function cannot move.
+    Moved to another device, or with its samples changed, it becomes dense booleans: the function cannot be moved.
     """
 
     def __init__(self, block_mask: Any, keys: int) -> None:

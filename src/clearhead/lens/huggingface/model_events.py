@@ -35,8 +35,8 @@ class ForwardCallbacks(Protocol):
 class HookRegistry:
     """One pair of forward hooks per module, shared by all watches.
 
-    They are the same for all watches, and keep their numbers, since compiled code guards on those: what is compiled
-    under the first watch serves the others.
+    They are the same for all watches and keep their ids, on which compiled code guards, so that code compiled under the
+    first watch serves the others.
     """
 
     def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
@@ -94,7 +94,7 @@ def attach_callbacks(
 ) -> Iterator[ReorderListener]:
     """Within it, callbacks receive forward passes of a model and of models inside it, finished beams, and reorderings.
 
-    The listener that it yields has to be told which classes of caches to follow.
+    Pass the classes of caches to the `listen` method of the listener that it yields.
     """
     listener = ReorderListener(callbacks.on_reorder)
     hooked = [(_whole, model), *((_within, module) for module in inner if module is not model)]
@@ -124,7 +124,7 @@ def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
 
 
 def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Does nothing while a graph is traced: inner modules have no pass of their own there."""
+    """Does nothing while a graph is traced: inner modules have no pass of their own in a graph."""
     if not torch.compiler.is_compiling():
         _begin(module, args, kwargs, whole=False)
 
@@ -198,7 +198,7 @@ class MethodWrapper:
         setattr(owner, METHOD, self.put)
 
     def restore(self) -> None:
-        """Restores the method, unless somebody else has replaced it meanwhile."""
+        """Restores the method, unless it has been replaced meanwhile."""
         if vars(self.owner).get(METHOD) is not self.put:
             return
         if self.inherited:
@@ -238,7 +238,7 @@ _thread = threading.local()
 class ReorderListener:
     """Reports when the samples of caches are reordered, as by beam search, until stopped.
 
-    What it puts before a method is on the class: a cache may be copied, and the copy must not move the original.
+    Methods are patched on the class, not on the cache: a copied cache must not report for the original.
     """
 
     def __init__(self, on_reorder: Callable[[Any, Int[Tensor, " samples"]], None]) -> None:
@@ -282,18 +282,18 @@ class PatchedMethod:
 
     def _make_wrapper(self) -> Callable[[Any, Any], None]:
         @functools.wraps(self.own)
-        def move(cache: Any, rows: Any) -> None:
-            inner = getattr(_thread, "moving", None) is cache  # called by a class that builds on this one
-            batch, before = count_samples(cache), getattr(_thread, "moving", None)
-            _thread.moving = cache
+        def reorder(cache: Any, rows: Any) -> None:
+            inner = getattr(_thread, "reordering", None) is cache  # called by a class that builds on this one
+            batch, before = count_samples(cache), getattr(_thread, "reordering", None)
+            _thread.reordering = cache
             try:
                 self.own(cache, rows)
             finally:
-                _thread.moving = before
+                _thread.reordering = before
             if not inner:
                 self._notify(cache, torch.as_tensor(rows), batch)
 
-        return move
+        return reorder
 
     def _notify(self, cache: Any, rows: Tensor, batch: int) -> None:
         if self.name == "batch_repeat_interleave":

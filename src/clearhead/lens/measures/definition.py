@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from clearhead.attention import reference
@@ -17,43 +17,43 @@ from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
 from clearhead.errors import ClearheadError
 
-MAX_TOP = 2**20  # keys that are named for each query: room is made for all of them, also where there are fewer
+MAX_TOP = 2**20  # top keys of each query: memory is allocated for all of them, even if there are fewer keys
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Statistics of one attention. `queries` are the measured ones: all, unless every n-th was asked for.
+    """Statistics of one attention. `queries` are the measured ones: all, or every n-th.
 
-    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. Where weights are not a
-    number, no key is the largest: those of such a query are −1, too.
+    A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. If its weights
+    are NaN, its keys are −1, too.
     """
 
     logsumexp: Float[Tensor, "batch heads queries"]  # ln Σ exp(score), sinks included
-    entropy: Float[Tensor, "batch heads queries"]  # −Σ w ln w, in nats: 0 for one key, ln n for n alike
+    entropy: Float[Tensor, "batch heads queries"]  # −Σ w ln w, in nats: 0 for one key, ln n for n equal weights
     peak: Float[Tensor, "batch heads queries"]  # the largest weight
-    peak_key: Int[Tensor, "batch heads queries"]  # and whose it is: of several, the first
+    peak_key: Int[Tensor, "batch heads queries"]  # its key; of equal ones the first
     distance: Float[Tensor, "batch heads queries"]  # Σ w |position of query − position of key|
     first: Float[Tensor, "batch heads queries"]  # the weight of the first visible key
     top_keys: Int[Tensor, "batch heads queries top"]  # largest first, then −1
     top_weights: Float[Tensor, "batch heads queries top"]  # then 0
-    received: Float[Tensor, "batch heads keys"] | None  # Σ over queries, or None if it was not asked for
+    received: Float[Tensor, "batch heads keys"] | None  # Σ over queries; None if not requested
     map: Float[Tensor, "batch heads rows columns"]  # the weights, summed in blocks
 
 
 class MeasureJob(NamedTuple):
-    """One attention with the queries to measure and the detail wanted."""
+    """One attention, the queries to measure, and the detail requested."""
 
     call: Call
     rows: range  # the queries
-    offset: int  # query i stands at the position of key `offset + i`
-    blocks: tuple[int, int]  # how many of these queries, and how many keys, one pixel of the map stands for; or 0, 0
+    offset: int  # query i is at the position of key `offset + i`
+    blocks: tuple[int, int]  # measured queries × keys summed in one pixel of the map; 0, 0 for no map
     top: int
     received: bool
-    logsumexp: Tensor | None  # of these rows, if a kernel has left it
+    logsumexp: Float[Tensor, "batch heads rows"] | None  # of these rows, if a fused kernel computed it
 
 
 def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | None = None, **counts: int) -> None:
-    """Raises `error` for a count that is no integer or out of range."""
+    """Raises `error` for a count that is no integer, or is out of range."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise error(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -80,7 +80,7 @@ def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
 
 
 def measure_by_definition(job: MeasureJob) -> Measures:
-    """All measures from the full weights: slow, and right at any precision (half precision is promoted)."""
+    """All measures from the full weights, slowly, at any precision (half precision is promoted)."""
     dtype = torch.promote_types(job.call.q.dtype, torch.float32)
     call = job.call._replace(**{name: getattr(job.call, name).to(dtype) for name in "qkv"})
     rows = torch.tensor(job.rows, dtype=torch.long, device=call.q.device)
@@ -91,26 +91,26 @@ def measure_by_definition(job: MeasureJob) -> Measures:
     seeing = visible.any(-1)
     apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    some = _resize_last_axis(weights, max(keys, 1), 0)
-    peak = some.amax(-1)
-    found = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
-    top_keys = _resize_last_axis(found, job.top, -1)
+    padded = _resize_last_axis(weights, max(keys, 1), 0)
+    peak = padded.amax(-1)
+    ranked = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
+    top_keys = _resize_last_axis(ranked, job.top, -1)
     return Measures(
         logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
         entropy=torch.special.entr(weights).sum(-1),
         peak=peak,
-        peak_key=_resize_last_axis(found, 1, -1)[..., 0],
+        peak_key=_resize_last_axis(ranked, 1, -1)[..., 0],
         distance=(weights * apart).sum(-1),
         first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
         top_keys=top_keys,
-        top_weights=some.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
+        top_weights=padded.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
         received=weights.sum(2) if job.received else None,
         map=sum_blocks(sum_blocks(weights, job.blocks[0], 2), job.blocks[1], 3),
     )
 
 
-def sum_blocks(x: Tensor, block: int, axis: int) -> Tensor:
-    """Sums over blocks of an axis, the last one short; nothing at all for blocks of 0.
+def sum_blocks(x: Num[Tensor, "..."], block: int, axis: int) -> Num[Tensor, "..."]:
+    """Sums over blocks of an axis, the last one possibly short; an empty axis for blocks of 0.
 
     >>> sum_blocks(torch.tensor([1, 2, 3, 4, 5]), 2, 0)
     tensor([3, 7, 5])

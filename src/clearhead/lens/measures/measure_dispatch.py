@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.attention.biases import Bias
-from clearhead.attention.call import Call, check_call
+from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
+from clearhead.formatting import suggest_name
 from clearhead.lens.measures import one_query, tiled
 from clearhead.lens.measures.definition import (
     MAX_TOP,
@@ -39,8 +39,8 @@ def measure(
     k: Float[Tensor, "batch kv_heads keys d"],
     mask: Mask | None = None,
     *,
-    scale: float | Tensor | None = None,
-    bias: Tensor | Bias | None = None,
+    scale: Scale | None = None,
+    bias: AnyBias | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     pixels: int = 256,
@@ -51,12 +51,12 @@ def measure(
     logsumexp: Float[Tensor, "batch heads queries"] | None = None,
     backend: str = "auto",
 ) -> Measures:
-    """Where every query looks and what every key receives, without ever building the weights.
+    """Statistics of the attention weights per query, key and head, in O(n) memory, without building the weights.
 
-    Query `i` stands at the position of key `offset + i`; None takes the mask's word, or lets both end together.
-    With `every=16` one query in sixteen is measured, those at positions 15, 31, …: a sixteenth of the work; `map`
-    and `received` are then sums over these. `pixels=0`, `top=0` and `received=False` leave those parts out.
-    A `logsumexp` that a fused kernel left behind saves a pass.
+    Query `i` is at the position of key `offset + i`; by default, the mask's offset, or else the one that aligns the
+    last query and key. With `every=16` one query in sixteen is measured, those at positions 15, 31, …; `map` and
+    `received` are then sums over these. `pixels=0`, `top=0` and `received=False` skip those measures. The `logsumexp`
+    of a fused attention kernel saves a pass.
 
     >>> x = torch.eye(3)[None, None] * 9
     >>> seen = measure(x, x, Mask.causal(), scale=1.0, top=2)
@@ -76,7 +76,7 @@ def plan_job(
     received: bool = True,
     every: int = 1,
     offset: int | None = None,
-    logsumexp: Tensor | None = None,
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None,
 ) -> MeasureJob:
     """The arguments of measure() as a job, checked."""
     check_counts(ShapeError, pixels=pixels)
@@ -99,15 +99,15 @@ def plan_job(
 def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
     """Runs a job by the named method, or by the fastest available."""
     if job.call.q.is_meta:
-        raise DeviceError("q and k are on the meta device, where there are no numbers to measure")
+        raise DeviceError("q and k are on the meta device, which holds no values to measure")
     one = len(job.rows) == 1 and job.call.k.shape[2] > 0
     other = "single" if one else "tiled"
-    there = job.call.q.is_cuda or is_interpreted()
-    reason = launch.explain_refusal(job) if backend == "triton" or (backend == "auto" and there) else None
+    has_kernels = job.call.q.is_cuda or is_interpreted()
+    reason = launch.explain_refusal(job) if backend == "triton" or (backend == "auto" and has_kernels) else None
     if backend == "auto":
-        backend = "triton" if there and reason is None else other
+        backend = "triton" if has_kernels and reason is None else other
     elif backend not in BACKENDS:
-        raise BackendError(f"unknown way of measuring {backend!r}; choose from {', '.join(BACKENDS)}")
+        raise BackendError(f"unknown backend {backend!r} of measure(); {suggest_name(backend, BACKENDS)}")
     elif reason is not None:
         raise BackendError(f"the Triton kernel cannot measure this: {reason}; 'auto' would take {other!r}")
     elif backend == "single" and not one:

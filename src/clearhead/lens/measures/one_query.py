@@ -18,7 +18,7 @@ from clearhead.lens.measures.definition import MeasureJob, Measures
 
 
 def run(job: MeasureJob) -> Measures:
-    """The definition, with weights of one row: as much memory as one number of each key and head."""
+    """The measures from the weights of one query: O(keys) memory."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]
     columns, mask = _find_visible_keys(call, row)
     scores = _compute_scores(call, row, columns, mask)
@@ -28,13 +28,15 @@ def run(job: MeasureJob) -> Measures:
     if mask is not None or call.bias is not None:
         weights, logsumexp = (x.masked_fill(hidden[..., :1], y) for x, y in ((weights, 0.0), (logsumexp, -math.inf)))
     largest = weights.gather(-1, order)
-    lost = hidden | largest.isnan()
-    order = (order + columns.start if columns.start else order).masked_fill(lost, -1)
+    missing = hidden | largest.isnan()
+    order = (order + columns.start if columns.start else order).masked_fill(missing, -1)
     first = weights[..., :1]
     if mask is not None or call.bias is not None:
         first = weights.gather(-1, (scores > -math.inf).byte().argmax(-1, keepdim=True))
-    here = job.offset + row
-    apart = torch.arange(columns.start - here, columns.stop - here, dtype=weights.dtype, device=weights.device).abs_()
+    position = job.offset + row
+    apart = torch.arange(
+        columns.start - position, columns.stop - position, dtype=weights.dtype, device=weights.device
+    ).abs_()
     received = F.pad(weights, (columns.start, keys - columns.stop)) if weights.shape[-1] < keys else weights
     return Measures(
         logsumexp=logsumexp,
@@ -44,7 +46,7 @@ def run(job: MeasureJob) -> Measures:
         distance=(weights * apart).sum(-1, keepdim=True),
         first=first,
         top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
-        top_weights=_resize_last_axis(largest.masked_fill(lost, 0.0), job.top, 0)[:, :, None],
+        top_weights=_resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
         map=_sum_pixels(received, *job.blocks)[:, :, None],
     )
@@ -75,7 +77,7 @@ def _compute_scores(call: Call, row: int, columns: slice, mask: Mask | None) -> 
 
 
 def _compute_softmax(scores: Tensor, sinks: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights and the logsumexp; of a row that sees nothing, not a number."""
+    """The weights and the logsumexp; NaN for a row that sees nothing."""
     if sinks is None:
         weights = scores.softmax(-1)
         return weights, largest - weights.amax(-1, keepdim=True).log_()

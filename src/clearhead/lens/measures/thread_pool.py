@@ -1,8 +1,7 @@
 """Worker threads that process a list of items, each with its own number of PyTorch threads.
 
-PyTorch splits every operation among its threads and waits for the last of them. With a hundred short ones in a row
-that is a hundred times waiting, which is slow where anything else runs on the machine. Here each thread does
-operations by itself, and they wait for each other once.
+PyTorch splits every operation among its threads and waits for the last of them: a hundred short operations wait a
+hundred times, which is slow on a busy machine. Here each thread runs whole operations, and they wait once.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ def run_in_threads(
 ) -> None:
     """Calls `work(item)` for every item on several threads, each using `threads` PyTorch threads.
 
-    Left to itself it makes use of as many as PyTorch uses here. An error in one of them ends all.
+    By default there are as many threads as PyTorch uses. An error in one of them ends all.
 
-    >>> found = []
-    >>> run_in_threads(found.append, [3])
-    >>> found
+    >>> done = []
+    >>> run_in_threads(done.append, [3])
+    >>> done
     [3]
     """
     usual = torch.get_num_threads()
@@ -37,25 +36,25 @@ def run_in_threads(
         for item in items:
             work(item)
         return
-    crew = _WorkQueue(work, items, threads)
-    helpers = [threading.Thread(target=crew.run, daemon=True) for _ in range(workers)]
+    queue = _WorkQueue(work, items, threads)
+    pool = [threading.Thread(target=queue.run, daemon=True) for _ in range(workers)]
     try:
-        # A thread that sets its number of threads sets that of threads yet to come as well: this is put right at once.
+        # set_num_threads in a thread also changes the default of later threads: it is restored at once.
         with _start_lock:
-            for helper in helpers:
-                helper.start()
-            for _ in helpers:
-                crew.ready.acquire()
+            for thread in pool:
+                thread.start()
+            for _ in pool:
+                queue.ready.acquire()
             torch.set_num_threads(usual)
-        for helper in helpers:
-            helper.join()
+        for thread in pool:
+            thread.join()
     finally:
-        crew.stop()
-        for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
-    if crew.error is not None:
-        raise crew.error
+        queue.stop()
+        for thread in pool:
+            if thread.ident is not None:
+                thread.join()
+    if queue.error is not None:
+        raise queue.error
 
 
 class _WorkQueue(Generic[Item]):
@@ -69,7 +68,7 @@ class _WorkQueue(Generic[Item]):
 
     def run(self) -> None:
         try:
-            torch.get_num_threads()  # PyTorch gives a new thread the number of all, when it is first asked: not later
+            torch.get_num_threads()  # the first query resets the number of a new thread: so it comes before setting it
             torch.set_num_threads(self.threads)
         finally:
             self.ready.release()

@@ -1,24 +1,27 @@
 """The largest scores of each row, in order; among equal scores the smaller key comes first.
 
-The n largest of all lie in the n groups with the largest maxima, so most scores are looked at only once, by a maximum
-over blocks; then those blocks are sifted once more, across, and what is left is ranked. Where equal scores compete
-for a place, which is rare, whole numbers that hold score and place together decide.
+The n largest scores lie in the n blocks with the largest maxima, so most scores are read only once, by a maximum over
+blocks; the chosen blocks are reduced once more, across, and the remaining candidates are ranked. Ties for a place,
+which are rare, are broken by sorting integers that combine score and key.
 """
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 BLOCK = 64
 
 
-def find_block_maxima(scores: Tensor) -> Tensor:
+def find_block_maxima(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows blocks"]:
     """The largest score of each block: (…, keys) → (…, blocks). Keys are a multiple of the block."""
     return _split_blocks(scores).amax(-1)
 
 
-def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_largest(
+    scores: Float[Tensor, "*rows keys"], blocks: Float[Tensor, "*rows blocks"], count: int
+) -> tuple[Float[Tensor, "*rows top"], Int[Tensor, "*rows top"]]:
     """The `count` largest scores and their keys; `blocks` are the block maxima."""
     if count == 1:
         block = blocks.argmax(-1, keepdim=True)
@@ -27,9 +30,9 @@ def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Te
     chosen, tie = _find_candidates(blocks, count)
     inside = _gather_blocks(scores, chosen)  # (…, chosen blocks, BLOCK)
     columns, another = _find_candidates(inside.amax(-2), count)
-    sifted = inside.gather(-1, columns[..., None, :].expand(*inside.shape[:-1], columns.shape[-1])).flatten(-2)
-    few = min(count, sifted.shape[-1])
-    values, order = sifted.topk(min(few + 1, sifted.shape[-1]))
+    candidates = inside.gather(-1, columns[..., None, :].expand(*inside.shape[:-1], columns.shape[-1])).flatten(-2)
+    few = min(count, candidates.shape[-1])
+    values, order = candidates.topk(min(few + 1, candidates.shape[-1]))
     equal = ((values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)).any()
     if bool(tie | another | equal):
         return _rank_with_ties(scores, blocks, count)
@@ -38,7 +41,9 @@ def find_largest(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Te
     return values[..., :few], places
 
 
-def find_largest_of_few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_largest_of_few(
+    scores: Float[Tensor, "*rows keys"], count: int
+) -> tuple[Float[Tensor, "*rows top"], Int[Tensor, "*rows top"]]:
     """The `count` largest scores of short rows, without blocks."""
     size = scores.shape[-1]
     values, places = scores.topk(min(count + 1, size))
@@ -47,7 +52,9 @@ def find_largest_of_few(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[..., :count], places[..., :count]
 
 
-def find_first_visible(scores: Tensor, blocks: Tensor) -> Tensor:
+def find_first_visible(
+    scores: Float[Tensor, "*rows keys"], blocks: Float[Tensor, "*rows blocks"]
+) -> Int[Tensor, "*rows 1"]:
     """The first key with a score above −inf; 0 if there is none."""
     block = (blocks > -torch.inf).byte().argmax(-1, keepdim=True)
     inside = _gather_blocks(scores, block)[..., 0, :]
@@ -71,9 +78,9 @@ def _find_candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if values.shape[-1] <= count:
         places = torch.arange(values.shape[-1], device=values.device)
         return places.expand(values.shape), torch.zeros((), dtype=torch.bool, device=values.device)
-    found = values.topk(count + 1)
-    last, next_one = found.values[..., count - 1], found.values[..., count]
-    return found.indices[..., :count], ((last == next_one) & (last > -torch.inf)).any()
+    largest = values.topk(count + 1)
+    last, next_one = largest.values[..., count - 1], largest.values[..., count]
+    return largest.indices[..., :count], ((last == next_one) & (last > -torch.inf)).any()
 
 
 def _rank_with_ties(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -93,11 +100,11 @@ def _sort_with_ties(values: Tensor, places: Tensor, count: int) -> tuple[Tensor,
     if values.dtype != torch.float32:
         ordered, order = values.sort(dim=-1, descending=True, stable=True)
         return ordered[..., :count], places.expand(values.shape).gather(-1, order[..., :count])
-    # A stable sort is slow. The bits of a positive float sort as it does, those of a negative one the other way round;
-    # with the place in the lower half no two are equal, and topk can do it. Adding 0 makes −0 equal to 0.
+    # A stable sort is slow. The bits of positive floats sort like the floats, those of negative ones in reverse; with
+    # the place in the lower half no two are equal, and topk can be used. Adding 0 makes −0 equal to 0.
     bits = (values + 0.0).view(torch.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    found = ((bits.long() << 32) - places).topk(count).values
-    places = -found & 0xFFFFFFFF
-    bits = ((found + places) >> 32).int()
+    combined = ((bits.long() << 32) - places).topk(count).values
+    places = -combined & 0xFFFFFFFF
+    bits = ((combined + places) >> 32).int()
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32), places

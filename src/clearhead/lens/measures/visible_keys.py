@@ -17,15 +17,15 @@ from clearhead.attention.tile_scores import TileScorer, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import ShapeError
 
-CHUNK = 2**22  # cells of a mask looked at together
-BLOCK = 64  # a mask is asked by blocks of at least so many keys
+CHUNK = 2**22  # cells of a mask evaluated at once
+BLOCK = 64  # fewest keys of a block for which the mask is asked whether all or none are visible
 
 
 def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
     """The number of keys that these queries may see; batch and heads are 1 where nothing differs.
 
-    Bands and whatever hides the same keys from everybody are counted in O(n), on the CPU: there it takes two dozen
-    small steps, and on a GPU as many kernels. Other masks are counted tile by tile where they are.
+    Bands, and masks that hide the same keys from all queries, are counted in O(n) on the CPU, where two dozen small
+    steps are faster than as many kernels. Other masks are counted tile by tile on their device.
 
     >>> from clearhead import Mask
     >>> from clearhead.attention.call import check_call
@@ -66,14 +66,14 @@ def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
             low = low if part.left is None else torch.maximum(low, place - part.left)
             high = high if part.right is None else torch.minimum(high, place + part.right + 1)
         elif isinstance(part, (Prefix, Padding)) or (isinstance(part, DenseMask) and part.keys_only):
-            here = part.to("cpu")
-            assert isinstance(here, (Prefix, Padding, DenseMask))
-            shown = shown & here.visible_keys(keys)
-            if isinstance(here, Padding) and here.hide_queries:
-                real = real & here.real_queries(queries, keys)[..., 0][:, :, index]
+            on_cpu = part.to("cpu")
+            assert isinstance(on_cpu, (Prefix, Padding, DenseMask))
+            shown = shown & on_cpu.visible_keys(keys)
+            if isinstance(on_cpu, Padding) and on_cpu.hide_queries:
+                real = real & on_cpu.real_queries(queries, keys)[..., 0][:, :, index]
         else:
             return None
-    before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # how many are shown before each place
+    before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # the number of visible keys before each
     low, high = low.clamp(0, keys), high.clamp(0, keys)
     return (before[..., high] - before[..., low]).clamp(min=0) * real
 
@@ -84,11 +84,11 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
     step = max(1, CHUNK // max(1, batch * heads * keys))
     height = step * rows.step
-    found = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
+    runs = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
     if mask is not None and keys:
-        found = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
+        runs = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
     counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
-    for number, (columns, partial) in enumerate(found):
+    for number, (columns, partial) in enumerate(runs):
         low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
         some = rows[low:high]
         if not some:
@@ -96,11 +96,11 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
         counts[:, :, low:high] = columns.stop - columns.start
         for piece in (columns,) if hiding else partial:
             tile = slice(some.start, some.stop, some.step), piece, queries, keys
-            seen = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
+            visible = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
             if hiding and bias is not None:
-                seen = seen & (bias.tile(*tile) > -math.inf)
-            seen = seen.expand(*seen.shape[:2], len(some), piece.stop - piece.start)
-            counts[:, :, low:high] -= (~seen).sum(-1)
+                visible = visible & (bias.tile(*tile) > -math.inf)
+            visible = visible.expand(*visible.shape[:2], len(some), piece.stop - piece.start)
+            counts[:, :, low:high] -= (~visible).sum(-1)
     return counts
 
 
@@ -111,9 +111,9 @@ def compute_probe_weights(
     *,
     rows: range | None = None,
 ) -> Float[Tensor, "batch heads queries"]:
-    """What each query gives to the key that is named for it, in O(n·d); 0 if that is hidden or there is none such.
+    """The weight that each query gives to the key chosen for it, in O(n·d); 0 if that is hidden or does not exist.
 
-    `keys` are of all samples, or of each; `rows` says which queries these are, if not all, and `logsumexp` is theirs.
+    `keys` are the same for all samples, or one row each; `rows` are the queries, if not all, and `logsumexp` is theirs.
 
     >>> from clearhead.attention.call import check_call
     >>> x = torch.zeros(1, 1, 4, 2)

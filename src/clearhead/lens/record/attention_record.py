@@ -73,11 +73,11 @@ def _find_first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tenso
     return found
 
 
-VIEWER = "clearhead.explore"  # by name: it stands above the lens, which must not import it
+VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
 
 class Record:
-    """What was seen: `record[name]` of the only call, `record.calls[i][name]` where the model ran more than once.
+    """The recorded attentions: `record[name]` of the only call, `record.calls[i][name]` if the model ran several times.
 
     >>> import torch
     >>> from clearhead import Encoder, ModelConfig, watch
@@ -92,12 +92,12 @@ class Record:
 
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
         self.known, self.calls = list(names), list(calls)
-        self.settings: dict[str, Any] = {}  # what watch was asked for
-        self.expected_bytes = 0  # what all this takes: as its first attentions tell, and squares as they come
+        self.settings: dict[str, Any] = {}  # the options of watch
+        self.expected_bytes = 0  # an estimate from the first attentions; dense masks are added as they come
 
     @property
     def names(self) -> list[str]:
-        """The attentions that were seen, in the order of the model."""
+        """The recorded attentions, in the order of the model."""
         seen = dict.fromkeys(name for call in self.calls for name in call.names)
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
@@ -125,7 +125,7 @@ class Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
         records = list(records) if isinstance(records, Iterable) else [records]
         if strange := [one for one in records if not isinstance(one, Record)]:
-            raise RecordError(f"what is merged is a list of records, and {strange[0]!r:.60} is none")
+            raise RecordError(f"merge takes a list of records, got {strange[0]!r:.60}")
         if not records:
             raise RecordError("there are no records to merge")
         merged = cls(
@@ -140,16 +140,18 @@ class Record:
         return {name: compute_statistics([call[name] for call in self.calls if name in call]) for name in self.names}
 
     def label(self, namer: Any = None, **kinds: Any) -> Record:
-        """Gives every token its text: from a tokenizer, or from a function of its number.
+        """Gives every token its text, from a tokenizer or a function of its id. Returns the record.
 
-        With one for each text where they differ: `record.label(source=…, target=…)`. Returns the record.
+        If the tokenizers differ: `record.label(source=…, target=…)`.
         """
         known = {kind for call in self.calls for kind in call.ids}
         if unknown := sorted(set(kinds) - known):
-            raise RecordError(f"no tokens of {unknown[0]!r} went in; there are {', '.join(sorted(known)) or 'none'}")
+            raise RecordError(
+                f"the record has no tokens of {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
         if not known:
             raise RecordError(
-                "no tokens are known that could be named: vectors or pictures went in, or different texts in one pass"
+                "the record has no token ids: the input was vectors or pictures, or one pass read several texts"
             )
         given = {kind: kinds.get(kind, namer) for kind in known}
         names = {kind: make_namer(one) for kind, one in given.items() if one is not None}
@@ -171,15 +173,15 @@ class Record:
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
-        """What was saved, or one error that says what is wrong with the file."""
+        """The saved record; RecordError if the file cannot be read."""
         from clearhead.lens.record.record_file import read_record
 
         return read_record(Path(path))
 
     def open(self, **options: Any) -> Any:
-        """Shows every weight on a page, from a server on this machine; `clearhead.explore.open_record` says what else.
+        """Shows every weight on a page, from a server on this machine; see `clearhead.explore.open_record`.
 
-        The page and its address hold what went in: they are for this machine alone.
+        The page and its address contain the input: they are for this machine alone.
         """
         return import_module(VIEWER).open_record(self, **options)
 

@@ -28,7 +28,7 @@ class Pending(Protocol):
     pieces: list[tuple[int, dict[str, Tensor]]]  # measures of queries, with the time of each
 
     def sight(self, forward: Forward) -> Sight: ...
-    def reorder(self, reorder: Reorder, gone: int) -> None: ...
+    def reorder(self, reorder: Reorder, first_number: int) -> None: ...
 
 
 TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON
@@ -62,7 +62,7 @@ class CallMetadata(TypedDict, total=False):
 
 
 class Forward:
-    """One forward pass, or a generation that grew step by step: `forward[name]` is what one attention saw.
+    """One forward pass, or a generation that grew step by step: `forward[name]` has the measures of one attention.
 
     `ids` are the token numbers of the input: of "source" and "target", or of "tokens"; −1 where they are not known.
     `labels` are their texts.
@@ -148,7 +148,7 @@ def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
 
 
 class WeightedKey(NamedTuple):
-    """A key that a query looked at: its position, the weight that it got, and its text where that is known."""
+    """A key of a query: its position, its weight, and its text if that is known."""
 
     key: int
     weight: float
@@ -162,9 +162,9 @@ class Sight(Measures):
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
     that between the places in both. A sample that was done before the others sees nothing from then on.
-    Beams are samples: those that are there at the last step, and those that were completed before it.
+    Beams are samples: those of the last step, and those that were completed before it.
 
-    `inputs` counts what the first forward pass of the decoder was given. Hugging Face's generate() repeats its inputs
+    `inputs` are rows of the first forward pass of the decoder. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
     `inputs[b] // n`. Our own beams branch later, and `inputs[b]` is that text itself.
     """
@@ -201,7 +201,7 @@ class Sight(Measures):
         """The token text at a key's position; None unless `Record.label` was called."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
         if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
-            return None  # or the keys are no tokens: parts of a picture, say
+            return None  # or the keys are no tokens, but parts of a picture
         return self.forward.text(kind, batch, key, self.inputs)
 
     def weights(

@@ -64,9 +64,9 @@ def write_record(record: Record, path: Path) -> None:
         "calls": [_call_to_json(call, store) for call in record.calls],
     }
     try:
-        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot say
+        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
     except (TypeError, ValueError) as error:
-        raise RecordError(f"what is known about a call cannot be written as JSON: {error}") from error
+        raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > LONGEST:
         raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
     try:
@@ -101,10 +101,10 @@ def read_record(path: Path) -> Record:
     except (ClearheadError, SafetensorError) as error:
         raise RecordError(f"{path} is no record that can be read: {error}") from error
     except OSError as error:
-        said = "there is no such file" if isinstance(error, FileNotFoundError) else error
-        raise RecordError(f"{path} cannot be read: {said}") from error
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise RecordError(f"{path} cannot be read: {reason}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
-        # Not foreseen above, but from a file that somebody made up nothing else may come than this one error.
+        # Whatever a manipulated file causes, the caller gets this one error.
         raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
 
 
@@ -253,10 +253,9 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
     tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
     for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
-        there = other in references
-        tensors[other] = (
-            _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible") if there else None
-        )
+        tensors[other] = None
+        if other in references:
+            tensors[other] = _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible")
     probes = {
         key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
         for key, number in read_field(given, "probes", dict).items()
@@ -289,7 +288,7 @@ def read_integer(given: Any, name: str) -> int:
     """An integer of a JSON object, within limits."""
     number = read_field(given, name, int)
     if isinstance(number, bool) or abs(number) > LARGEST:
-        raise RecordError(f"{name} is {number!r:.60}, which makes no sense")
+        raise RecordError(f"{name} is {number!r:.60}, which is invalid")
     return int(number)
 
 
@@ -331,7 +330,7 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
         softcap is None or (isinstance(softcap, float) and softcap > 0)
     ):
-        raise RecordError("its sinks or its softcap make no sense")
+        raise RecordError("its sinks or its softcap are invalid")
     return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
 
 
@@ -340,7 +339,7 @@ def _read_scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
         return float(read_field(given, "scale", float))
     scales = fetch(given["scales"])
     if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
-        raise RecordError(f"scales of shape {tuple(scales.shape)} make no sense")
+        raise RecordError(f"scales of shape {tuple(scales.shape)} are invalid")
     return scales
 
 

@@ -74,7 +74,7 @@ def _find_types(part: Any) -> set[str]:
     """The type names of a tokenizer component and of all components inside it."""
     try:
         described = json.loads(part.__getstate__())
-    except Exception:  # the library's own, of a part that somebody wrote in Python: it has no description
+    except Exception:  # the library's own: components written in Python have no description
         return set()
     found, waiting = set(), [described]
     while waiting:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -71,7 +72,7 @@ class CheckpointTensors:
             )
         return DTYPES[found]
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Shaped[Tensor, "..."]:
         _, file, stored = self._entries[name]
         tensor: Tensor = file.get_tensor(stored)
         return tensor
@@ -108,7 +109,7 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+def write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Shaped[Tensor, "..."]]) -> None:
     """Writes config.json and model.safetensors, both or neither.
 
     Both are finished in a temporary folder first. An old config.json is removed before the weights change, and the

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.model.config import ModelConfig
@@ -45,14 +46,14 @@ class ParameterMapping:
             yield name, slice(start, start + count), (1, *theirs) if self.layout == "row" else theirs
             start += count
 
-    def to_ours(self, piece: Tensor, order: Tensor | None) -> Tensor:
+    def to_ours(self, piece: Float[Tensor, "..."], order: Int[Tensor, " width"] | None) -> Float[Tensor, "..."]:
         """Their tensor as rows of our parameter, its features in our order."""
         piece = piece.T if self.layout == "transposed" else piece[0] if self.layout == "row" else piece[self.skipped :]
         if order is None or self.features is None:
             return piece
         return piece.index_select(self.features, order)
 
-    def to_theirs(self, rows: Tensor, order: Tensor | None) -> Tensor:
+    def to_theirs(self, rows: Float[Tensor, "..."], order: Int[Tensor, " width"] | None) -> Float[Tensor, "..."]:
         """Rows of our parameter as their tensor, copied: the inverse of `to_ours`."""
         assert not self.skipped, "tables with skipped rows are only read"
         if order is not None and self.features is not None:
@@ -75,7 +76,7 @@ class CheckpointMapping:
     parameters: Iterable[ParameterMapping]
     trunk: str
     harmless: str
-    order: Callable[[int], Tensor] | None = None
+    order: Callable[[int], Int[Tensor, " width"]] | None = None
 
 
 def find_trunk(names: frozenset[str], prefix: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
@@ -67,7 +68,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     return CheckpointMapping(EncoderDecoder, config, map_parameters(config, trunk), trunk, HARMLESS, feature_order)
 
 
-def feature_order(width: int) -> Tensor:
+def feature_order(width: int) -> Int[Tensor, " width"]:
     """Which of their features is ours: the first sine, the first cosine, the second sine, …
 
     >>> feature_order(6)

@@ -94,6 +94,7 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
     architecture = "BertForMaskedLM" if masked else "BertModel"
     if isinstance(model, (Classifier, TokenClassifier)):
         whole = isinstance(model, Classifier)
+        required["ngrams"] = 0
         required["pooling"] = "first" if whole else "mean"
         architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
     _check_expressible(config, "BERT", required)

@@ -108,6 +108,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         names = () if data.label_names is None else tuple(data.label_names)
         column = LabelColumn(data.multi_label, data.label_separator, names)
         counts = column.collect(row.values[-1] for row in rows)
+        if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
+            counts = {label: counts[label] for label in start.labels}
         tokenizer = recipe.text.make_tokenizer((text for row in rows for text in row.values[:-1]), start)
         sizes = {"vocabulary": tokenizer.size, "labels": len(counts)}
         if pairs and start is None:
@@ -242,7 +244,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             kept = (self.tokenizer.start, self.tokenizer.end)
             tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
         hidden = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
-        return model.label_scores(hidden, lengths)
+        return model.label_scores(hidden, lengths, tokens)
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:

@@ -32,6 +32,16 @@ class TaggedText(Prediction):
     def to_json(self) -> dict[str, Any]:
         return {"entities": [entity._asdict() for entity in self.entities], "notes": list(self.notes)}
 
+    def mark_words(self, sentence: Sentence, first: int, last: int) -> str:
+        """The part of the text from one word up to another, with its entities in brackets."""
+        if first == last:
+            return ""
+        begin = 0 if first == 0 else sentence.words[first][0]
+        end = len(sentence.text) if last == len(sentence.words) else sentence.words[last][0]
+        inside = [entity for entity in self.entities if entity.start < end and entity.end > begin]
+        spans = [Span(max(one.start, begin) - begin, min(one.end, end) - begin, one.label) for one in inside]
+        return mark_entities(sentence.text[begin:end], spans)
+
     @classmethod
     def describe(cls, sentence: Sentence, found: Sequence[ScoredSpan]) -> TaggedText:
         """What was found in a sentence."""

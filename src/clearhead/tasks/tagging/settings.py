@@ -16,20 +16,22 @@ class TaggingData(Data):
 
 class TaggingText(Text):
     letter_case: bool = False  # the model also reads how a word is capitalised; for lower-case tokenizers
+    bigrams: int = Field(0, ge=0)  # so many frequent pairs of neighbouring words have a vector of their own
+    neighbours: int = Field(1, ge=1)  # a convolution over so many pieces is added to their embeddings; 1: none
     # This share of pieces is read as unknown in training; in use, words with characters that training never saw are.
     unknown: float = Field(0.0, ge=0, lt=1)
 
 
 class TaggingLoss(Section):
     tags: Literal["bioes", "iob2"] = "bioes"  # what the model predicts for each word, whatever the files have
-    crf: bool = False  # scores of steps from tag to tag are learned, and whole sequences are
+    crf: bool = True  # scores of steps from tag to tag are learned, and whole sequences are
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_both(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("crf") is True and values.get("label_smoothing"):
-            raise ValueError("label_smoothing is for the loss of single words, and crf has the loss of whole sequences")
+        if isinstance(values, dict) and values.get("crf", True) and values.get("label_smoothing"):
+            raise ValueError("label_smoothing is for the loss of single words; set crf = false to use it")
         return values
 
 

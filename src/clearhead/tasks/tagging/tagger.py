@@ -17,11 +17,14 @@ STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at
 class Tagger(TokenClassifier):
     """A TokenClassifier that scores words by their first pieces.
 
-    With `crf` it learns scores of steps from tag to tag; with `cases` vectors for how a word is capitalised, which are
-    added to the embeddings of its pieces. Both start at zero.
+    With `crf` it learns scores of steps from tag to tag. Three things can be added to the embeddings of pieces: with
+    `cases` a vector for how the word is capitalised, with `bigrams` one for each of so many pairs of words (0: none of
+    them), and with `neighbours` a convolution over so many pieces. All start at zero.
     """
 
-    def __init__(self, config: ModelConfig, *, crf: bool = False, cases: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, *, crf: bool = False, cases: bool = False, bigrams: int = 0, neighbours: int = 1
+    ) -> None:
         super().__init__(config)
         labels = config.labels
         assert labels is not None
@@ -29,8 +32,14 @@ class Tagger(TokenClassifier):
         self.next_tag = nn.Parameter(torch.zeros(labels, labels)) if crf else None
         self.last_tag = nn.Parameter(torch.zeros(labels)) if crf else None
         self.cases = nn.Embedding(len(CASES), config.width) if cases else None
-        if self.cases is not None:
-            nn.init.zeros_(self.cases.weight)
+        self.bigrams = nn.Embedding(bigrams + 1, config.width) if bigrams else None
+        self.neighbours = None
+        if neighbours > 1:
+            self.neighbours = nn.Conv1d(config.width, config.width, neighbours, padding="same")
+        for part in (self.cases, self.bigrams, self.neighbours):
+            if part is not None:
+                for parameter in part.parameters():
+                    nn.init.zeros_(parameter)
 
     def forward(
         self,
@@ -41,21 +50,40 @@ class Tagger(TokenClassifier):
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
         cases: Int[Tensor, "batch tokens"] | None = None,
+        bigrams: Int[Tensor, "batch tokens"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
-        """As of an Encoder; `cases` are those of the words that tokens belong to."""
+        """As of an Encoder; `cases` and `bigrams` are those of the words that tokens belong to, `lengths` of texts."""
+        if self.cases is None and self.bigrams is None and self.neighbours is None:
+            return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+        embedded = self._embed(tokens, vectors)
         if self.cases is not None and cases is not None:
-            vectors, tokens = self._embed(tokens, vectors) + self.cases(cases), None
-        return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+            embedded = embedded + self.cases(cases)
+        if self.bigrams is not None and bigrams is not None:
+            embedded = embedded + self.bigrams(bigrams)
+        if self.neighbours is not None:
+            embedded = embedded + self._mix_neighbours(self.neighbours, embedded, lengths)
+        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask)
+
+    def _mix_neighbours(self, convolution: nn.Conv1d, vectors: Tensor, lengths: Tensor | None) -> Tensor:
+        """The convolution of the real tokens; padding counts as nothing, like what is beyond the ends."""
+        if lengths is not None:
+            real = torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None]
+            vectors = vectors.masked_fill(~real[..., None], 0.0)
+        mixed: Tensor = self.dropout(convolution(vectors.transpose(1, 2)).transpose(1, 2))
+        return mixed
 
     def word_scores(
         self,
         tokens: Int[Tensor, "batch tokens"],
         lengths: Int[Tensor, " batch"],
         cases: Int[Tensor, "batch tokens"],
+        bigrams: Int[Tensor, "batch tokens"],
         words: Int[Tensor, "batch words"],
     ) -> Float[Tensor, "batch words labels"]:
         """Scores of the tags of each word, given by the place of its first piece among the tokens."""
-        hidden = self(tokens, mask=Mask.padding(lengths, queries=True), cases=cases)
+        mask = Mask.padding(lengths, queries=True)
+        hidden = self(tokens, mask=mask, cases=cases, bigrams=bigrams, lengths=lengths)
         return self.label_scores(hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2])))
 
     def steps(self) -> Steps | None:

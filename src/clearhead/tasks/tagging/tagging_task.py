@@ -15,16 +15,24 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
+from clearhead.storage import read_json, write_json
 from clearhead.tasks.base import Baseline, Evaluation, Scores, Task
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.settings import Options, TaskRecipe
 from clearhead.tasks.tagging.decoding import Decoder
 from clearhead.tasks.tagging.evaluation import count_confusions, describe_flaws, find_flaws, tag_by_frequency
-from clearhead.tasks.tagging.examples import TaggedExamples, TaggedWords, WindowTokens, WordEncoder, make_windows
+from clearhead.tasks.tagging.examples import (
+    TaggedExamples,
+    TaggedWords,
+    WindowTokens,
+    WordEncoder,
+    make_windows,
+)
 from clearhead.tasks.tagging.files import read_tagged
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.prediction import TaggedText
-from clearhead.tasks.tagging.schemes import OUTSIDE, Span, list_tags, write_tags
+from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
+from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities
 from clearhead.tasks.tagging.settings import TaggingRecipe
 from clearhead.tasks.tagging.tables import Tables, count_tables
@@ -36,14 +44,13 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-SHORTEST_WINDOW = 64  # pieces, even if all sentences of the training data are shorter
-TOKENS = 32  # for each of `batch` inputs: the budget of a batch in prediction
+BIGRAMS = "bigrams.json"
 
 
 class TaggingTrace(Trace):
-    """A trace with the case of each token's word."""
+    """A trace with what the model reads beside the tokens."""
 
-    cases: list[int]
+    window: WindowTokens
 
 
 class Tagging(Task[Tagger, Any, TaggedWords, Options]):
@@ -57,14 +64,17 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     added_tokens = 2
     default_shape = "tiny"
 
-    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any]) -> None:
-        self.tokenizer, self.config, self._settings = tokenizer, config, dict(settings)
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any], bigrams: Sequence[str] = ()
+    ) -> None:
+        self.tokenizer, self.config, self.bigrams, self._settings = tokenizer, config, list(bigrams), dict(settings)
         self.labels: list[str] = settings["labels"]  # the tags that the model has scores for
         self.types = sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
         self.window, self.characters, self.scheme = settings["window"], settings["characters"], settings["scheme"]
         self.decoder = Decoder(self.labels, settings["tags"])
         unknown = bool(settings["unknown"])
-        self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=unknown)
+        longest = max(1, self.window // 4)
+        self.encoder = WordEncoder(tokenizer, longest=longest, unknown=unknown, bigrams=self.bigrams)
         self.label_smoothing = self.unknown = 0.0
 
     @property
@@ -103,12 +113,13 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             "tags": recipe.loss.tags,
             "crf": recipe.loss.crf,
             "letter_case": recipe.text.letter_case,
+            "neighbours": recipe.text.neighbours,
             "unknown": recipe.text.unknown,
             "characters": single,
             "scheme": recipe.data.scheme,
-            "window": _choose_window(recipe.data.longest, config, tokenizer, sentences),
+            "window": choose_window(recipe.data.longest, config, tokenizer, sentences),
         }
-        return cls(tokenizer, config, settings)
+        return cls(tokenizer, config, settings, count_bigrams(sentences, recipe.text.bigrams))
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, TaggingRecipe)
@@ -156,19 +167,32 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def _windows(self, sentences: Sequence[Sentence]) -> list[list[WindowTokens]]:
         """The windows of each sentence; all their words are encoded in one call."""
         encoded = iter(self.encoder.encode([word for sentence in sentences for word in sentence.word_texts()]))
-        start, end = self.tokenizer.start, self.tokenizer.end
-        return [
-            make_windows(list(islice(encoded, len(sentence.words))), self.window, start, end) for sentence in sentences
-        ]
+        ends = self.tokenizer.start, self.tokenizer.end
+        made = []
+        for sentence in sentences:
+            words, pairs = islice(encoded, len(sentence.words)), self.encoder.number_bigrams(sentence.word_texts())
+            made.append(make_windows(list(words), pairs, size=self.window, ends=ends))
+        return made
 
     # Model
 
     def build(self) -> Tagger:
-        return Tagger(self.config, crf=self._settings["crf"], cases=self._settings["letter_case"])
+        crf, cases, neighbours = (self._settings[key] for key in ("crf", "letter_case", "neighbours"))
+        return Tagger(self.config, crf=crf, cases=cases, bigrams=len(self.bigrams), neighbours=neighbours)
+
+    @classmethod
+    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
+        chosen = super().fit(rows, gpu=gpu)
+        if "train" not in chosen:  # a large model on a GPU
+            return chosen
+        model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
+        train = {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear", "steps": 2000, "evaluate_every": 200}
+        return {"model": model, "train": {**chosen["train"], **train}}
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
-        tokens = self._hide_pieces(batch.tokens, batch.lengths) if model.training and self.unknown else batch.tokens
-        scores = model.word_scores(tokens, batch.lengths, batch.cases, batch.words)
+        if model.training and self.unknown:
+            batch = self._hide_pieces(batch)
+        scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
         learned = model.steps()
         if learned is not None:
             steps = learned + Steps.legal(self.decoder.legality, IMPOSSIBLE).to(scores.device)
@@ -183,19 +207,21 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             label_smoothing=smoothing,
         )
 
-    def _hide_pieces(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """A random share of pieces becomes unknown; start and end stay."""
+    def _hide_pieces(self, batch: TaggedWords) -> TaggedWords:
+        """A random share of pieces becomes unknown, and so do pairs of words with them; start and end stay."""
+        tokens = batch.tokens
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        inner = (places > 0) & (places < lengths[:, None] - 1)
+        inner = (places > 0) & (places < batch.lengths[:, None] - 1)
         hidden = inner & (torch.rand(tokens.shape, device=tokens.device) < self.unknown)
-        return tokens.masked_fill(hidden, self.encoder.unknown_piece)
+        pairs = batch.bigrams.masked_fill(hidden | hidden.roll(-1, 1), 0)
+        return batch._replace(tokens=tokens.masked_fill(hidden, self.encoder.unknown_piece), bigrams=pairs)
 
     # Answers
 
     @torch.no_grad()
     def predict(self, model: Tagger, inputs: Sequence[Any], options: Options) -> list[TaggedText]:
         sentences = [one if isinstance(one, Sentence) else self.check_input(one) for one in inputs]
-        scores = score_words(model, self._windows(sentences), pad=self.tokenizer.pad, budget=options.batch * TOKENS)
+        scores = score_words(model, self._windows(sentences), pad=self.tokenizer.pad, most=options.batch)
         decoded = self.decoder.decode(scores, model.steps())
         return [TaggedText.describe(sentence, found) for sentence, found in zip(sentences, decoded, strict=True)]
 
@@ -235,15 +261,20 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         [windows] = self._windows([sentence])
         made = []
         for one in windows:
-            trace = TaggingTrace({"tokens": one.tokens}, text=_mark_window(sentence, prediction, one))
-            trace.cases = one.cases
+            trace = TaggingTrace(
+                {"tokens": one.tokens}, text=prediction.mark_words(sentence, one.window.first, one.window.last)
+            )
+            trace.window = one
             made.append(trace)
         return list[Trace](made)
 
     def run_trace(self, model: Tagger, trace: Trace) -> None:
-        device = model.vocabulary.words.weight.device
-        cases = torch.tensor([trace.cases], device=device) if isinstance(trace, TaggingTrace) else None
-        model(torch.tensor([trace.reads["tokens"]], device=device), cases=cases)
+        assert isinstance(trace, TaggingTrace)
+        device, window = model.vocabulary.words.weight.device, trace.window
+        tokens, cases, bigrams = (
+            torch.tensor([part], device=device) for part in (window.tokens, window.cases, window.bigrams)
+        )
+        model(tokens, cases=cases, bigrams=bigrams)
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return self.tokenizer.pieces(numbers)
@@ -252,66 +283,20 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
+        if self.bigrams:
+            write_json(Path(folder) / BIGRAMS, {"bigrams": self.bigrams})
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Tagging:
         from clearhead.text import Tokenizer
 
         tokenizer = Tokenizer.load(folder)
-        _check_settings(folder, settings)
+        check_settings(folder, settings)
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
                 f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
                 f"{config.vocabulary}"
             )
-        return cls(tokenizer, config, settings)
-
-
-def _choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
-    """How many pieces are read together: as many as training sentences have, within the limits.
-
-    Beyond that a model would meet positions that it has never seen.
-    """
-    if config.positions == "learned":
-        longest = min(longest, config.max_length - 2)
-    encoder = WordEncoder(tokenizer, longest=longest, unknown=False)
-    texts = [sentence.word_texts() for sentence in sentences]
-    encoded = iter(encoder.encode([word for words in texts for word in words]))
-    longest_sentence = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
-    return min(longest, max(longest_sentence, SHORTEST_WINDOW))
-
-
-def _mark_window(sentence: Sentence, prediction: TaggedText, one: WindowTokens) -> str:
-    """The part of the text that is scored in this window, with its entities in brackets."""
-    first, last = one.window.first, one.window.last
-    if first == last:
-        return ""
-    begin = 0 if first == 0 else sentence.words[first][0]
-    end = len(sentence.text) if last == len(sentence.words) else sentence.words[last][0]
-    inside = [entity for entity in prediction.entities if entity.start < end and entity.end > begin]
-    spans = [Span(max(one.start, begin) - begin, min(one.end, end) - begin, one.label) for one in inside]
-    return mark_entities(sentence.text[begin:end], spans)
-
-
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    kinds: dict[str, Any] = {
-        "labels": list,
-        "tags": str,
-        "crf": bool,
-        "letter_case": bool,
-        "unknown": (int, float),
-        "characters": bool,
-        "scheme": (str, type(None)),
-        "window": int,
-    }
-    wrong = [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]
-    if not wrong and settings["tags"] not in ("bioes", "iob2"):
-        wrong = ["tags"]
-    if not wrong:
-        tags = [tag for tag in settings["labels"] if isinstance(tag, str)]
-        types = {tag[2:] for tag in tags if tag != OUTSIDE}
-        if not types or sorted(tags) != sorted(list_tags(sorted(types), settings["tags"])):
-            wrong = ["labels"]
-    if wrong:
-        raise CheckpointError(f"the settings of {folder} are damaged: {', '.join(wrong)} missing or wrong")
+        bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
+        return cls(tokenizer, config, settings, bigrams)

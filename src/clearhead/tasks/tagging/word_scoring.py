@@ -9,44 +9,31 @@ from torch import Tensor
 
 from clearhead.tasks.tagging.examples import WindowTokens
 from clearhead.tasks.tagging.tagger import Tagger
-from clearhead.text.batches import Ragged
+from clearhead.text.batches import Ragged, token_batches
+
+TOKENS = 2048  # of a batch, pads included: larger ones are no faster on a CPU
 
 
-def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, budget: int) -> list[Tensor]:
+def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
     """Scores (words, tags) of each sentence, put together from its windows, on the CPU.
 
-    A batch has at most `budget` tokens, padding included, or one window.
+    A batch has at most `most` windows, and no more than TOKENS tokens, pads included.
     """
     windows = [window for sentence in sentences for window in sentence if window.words]
     device = model.vocabulary.words.weight.device
     found: list[Tensor] = [torch.empty(0)] * len(windows)
-    for places in token_batches([len(window.tokens) for window in windows], budget):
+    for places in token_batches([len(window.tokens) for window in windows], TOKENS, most):
         some = [windows[place] for place in places]
         tokens, lengths = _pad([window.tokens for window in some], pad, device)
         cases, _ = _pad([window.cases for window in some], 0, device)
+        bigrams, _ = _pad([window.bigrams for window in some], 0, device)
         words, _ = _pad([window.words for window in some], 0, device)
-        scores = model.word_scores(tokens, lengths, cases, words).float().cpu()
+        scores = model.word_scores(tokens, lengths, cases, bigrams, words).float().cpu()
         for place, row, window in zip(places, scores, some, strict=True):
             found[place] = row[: len(window.words)]
     parts = iter(found)
     none = torch.empty(0, model.config.labels or 0)
     return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
-
-
-def token_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Indices of the sequences in batches of similar length, longest first, each of at most `tokens` with padding.
-
-    >>> token_batches([3, 9, 4, 8, 2], 16)
-    [[1], [3, 2], [0, 4]]
-    """
-    batches: list[list[int]] = []
-    longest = 0
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if not batches or (len(batches[-1]) + 1) * longest > tokens:
-            batches.append([])
-            longest = lengths[place]
-        batches[-1].append(place)
-    return batches
 
 
 def _pad(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:

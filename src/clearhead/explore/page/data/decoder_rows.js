@@ -7,7 +7,7 @@ function namesOf({ axes }, attention) {
   return written && axes[reads] ? { written: written.name, read: reads } : null;
 }
 
-/** Calls rows as the reader chose; else, where they look into another text, by what is written, and by what is read where not. */
+/** Names rows as chosen; by default by tokens written in cross-attention, else by tokens read. */
 export function nameRows(explorer) {
   for (const attention of explorer.scene.attentions) {
     attention.usual ??= attention.queries;
@@ -15,8 +15,8 @@ export function nameRows(explorer) {
   }
 }
 
-/** What they are called by now: "written" or "read", or null where there is no choice. */
-export function rowsNow(explorer) {
+/** The current naming of rows, "written" or "read"; null if there is no choice. */
+export function currentRows(explorer) {
   const { attention } = explorer;
   return Object.entries(namesOf(explorer, attention) ?? {}).find(([, axis]) => axis === attention.queries)?.[0] ?? null;
 }

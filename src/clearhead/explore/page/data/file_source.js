@@ -1,7 +1,7 @@
 // FileSource: reads the numbers that are inside the HTML file.
 
 import { Blocks, complete, meaning } from "./tensor_decoding.js";
-import { blocksIn, largest, pooledWeights, respread } from "./pooling.js";
+import { blocksIn, largest, poolWeights, resampleMap } from "./pooling.js";
 
 export const TOP_SHOWN = 10;
 
@@ -20,12 +20,12 @@ export class FileSource {
     return scene;
   }
 
-  /** Another of the views that the file holds. */
+  /** Another view that the file contains. */
   async scene(view) {
     return this.keep(JSON.parse((await complete(view ? `scene-${view}` : "scene")).textContent));
   }
 
-  /** Whether every weight of this head is known, so that zooming in pays. */
+  /** Whether the file contains every weight of this head. */
   exact(name, head) {
     return this.placeOf(name, head, "weights") >= 0;
   }
@@ -36,7 +36,7 @@ export class FileSource {
     if (place < 0) {
       const weights = await this.weights(name, head);
       if (!weights) throw new Error(`the file holds nothing of ${name}, head ${head}`);
-      return pooledWeights(weights, 0, counts[0], 0, counts[1], blocks[0], blocks[1]);
+      return poolWeights(weights, 0, counts[0], 0, counts[1], blocks[0], blocks[1]);
     }
     const entry = this.data[name].map;
     const [rows, columns] = entry.shape.slice(1);
@@ -48,9 +48,9 @@ export class FileSource {
     const sizes = [Math.ceil((q1 - q0) / rows), Math.ceil((k1 - k0) / columns)];
     const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
     const weights = await this.weights(name, head);
-    if (weights) return { ...pooledWeights(weights, ...place, ...sizes), exact: true, blocks: sizes };
+    if (weights) return { ...poolWeights(weights, ...place, ...sizes), exact: true, blocks: sizes };
     const map = await this.map(name, head);
-    return { ...respread(map, blocks, counts, ...place, ...sizes), exact: false, blocks: sizes };
+    return { ...resampleMap(map, blocks, counts, ...place, ...sizes), exact: false, blocks: sizes };
   }
 
   async row(name, head, query) {
@@ -63,7 +63,7 @@ export class FileSource {
       const found = tops ? tops.of(query - first[0]) : [];
       return { weights: null, top: found.map(([key, weight]) => [key, weight, normOf(key)]) };
     }
-    const line = pooledWeights(weights, query - first[0], query - first[0] + 1, 0, counts[1], 1, 1).values;
+    const line = poolWeights(weights, query - first[0], query - first[0] + 1, 0, counts[1], 1, 1).values;
     const top = largest(line, TOP_SHOWN).map(([place, weight]) => [place + first[1], weight, normOf(place + first[1])]);
     return { weights: line, top };
   }
@@ -73,7 +73,7 @@ export class FileSource {
     const weights = await this.weights(name, head);
     if (weights) {
       const place = key - first[1];
-      const line = pooledWeights(weights, 0, counts[0], place, place + 1, 1, 1).values;
+      const line = poolWeights(weights, 0, counts[0], place, place + 1, 1, 1).values;
       const received = line.reduce((sum, weight) => sum + weight, 0);
       return { weights: line, top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]), received };
     }
@@ -92,7 +92,7 @@ export class FileSource {
     return { size: entry.shape[1], values: await this.blocks.numbers(entry) };
   }
 
-  /** The keys that each query looks at most, where the file holds no more than those. */
+  /** The top keys of each query, if the file contains only those. */
   async tops(name, head) {
     const place = this.placeOf(name, head, "top_keys");
     if (place < 0) return null;
@@ -103,7 +103,7 @@ export class FileSource {
     return new TopKeys(keys, weights, count);
   }
 
-  /** What the model did without one head, when the file was written. */
+  /** The model's answer without one head, stored in the file. */
   async ablate([{ name, heads }]) {
     return this.without[name][heads[0]];
   }
@@ -132,7 +132,7 @@ export class FileSource {
     return (await this.blocks.numbers(entry)).subarray(place * entry.shape[1], (place + 1) * entry.shape[1]);
   }
 
-  /** The exact weights of a head, as pooledWeights wants them; null if the file has none. */
+  /** The exact weights of a head for poolWeights; null if the file has none. */
   async weights(name, head) {
     const place = this.placeOf(name, head, "weights");
     if (place < 0) return null;
@@ -152,7 +152,7 @@ class TopKeys {
     this.count = count;
   }
 
-  /** What the query at this place looks at: [key position, weight], largest first. */
+  /** The top keys of the query at this place: [key position, weight], largest first. */
   of(place) {
     const found = [];
     for (let i = place * this.count; i < (place + 1) * this.count; i++) {
@@ -161,7 +161,7 @@ class TopKeys {
     return found.sort((one, other) => other[1] - one[1]);
   }
 
-  /** Which queries have this key among their largest: [query place, weight], largest first. */
+  /** The queries that have this key among their top keys: [query place, weight], largest first. */
   on(key) {
     const found = [];
     for (let i = 0; i < this.keys.length; i++) {

@@ -10,7 +10,7 @@ export function blocksIn(tokens, block) {
  * @param {{at: (row: number) => [start: number, length: number], numbers: ArrayLike<number>, unit: number}} weights
  *   where a row begins and how many keys it has, and what one raw number is worth
  */
-export function pooledWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
+export function poolWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
   const rows = blocksIn(q1 - q0, rowBlock);
   const columns = blocksIn(k1 - k0, columnBlock);
   const values = new Float32Array(rows * columns);
@@ -34,8 +34,8 @@ export function pooledWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
   return { rows, columns, values };
 }
 
-/** A window of a pooled map in other blocks: each sum is spread evenly over its block, for nothing finer is known. */
-export function respread(map, blocks, counts, q0, q1, k0, k1, rowBlock, columnBlock) {
+/** A window of a pooled map in other blocks; each sum is spread evenly over its block. */
+export function resampleMap(map, blocks, counts, q0, q1, k0, k1, rowBlock, columnBlock) {
   const rows = blocksIn(q1 - q0, rowBlock);
   const columns = blocksIn(k1 - k0, columnBlock);
   const values = new Float32Array(rows * columns);

@@ -8,15 +8,15 @@ import { partOf } from "../state/store.js";
 /** The scene and its source: from the file, else from the server; the part that the address names. */
 export async function openSource(fragment) {
   const element = document.getElementById("scene");
-  const inside = element?.textContent.trim() ? checkedScene(JSON.parse(element.textContent)) : null;
+  const inside = element?.textContent.trim() ? checkScene(JSON.parse(element.textContent)) : null;
   const source = inside ? new FileSource(inside) : new ServerSource("");
-  const scene = inside ?? checkedScene(await source.scene());
+  const scene = inside ?? checkScene(await source.scene());
   const part = partOf(fragment, scene);
-  return { scene: part === (scene.view ?? 0) ? scene : checkedScene(await source.scene(part)), source };
+  return { scene: part === (scene.view ?? 0) ? scene : checkScene(await source.scene(part)), source };
 }
 
 /** Throws an error if this page cannot show the scene. */
-export function checkedScene(scene) {
+export function checkScene(scene) {
   if (scene.format !== 1) {
     throw new Error(say("otherFormat", { format: scene.format }));
   }

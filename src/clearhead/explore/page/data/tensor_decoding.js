@@ -23,7 +23,7 @@ function fromSevens(text) {
   return bytes;
 }
 
-async function inflated(bytes) {
+async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Response(stream).arrayBuffer();
 }
@@ -41,7 +41,7 @@ export function joinPlanes(bytes, planes) {
   return numbers;
 }
 
-/** Two numbers a byte, the first one low; of those from 15 on, what is more than 15 follows in two planes. */
+/** Two numbers a byte, the first in the low bits; numbers from 15 on follow, minus 15, in two byte planes. */
 export function joinNibbles(bytes, count, rest) {
   const pairs = Math.ceil(count / 2);
   const more = joinPlanes(bytes.subarray(pairs, pairs + 2 * rest), 2);
@@ -67,7 +67,7 @@ export function complete(id) {
   });
 }
 
-/** The data blocks of the file, decoded when asked for and kept while there is room. */
+/** The data blocks of the file, decoded on request and cached. */
 export class Blocks {
   constructor(room = 160 * 2 ** 20) {
     this.room = room;
@@ -98,7 +98,7 @@ export class Blocks {
 
   async decode(entry) {
     const element = await complete(entry.id);
-    const buffer = await inflated(bytesOf(element.textContent, entry.coding));
+    const buffer = await inflate(bytesOf(element.textContent, entry.coding));
     if (entry.type === "float32") return new Float32Array(buffer);
     const bytes = new Uint8Array(buffer);
     if (entry.pack === "nibbles") return joinNibbles(bytes, entry.shape.reduce((one, other) => one * other), entry.rest);
@@ -115,7 +115,7 @@ export class Blocks {
   }
 }
 
-/** What a raw number of an entry means, for the head at this place. */
+/** A function from raw numbers of an entry to values, for the head at this place. */
 export function meaning(entry, place) {
   const levels = entry.levels ?? 1;
   const scale = entry.scale ? entry.scale[place] : 1;

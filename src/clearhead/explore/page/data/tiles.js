@@ -1,14 +1,14 @@
 // The tiles of one head: first the coarse map of everything, then tiles in the resolution of the screen.
 
 import { intensity } from "../draw/colours.js";
-import { pooledWeights } from "./pooling.js";
+import { poolWeights } from "./pooling.js";
 
 const TILE = 512; // pixels
 const TILES_KEPT = 40;
 const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
 
-/** All that is known of one head, and the pictures of it. */
+/** The tiles of one head at all resolutions. */
 export class HeadTiles {
   /**
    * @param {any} source @param {any} attention @param {number} head its number
@@ -44,7 +44,7 @@ export class HeadTiles {
     this.arrived();
   }
 
-  /** The tiles of a level that touch a window; those not there yet are asked for, the middle first. */
+  /** The tiles of a level that intersect a window; missing ones are requested, the middle first. */
   covering(window, levels) {
     const spans = levels.map((level) => TILE * 2 ** level);
     const found = [];
@@ -72,13 +72,13 @@ export class HeadTiles {
       const { rows, columns, shares } = this.base;
       const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
       const sizes = levels.map((level) => 2 ** level);
-      const found = pooledWeights(unit, 0, rows, 0, columns, ...sizes);
+      const found = poolWeights(unit, 0, rows, 0, columns, ...sizes);
       this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks: sizes, exact: true }));
     }
     return this.tiles.get(key);
   }
 
-  /** Tiles of coarser levels that are there already: better than nothing while finer ones come. */
+  /** Coarser tiles that are loaded, to show until finer ones arrive. */
   *coarser(window, levels) {
     for (const tile of this.tiles.values()) {
       const rougher = tile.blocks[0] > 2 ** levels[0] || tile.blocks[1] > 2 ** levels[1];
@@ -95,7 +95,7 @@ export class HeadTiles {
     this.advance();
   }
 
-  /** Nobody looks any more: what is asked for is no longer wanted. */
+  /** Cancels all requests: the head is no longer shown. */
   rest() {
     this.wanted = [];
     for (const stop of this.running.values()) stop.abort();
@@ -140,7 +140,7 @@ export class HeadTiles {
     this.advance();
   }
 
-  /** What is left of each block without the largest weights in it, as a mean over its other cells. */
+  /** For each block, the mean over its cells without the top keys. */
   *remainders({ q0, q1, k0, k1 }) {
     const [tall, long] = this.base.blocks;
     const first = this.attention.first[1];
@@ -161,7 +161,7 @@ export class HeadTiles {
     }
   }
 
-  /** What is known of one cell: the finest tile that covers it. */
+  /** The value of one cell, from the finest tile that covers it. */
   at(q, k) {
     let best = this.base;
     for (const tile of this.tiles.values()) {
@@ -175,7 +175,7 @@ export class HeadTiles {
     return top ? { q0: q, k0: k, rows: 1, columns: 1, sum: top[1], share: top[1], exact: true } : cell;
   }
 
-  /** The share of attention that gets the full colour, for cells of so many tokens; heads side by side have one scale. */
+  /** The share of attention with the full colour, for cells of so many tokens; heads side by side share a scale. */
   full(curve, blocks) {
     return Math.max(...[this, ...this.beside].filter((one) => one.base).map((one) => one.fullAlone(curve, blocks)));
   }
@@ -192,7 +192,7 @@ export class HeadTiles {
     return Math.min(1, Math.max(even, fine ** (1 - part) * coarse ** part));
   }
 
-  /** The ends of the scale in words; "≥" where some weights are larger than what gets the full colour. */
+  /** The labels of both ends of the scale; "≥" if some weights are larger than the full colour. */
   ends(curve, blocks) {
     if (curve === "log") return ["≤0.0001", "1"];
     const full = this.full(curve, blocks);
@@ -201,7 +201,7 @@ export class HeadTiles {
   }
 }
 
-/** A rectangle of sums, and its picture. Values are shares: what a query of the block gives to the block of keys. */
+/** A rectangle of block sums and its bitmap. Values are shares: the mean over queries of the sum over keys. */
 export class Tile {
   constructor(area, found) {
     Object.assign(this, area);
@@ -231,7 +231,7 @@ export class Tile {
     return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * rows, exact: this.exact };
   }
 
-  /** The picture in these colours; nothing at all stays transparent. */
+  /** The bitmap in these colours; zeros stay transparent. */
   paint(scale, curve, full) {
     const key = `${scale.key}/${curve}/${full}`;
     if (this.pictured === key) return this.picture;
@@ -259,7 +259,7 @@ function largestOf(tile) {
   return most;
 }
 
-/** The largest share of a row, in the mean of all rows that see anything. */
+/** The mean over rows of their largest share; empty rows excepted. */
 function typicalOf(tile) {
   let sum = 0;
   let rows = 0;

@@ -8,7 +8,7 @@ import { TOP_SHOWN } from "./file_source.js";
  * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, most: number, tokens: number}>}
  *   places in weights count from the first position of the attention; positions in top and sparse are document positions
  */
-export async function askedLines(explorer, chosen, direction, positions) {
+export async function sumLines(explorer, chosen, direction, positions) {
   const lines = await Promise.all(positions.map((one) => explorer.lineOf(direction, chosen.name, chosen.head, one)));
   const attention = explorer.attentionOf(chosen.name);
   const first = attention.first[direction === "at" ? 1 : 0];

@@ -8,8 +8,8 @@ const UNSEEN =
 const BACKWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u; // letters that run from right to left
 const HALF = /\p{Cs}/gu; // half of a pair
 
-/** The text with everything invisible made visible, and at most so many letters. */
-export function legible(text, most = 40) {
+/** The text with invisible characters replaced, cut to so many letters. */
+export function makeLegible(text, most = 40) {
   let shown = String(text ?? "").slice(0, most * 4 + 8).replace(HALF, "\ufffd");
   if (/^ +$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
   shown = shown.replace(UNSEEN, (letter) => NAMED[letter] ?? `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
@@ -42,12 +42,12 @@ export class Axis {
     const key = position * 64 + Math.min(most, 63);
     if (!this.labels.has(key)) {
       if (this.labels.size > 50_000) this.labels.clear();
-      this.labels.set(key, legible(this.shown[position] ?? this.tokens[position], most));
+      this.labels.set(key, makeLegible(this.shown[position] ?? this.tokens[position], most));
     }
     return this.labels.get(key);
   }
 
-  /** Which way the text runs: as most of its first letters do. */
+  /** The writing direction of most of the first letters. */
   get direction() {
     const letters = this.shown.slice(0, 200).map((text) => String(text).slice(0, 40)).join("").match(/\p{L}/gu) ?? [];
     return 2 * letters.filter((letter) => BACKWARDS.test(letter)).length > letters.length ? "rtl" : "ltr";
@@ -63,7 +63,7 @@ export class Axis {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
   }
 
-  /** Positions whose text contains this, whatever its case; at most so many. */
+  /** The positions of tokens that contain a text, ignoring case; at most so many. */
   find(text, most = 5000) {
     const wanted = text.toLocaleLowerCase();
     const found = [];
@@ -75,14 +75,14 @@ export class Axis {
   }
 }
 
-/** A weight in as many digits as it has: four behind the point, fewer where it does not matter. */
-export function written(value, digits = 3) {
+/** A number with so many decimals; "<0.001" for smaller ones, "–" for none. */
+export function formatNumber(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
   return value.toFixed(digits);
 }
 
 /** A whole number with thin spaces: 100 000. */
-export function counted(value) {
+export function formatCount(value) {
   return String(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
 }

@@ -1,6 +1,6 @@
 // Labels along both sides of a map: every token if there is room, else positions.
 
-import { counted } from "../data/tokens.js";
+import { formatCount } from "../data/tokens.js";
 
 export const LABEL_CELL = 6.8; // pixels from which on every token gets its label
 const WIDEST = 132;
@@ -30,7 +30,7 @@ export function cutTo(context, text, width) {
   return `${letters.slice(0, keep).join("")}…`;
 }
 
-/** How much room labels need: the widest of the first few hundred, within reason. */
+/** The room for labels: the widest of the first few hundred, within limits. */
 export function labelRoom(context, axis, first, count) {
   if (axis.kind === "image" || axis.kind === "audio") return 44;
   const step = Math.max(1, Math.floor(count / SAMPLE));
@@ -39,7 +39,7 @@ export function labelRoom(context, axis, first, count) {
   return Math.min(most, WIDEST);
 }
 
-/** Whether the labels of the keys can stand upright: all fit above their cells. */
+/** Whether the labels of the keys fit horizontally above their cells. */
 export function upright(context, axis, first, window, cell) {
   if (cell < 22) return false;
   for (let key = window.k0; key < window.k1; key++) {
@@ -64,12 +64,12 @@ export function labelFont(look, cell, strong) {
   return `${strong ? "600 " : ""}${labelSize(cell)}px ${look.family}`;
 }
 
-/** Labels of keys lean where they cannot stand upright, the steeper the closer they are: or they would touch. */
+/** The angle of key labels that do not fit horizontally: steeper for narrower cells. */
 export function leaning(cell) {
   return -Math.PI / (cell < 11.5 ? 2 : cell < 19 ? 3 : 4);
 }
 
-/** How long a leaning label may be at this place, above the map and to the right of it. */
+/** The length that a rotated label may have at this place. */
 export function leaningRoom({ top, right, viewport }, cell, x) {
   const angle = -leaning(cell);
   return cell < 11.5 ? top - 14 : Math.min((top - 18) / Math.sin(angle), (viewport.width + right - x) / Math.cos(angle) - 8);
@@ -165,7 +165,7 @@ function paintRuler(plot, cell, start, end, first, draw) {
   context.font = look.smallFont;
   const step = rulerStep(cell, 64);
   for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
-    draw(position - first, counted(position));
+    draw(position - first, formatCount(position));
   }
 }
 
@@ -205,7 +205,7 @@ function line(context, x0, y0, x1, y1, colour) {
   context.stroke();
 }
 
-/** The patch itself as the label of a patch; false if the token is none, or its picture is not there. */
+/** Draws the patch as its own label; false if the token is no patch or its picture is not loaded. */
 function paintPatch(plot, axis, position, x, y, side) {
   const picture = plot.pictures?.get(axis.name);
   const patch = position - axis.firstPatch;

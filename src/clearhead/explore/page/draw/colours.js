@@ -43,7 +43,7 @@ function rgbOf(hex) {
   return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 }
 
-function mixed(one, other, share) {
+function mixColours(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
@@ -55,7 +55,7 @@ export class Scale {
     this.colours = Array.from({ length: 256 }, (_, i) => {
       const place = (i / 255) * (stops.length - 1);
       const low = Math.min(Math.floor(place), stops.length - 2);
-      return mixed(stops[low], stops[low + 1], place - low);
+      return mixColours(stops[low], stops[low + 1], place - low);
     });
     this.packed = Uint32Array.from(this.colours, ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
     this.texts = this.colours.map(([red, green, blue]) => `rgb(${red},${green},${blue})`);
@@ -110,7 +110,7 @@ export function tint(role, dark) {
   const paper = rgbOf(dark ? "#22252c" : "#efede7");
   const ink = rgbOf(roleColour(role, dark));
   return Uint32Array.from({ length: 256 }, (_, i) => {
-    const [red, green, blue] = mixed(paper, ink, i / 255);
+    const [red, green, blue] = mixColours(paper, ink, i / 255);
     return (255 << 24) | (blue << 16) | (green << 8) | red;
   });
 }

@@ -62,7 +62,7 @@ export function between(low, value, high) {
   return Math.max(low, Math.min(high, value));
 }
 
-/** Calls once the page has been quiet for a while. */
+/** Debounce: calls once nothing has happened for a while. */
 export function afterQuiet(milliseconds, call) {
   let timer = 0;
   return (...values) => {
@@ -71,7 +71,7 @@ export function afterQuiet(milliseconds, call) {
   };
 }
 
-/** Calls at most once a frame, with the latest values. */
+/** Throttle: calls at most once a frame, with the latest values. */
 export function oncePerFrame(call) {
   let waiting = false;
   return () => {

@@ -33,7 +33,7 @@ export function paintPlot(plot) {
   context.restore();
 }
 
-/** How fine tiles must be for the screen: powers of two, one a side. */
+/** The level of tiles that the screen needs: a power of two for each side. */
 export function levelsOf(viewport) {
   const { q0, q1, k0, k1 } = viewport.window;
   const spans = [q1 - q0, k1 - k0];
@@ -106,7 +106,7 @@ function paintCells(plot, tile) {
   }
 }
 
-/** How a weight is written into a cell of this size; null if it does not fit. */
+/** The format of a weight in a cell of this size; null if it does not fit. */
 export function numberIn(high, wide) {
   if (wide >= 31 && high >= 14) return { size: Math.min(13, wide * 0.3, high * 0.7), text: (share) => share.toFixed(2), least: 0.000001 };
   if (wide >= 19 && high >= 11) {
@@ -116,7 +116,7 @@ export function numberIn(high, wide) {
   return null;
 }
 
-/** The largest weights of each query, exact; of the others in a block their mean, for nothing finer is known. */
+/** Draws the top keys of each query exactly, and the mean of the others in each block. */
 function paintTops(plot, window) {
   const { context, viewport, scale, curve, tiles, first } = plot;
   const full = tiles.full(curve, [1, 1]);
@@ -146,7 +146,7 @@ function paintTops(plot, window) {
   }
 }
 
-/** What has not been decoded yet at this step is pale. */
+/** Fades the rows after the current decoding step. */
 function paintFaded(plot) {
   const { context, viewport, marks, look } = plot;
   if (marks.steps === null) return;

@@ -6,16 +6,16 @@ import { intensity } from "./colours.js";
 import { make, makeSvg } from "./elements.js";
 import { say } from "../words/languages.js";
 import { numberIn } from "./map_cells.js";
-import { counted } from "../data/tokens.js";
+import { formatCount } from "../data/tokens.js";
 
 const MOST_CELLS = 12_000;
 const HEAD = 46;
 const FOOT = 40;
 
 /** @returns {SVGSVGElement} */
-export function figureOf(explorer, centre) {
+export function makeFigure(explorer, centre) {
   const widths = centre.pictured ? centre.pictures.map((one) => one.canvas.clientWidth + 24) : centre.views.map((view) => view.element.clientWidth);
-  const height = centre.pictured ? centre.pictures[0].canvas.clientHeight + 16 : Math.max(...centre.views.map(drawnHeight));
+  const height = centre.pictured ? centre.pictures[0].canvas.clientHeight + 16 : Math.max(...centre.views.map(mapHeight));
   const chosen = centre.chosen;
   const width = Math.max(560, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
   const { look } = explorer;
@@ -29,8 +29,8 @@ export function figureOf(explorer, centre) {
     const group = makeSvg("g", { transform: `translate(${left} 0)` });
     group.append(...heading(explorer, one, centre.pictured));
     const body = makeSvg("g", { transform: `translate(0 ${HEAD})` });
-    if (centre.pictured) body.append(embedded(centre.pictures[i].canvas, 12, 0, widths[i] - 24, height - 16));
-    else body.append(...drawnMap(centre.views[i], look));
+    if (centre.pictured) body.append(embedImage(centre.pictures[i].canvas, 12, 0, widths[i] - 24, height - 16));
+    else body.append(...drawMap(centre.views[i], look));
     group.append(body);
     svg.append(group);
     left += widths[i];
@@ -40,7 +40,7 @@ export function figureOf(explorer, centre) {
   return svg;
 }
 
-function drawnHeight(view) {
+function mapHeight(view) {
   return view.top + view.viewport.extent.bottom + 12;
 }
 
@@ -55,12 +55,12 @@ function heading(explorer, chosen, pictured) {
   ];
 }
 
-function embedded(canvas, x, y, width, height) {
+function embedImage(canvas, x, y, width, height) {
   return makeSvg("image", { x, y, width, height, href: canvas.toDataURL("image/png"), preserveAspectRatio: "none" });
 }
 
 /** The map of a view: cells, numbers and labels. */
-function drawnMap(view, look) {
+function drawMap(view, look) {
   const { viewport, plot } = view;
   const { q0, q1, k0, k1 } = viewport.window;
   const clip = `clip-${Math.random().toString(36).slice(2)}`;
@@ -68,8 +68,8 @@ function drawnMap(view, look) {
   const area = makeSvg("clipPath", { id: clip }, makeSvg("rect", { x: left, y: top, width: right - left, height: bottom - top }));
   const cells = makeSvg("g", { "clip-path": `url(#${clip})` });
   const vector = (q1 - q0) * (k1 - k0) <= MOST_CELLS && Math.min(...viewport.cell) >= 4;
-  if (vector) cells.append(...drawnCells(view));
-  else cells.append(embedded(cropped(view), left, top, right - left, bottom - top));
+  if (vector) cells.append(...drawCells(view));
+  else cells.append(embedImage(cropCanvas(view), left, top, right - left, bottom - top));
   const labels = makeSvg("g", {}, ...keyLabels(view, look), ...queryLabels(view, look));
   return [makeSvg("g", { transform: `translate(${plot.left} ${plot.top})` }, makeSvg("defs", {}, area), cells, ...frames(view, look), labels)];
 }
@@ -102,7 +102,7 @@ function legend(view, look, right, y) {
   ];
 }
 
-function drawnCells(view) {
+function drawCells(view) {
   const { viewport, plot, tiles } = view;
   const { scale, curve } = plot;
   const { q0, q1, k0, k1 } = viewport.window;
@@ -127,7 +127,7 @@ function drawnCells(view) {
 }
 
 /** The part of the canvas that the map covers, without its labels. */
-function cropped(view) {
+function cropCanvas(view) {
   const { viewport, canvas, plot } = view;
   const ratio = canvas.width / view.element.clientWidth;
   const { left, top, right, bottom } = viewport.extent;
@@ -179,7 +179,7 @@ function ruler(cell, start, end, first, place, look) {
   const step = rulerStep(cell, 64);
   const labels = [];
   for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
-    labels.push(makeSvg("text", { ...place(position - first), "font-size": 11, fill: look.soft, text: counted(position) }));
+    labels.push(makeSvg("text", { ...place(position - first), "font-size": 11, fill: look.soft, text: formatCount(position) }));
   }
   return labels;
 }

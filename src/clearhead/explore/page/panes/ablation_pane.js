@@ -2,7 +2,7 @@
 
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { written } from "../data/tokens.js";
+import { formatNumber } from "../data/tokens.js";
 
 const answers = new Map();
 
@@ -10,7 +10,7 @@ function chosenKey({ name, head, other }) {
   return JSON.stringify([name, head, other?.name, other?.head]);
 }
 
-/** Asks the model, or shows it again with its heads on. */
+/** Requests the answer without the chosen heads, or switches them on again. */
 export async function toggleAblation(explorer) {
   if (!explorer.switchable) return;
   const { state } = explorer;
@@ -32,13 +32,13 @@ export async function toggleAblation(explorer) {
   explorer.ablated();
 }
 
-/** What the model does without the chosen heads, if it has been asked. */
+/** The answer without the chosen heads, if it was requested. */
 export function ablationOf(explorer) {
   return answers.get(chosenKey(explorer.state)) ?? null;
 }
 
-/** Forgets what was computed for another text. */
-export function forgetAblations() {
+/** Removes the answers for another text. */
+export function clearAblations() {
   answers.clear();
 }
 
@@ -59,11 +59,11 @@ export function paintAblation(explorer) {
       ? make("p", { class: "soft", id: "ablated", text: say("sameText") })
       : make("p", { class: "ablated", id: "ablated" }, ...differences(before, answer.text)));
   }
-  if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: written(answer.loss[0], 2), after: written(answer.loss[1], 2) }) }));
+  if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
   refill(box, button, ...found);
 }
 
-/** The new text, with what fell out struck through and what came in set off. */
+/** The new text with deletions and insertions marked. */
 function differences(before, after) {
   const [old, young] = [pieces(before), pieces(after)];
   const parts = [];

@@ -80,7 +80,7 @@ export class Centre {
     this.repaint();
   }
 
-  /** Puts the maps where they belong; who walks through one of them goes on walking. */
+  /** Places the maps in the page, and keeps the keyboard focus. */
   place(chosen) {
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
@@ -106,7 +106,7 @@ export class Centre {
     if (this.pictured) {
       const axis = explorer.answered;
       this.pictures ??= [];
-      const hands = explorer.handsOf(axis);
+      const hands = explorer.callbacksOf(axis);
       const point = (position, place) => {
         hands.point(position);
         this.tellPicture(one, position, place);
@@ -185,7 +185,7 @@ export class Centre {
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
   }
 
-  /** What the tokens in question give to a patch, or get from it. */
+  /** Shows the weight between the selected tokens and a patch. */
   async tellPicture(chosen, position, place = null) {
     const { explorer } = this;
     const { answered, asked, subject, state } = explorer;
@@ -227,7 +227,7 @@ export class Centre {
     this.hands.moved();
   }
 
-  /** Brings a token to the middle, near enough to be read. */
+  /** Centres a token, zoomed in enough to read it. */
   centreOn(axis, position) {
     const { attention } = this.explorer;
     const { viewport } = this;
@@ -247,7 +247,7 @@ export class Centre {
     this.explorer.store.set({ view: viewport.fitted ? null : this.relative(viewport.exactWindow, 1) });
   }
 
-  /** Between document positions and places in the map. */
+  /** Converts document positions to places in the map. */
   relative({ q0, q1, k0, k1 }, sign) {
     const [query, key] = this.explorer.attention.first;
     return { q0: q0 + sign * query, q1: q1 + sign * query, k0: k0 + sign * key, k1: k1 + sign * key };

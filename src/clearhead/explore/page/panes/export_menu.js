@@ -1,9 +1,9 @@
 // Exports: the view as SVG and PNG, the selection as JSON and CSV, a link to the view.
 
 import { byId, make } from "../draw/elements.js";
-import { figureOf } from "../draw/svg_figure.js";
+import { makeFigure } from "../draw/svg_figure.js";
 import { say } from "../words/languages.js";
-import { fragmentOf, remember } from "../state/store.js";
+import { fragmentOf, writeAddress } from "../state/store.js";
 
 const WINDOW_CELLS = 128 * 128;
 
@@ -28,7 +28,7 @@ export function announce(text) {
 }
 
 export function saveSvg(explorer, centre) {
-  save(explorer, "svg", svgText(figureOf(explorer, centre)), "image/svg+xml");
+  save(explorer, "svg", svgText(makeFigure(explorer, centre)), "image/svg+xml");
 }
 
 function svgText(svg) {
@@ -36,7 +36,7 @@ function svgText(svg) {
 }
 
 export async function savePng(explorer, centre) {
-  const svg = figureOf(explorer, centre);
+  const svg = makeFigure(explorer, centre);
   const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
   const image = new Image();
   const address = URL.createObjectURL(new Blob([svgText(svg)], { type: "image/svg+xml" }));
@@ -120,7 +120,7 @@ function cellText(value) {
 
 export async function copyLink(explorer) {
   if (location.protocol === "about:") return announce(say("noLink")); // a frame inside a notebook
-  remember(explorer.state);
+  writeAddress(explorer.state);
   try {
     await navigator.clipboard.writeText(location.href);
     announce(say("copied"));

@@ -4,7 +4,7 @@ import { ROLE_COLOURS, roleColour, tint } from "../draw/colours.js";
 import { byId, make, refill, sharpen } from "../draw/elements.js";
 import { say, sayRole } from "../words/languages.js";
 import { paintSpread } from "./measure_dots.js";
-import { written } from "../data/tokens.js";
+import { formatNumber } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
@@ -132,7 +132,7 @@ export class Atlas {
   }
 
   describe({ attention, head }) {
-    const score = head.score === null || head.score === undefined ? "" : ` ${written(head.score, 2)}`;
+    const score = head.score === null || head.score === undefined ? "" : ` ${formatNumber(head.score, 2)}`;
     return `${say("layer")} ${layerName(attention)}, ${say("head")} ${head.number}: ${sayRole(head.role)}${score}`;
   }
 
@@ -183,7 +183,7 @@ export class Atlas {
     refill(byId("roles"), ...buttons);
   }
 
-  /** Small pictures come layer by layer, after the map. */
+  /** Loads thumbnails layer by layer, after the map. */
   async loadThumbs() {
     const { group } = this.explorer;
     await this.explorer.firstMap;
@@ -199,7 +199,7 @@ export class Atlas {
     }
   }
 
-  /** Selection, filter and colours, without building anew. */
+  /** Updates selection, filter and colours. */
   mark() {
     const { state, dark } = this.explorer;
     for (const cell of this.cells) {

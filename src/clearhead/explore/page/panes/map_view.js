@@ -18,7 +18,7 @@ export class MapView {
     this.listen();
   }
 
-  /** Chooses the head; the viewport is given, for two maps may share one. */
+  /** Sets the head and the viewport, which two maps may share. */
   show(chosen, viewport) {
     this.chosen = chosen;
     this.attention = this.explorer.attentionOf(chosen.name);
@@ -162,7 +162,7 @@ export class MapView {
     this.viewport.zoom(apart(after) / apart(before), ...middle);
   }
 
-  /** Arrow keys walk from cell to cell; with Shift they move the map. */
+  /** Arrow keys move from cell to cell; with Shift they move the map. */
   walk(event) {
     const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!way || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -185,7 +185,7 @@ export class MapView {
     this.hands.cursor(this, cell, this.screenPlace(cell));
   }
 
-  /** Moves the map just so far that a cell is seen. */
+  /** Scrolls the map until a cell is visible. */
   reveal({ q, k }) {
     const { viewport } = this;
     const [x, y] = [viewport.x(k), viewport.y(q)];

@@ -141,7 +141,7 @@ export class PictureFlow {
   }
 }
 
-/** The right kind of text for an axis. */
+/** Whether an axis is shown as a picture. */
 export function isPictured(axis) {
   return Boolean(axis.picture && axis.grid);
 }

@@ -2,7 +2,7 @@
 
 import { between, make, refill, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { counted } from "../data/tokens.js";
+import { formatCount } from "../data/tokens.js";
 
 /**
  * What a text shows.
@@ -94,7 +94,7 @@ export class TokenFlow {
     if (this.long && follow && moved) this.reveal(shown.focus);
   }
 
-  /** Scrolls the list, and nothing around it, until a token is seen. */
+  /** Scrolls the list alone until a token is visible. */
   reveal(position) {
     const token = this.list.children[position - this.start];
     if (!token) return;
@@ -119,7 +119,7 @@ export class TokenFlow {
       tokens.push(token);
     }
     refill(this.list, ...tokens);
-    if (this.long) this.where.textContent = say("positions", { first: counted(this.start), last: counted(end - 1), count: counted(this.axis.length) });
+    if (this.long) this.where.textContent = say("positions", { first: formatCount(this.start), last: formatCount(end - 1), count: formatCount(this.axis.length) });
   }
 
   classes(position) {
@@ -138,7 +138,7 @@ export class TokenFlow {
     token.setAttribute("aria-pressed", String(shown.pinned.has(position)));
   }
 
-  /** The whole text as a band: where attention is, and which part is shown. */
+  /** Draws the whole text as a band with its attention and the visible part. */
   paintRibbon() {
     const width = this.ribbon.clientWidth || 200;
     const context = sharpen(this.ribbon, width, 16);

@@ -4,7 +4,7 @@ import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";
 import { say, sayNote } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
-import { legible } from "../data/tokens.js";
+import { makeLegible } from "../data/tokens.js";
 
 const PAGE = 120;
 
@@ -29,7 +29,7 @@ export class TextPane {
     this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
       const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
       const options = { page: PAGE, label, width: 220, height: 84 };
-      return isPictured(axis) ? new PictureFlow(axis, explorer.handsOf(axis), options) : new TokenFlow(axis, explorer.handsOf(axis), options);
+      return isPictured(axis) ? new PictureFlow(axis, explorer.callbacksOf(axis), options) : new TokenFlow(axis, explorer.callbacksOf(axis), options);
     });
     const inputs = this.flows.filter((flow) => !explorer.decodes(flow.axis));
     refill(byId("source-text"), ...inputs.map((flow) => flow.element));
@@ -48,7 +48,7 @@ export class TextPane {
     const list = byId("views");
     const names = scene.views ?? [];
     list.hidden = names.length < 2;
-    refill(list, ...names.map((text, i) => make("option", { value: i, text: legible(text, 48), selected: i === scene.view })));
+    refill(list, ...names.map((text, i) => make("option", { value: i, text: makeLegible(text, 48), selected: i === scene.view })));
   }
 
   async update() {

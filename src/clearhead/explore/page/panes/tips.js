@@ -3,9 +3,9 @@
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { counted, written } from "../data/tokens.js";
+import { formatCount, formatNumber } from "../data/tokens.js";
 
-/** What a map knows of a cell. */
+/** The note on a cell of a map. */
 export function cellNote(explorer, view, { q, k }) {
   const { attention, tiles, queries, keys } = view;
   const known = tiles.at(q, k);
@@ -15,8 +15,8 @@ export function cellNote(explorer, view, { q, k }) {
   const single = known.rows === 1 && known.columns === 1;
   const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);
   const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
-  const value = single ? precise(known.share) : say("share", { share: written(known.share, 4) });
-  const place = single ? `${counted(q + first[0])} → ${counted(k + first[1])}` : "";
+  const value = single ? precise(known.share) : say("share", { share: formatNumber(known.share, 4) });
+  const place = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
   return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
@@ -26,7 +26,7 @@ export function noteOf(query, key, weight) {
   return { query, key, value, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
-/** Four digits, or what there is below them. */
+/** Four decimals, or a power of ten for smaller weights. */
 function precise(weight) {
   return weight > 0 && weight < 0.00005 ? weight.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)$/, (_, power) => `⁻${superscript(power)}`) : weight.toFixed(4);
 }
@@ -36,7 +36,7 @@ function superscript(digits) {
 }
 
 function range(first, count) {
-  return say("tokensRange", { first: counted(first), last: counted(first + count - 1) });
+  return say("tokensRange", { first: formatCount(first), last: formatCount(first + count - 1) });
 }
 
 /** Shows the note beside the pointer, inside the window. */
@@ -61,13 +61,13 @@ export function hideTip() {
   byId("tip").hidden = true;
 }
 
-/** What a map has to say before it can be seen. */
+/** The note while a map is loading, or why it failed. */
 export function stateNote({ tiles }) {
   if (tiles.problem) return tiles.problem.message;
   return tiles.base ? "" : say("loading");
 }
 
-/** How fine the map is right now. */
+/** The resolution of the map in words. */
 export function resolutionNote(view) {
   const { tiles, plot } = view;
   if (!tiles.base) return "";

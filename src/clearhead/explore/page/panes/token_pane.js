@@ -7,7 +7,7 @@ import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { ablationOf, paintAblation } from "./ablation_pane.js";
 import { weightAt } from "../data/token_sums.js";
-import { counted, legible, written } from "../data/tokens.js";
+import { formatCount, makeLegible, formatNumber } from "../data/tokens.js";
 
 const PAGE = 300;
 
@@ -92,16 +92,16 @@ export class TokenPane {
     const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
     const rows = listed.map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
-      const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: counted(position) });
+      const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: formatCount(position) });
       const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
       const bar = make("span", { class: "bar" });
       bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
-      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: written(weight, 3) }),
-        second ? make("td", { class: "number second", text: written(weightAt(explorer, second, position), 3) }) : null,
-        normed ? make("td", { class: "number", text: norm === null ? "–" : written(weight * norm, 2) }) : null,
+      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatNumber(weight, 3) }),
+        second ? make("td", { class: "number second", text: formatNumber(weightAt(explorer, second, position), 3) }) : null,
+        normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
         make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
     });
-    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: written(answer.received, 2) }) }) : null;
+    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: formatNumber(answer.received, 2) }) }) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }
@@ -111,7 +111,7 @@ export class TokenPane {
     const { answered, asked, subject, state } = explorer;
     if (this.flow?.axis !== answered || this.spoken !== document.documentElement.lang) {
       const options = { page: PAGE, label: say("token"), width: 300, height: 260 };
-      this.flow = isPictured(answered) ? new PictureFlow(answered, explorer.handsOf(answered), options) : new TokenFlow(answered, explorer.handsOf(answered), options);
+      this.flow = isPictured(answered) ? new PictureFlow(answered, explorer.callbacksOf(answered), options) : new TokenFlow(answered, explorer.callbacksOf(answered), options);
       this.spoken = document.documentElement.lang;
       refill(byId("shaded"), this.flow.element);
     }
@@ -137,8 +137,8 @@ export class TokenPane {
     const rows = bothWays(found, off).map(([text, probability, without]) => {
       const bar = make("span", { class: "bar warm" });
       bar.style.width = `${Math.max(2, 100 * ((off ? without : probability) ?? 0))}%`;
-      return make("tr", {}, make("td", {}, make("bdi", { text: legible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: written(probability, 3) }),
-        off ? make("td", { class: "number off", text: written(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+      return make("tr", {}, make("td", {}, make("bdi", { text: makeLegible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: formatNumber(probability, 3) }),
+        off ? make("td", { class: "number off", text: formatNumber(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
     });
     const head = off ? make("thead", {}, make("tr", {}, make("th"), ...["on", "off"].map((text) => make("th", { scope: "col", class: `number ${text}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
     refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)));

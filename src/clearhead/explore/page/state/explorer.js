@@ -1,7 +1,7 @@
 // Explorer: the scene, the selection, and what is derived from both; panes read it and change it.
 
 import { Scale, isDark } from "../draw/colours.js";
-import { askedLines, shadeOf } from "../data/token_sums.js";
+import { sumLines, shadeOf } from "../data/token_sums.js";
 import { loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
 import { HeadTiles } from "../data/tiles.js";
@@ -223,7 +223,7 @@ export class Explorer {
 
   /** The weights of the selection in one head; by default the first chosen. */
   answer(chosen = this.state) {
-    return askedLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
+    return sumLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
   }
 
   /**
@@ -250,7 +250,7 @@ export class Explorer {
   }
 
   /** The callbacks of a text. */
-  handsOf(axis) {
+  callbacksOf(axis) {
     return {
       scale: () => this.scale,
       look: () => this.look,

@@ -95,7 +95,7 @@ export function stateOf(fragment, scene) {
   const state = {};
   const main = chosenOf(parts.get("at"), scene);
   if (main) Object.assign(state, main);
-  state.other = besideOf(chosenOf(parts.get("beside"), scene), main, scene);
+  state.other = secondHeadOf(chosenOf(parts.get("beside"), scene), main, scene);
   state.pins = (parts.get("pins") ?? "").split(",").map((one) => pinOf(one, scene)).filter(Boolean);
   const view = (parts.get("view") ?? "").split(",").map(Number);
   if (view.length === 4 && view.every(Number.isFinite) && view[1] > view[0] && view[3] > view[2]) {
@@ -117,7 +117,7 @@ function chosenOf(text, scene) {
 }
 
 /** A second head, if its attention has the same axes as the first. */
-function besideOf(other, main, scene) {
+function secondHeadOf(other, main, scene) {
   const sides = (chosen) => {
     const { queries, keys, counts } = scene.attentions.find((one) => one.name === chosen.name);
     return `${queries}/${keys}/${counts}`;
@@ -133,12 +133,12 @@ function pinOf(text, scene) {
 }
 
 /** The head that the page shows first. */
-export function beginning(scene) {
+export function firstHead(scene) {
   return { name: scene.start.name, head: scene.start.head };
 }
 
 /** Writes the state into the address; a page inside a frame may have no address of its own. */
-export function remember(state) {
+export function writeAddress(state) {
   try {
     history.replaceState(null, "", `#${fragmentOf(state)}`);
   } catch {

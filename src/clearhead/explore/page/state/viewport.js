@@ -78,7 +78,7 @@ export class Viewport {
     this.settle();
   }
 
-  /** Zooms by a factor; what is under the point (in pixels of the plot) stays there. */
+  /** Zooms by a factor around a point, in pixels of the plot. */
   zoom(factor, x = this.width / 2, y = this.height / 2) {
     const fit = this.fitCell;
     const most = Math.max(CLOSEST_CELL, ...fit);
@@ -103,7 +103,7 @@ export class Viewport {
     this.shown = window;
   }
 
-  /** Keeps the map on the screen: what is smaller than the plot is centred across and stands at the top. */
+  /** Keeps the map on the screen; a smaller one is centred horizontally and aligned to the top. */
   settle() {
     const seen = [this.height / this.cell[0], this.width / this.cell[1]];
     const top = seen[0] >= this.queries ? 0 : between(0, this.start[0], this.queries - seen[0]);
@@ -128,7 +128,7 @@ export class Viewport {
     return { q: query, k: key };
   }
 
-  /** The whole cells that are seen, half-open. */
+  /** The visible cells, half-open. */
   get window() {
     return {
       q0: Math.max(0, Math.floor(this.start[0])),
@@ -138,7 +138,7 @@ export class Viewport {
     };
   }
 
-  /** What is seen, in fractions of cells: for the address of the page. */
+  /** The visible part in fractions of cells, for the address of the page. */
   get exactWindow() {
     return {
       q0: this.start[0],

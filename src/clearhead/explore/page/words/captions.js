@@ -4,7 +4,7 @@ import { roleColour } from "../draw/colours.js";
 import { make } from "../draw/elements.js";
 import { layerName } from "../panes/head_atlas.js";
 import { say, sayRole } from "./languages.js";
-import { written } from "../data/tokens.js";
+import { formatNumber } from "../data/tokens.js";
 
 /** "decoder 3 · cross · head 5" */
 export function headTitle(explorer, { name, head }) {
@@ -31,7 +31,7 @@ export function headFacts(explorer, chosen) {
     facts.push(make("span", { class: "fact" }, dot, sayRole(head.role)));
   }
   const words = [];
-  if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${written(head.entropy, 2)} ${say("nats")}`);
+  if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${formatNumber(head.entropy, 2)} ${say("nats")}`);
   if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(Math.abs(head.effect) < 0.1 ? 3 : 2)}` }));
   return [...facts, ...words.map((text) => make("span", { class: "fact", text }))];
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention import biases
@@ -28,13 +28,13 @@ LOG2E = 1 / math.log(2)
 class KernelInputs:
     """What all kernels read of a job."""
 
-    q: Tensor  # the measured queries
-    k: Tensor
+    q: Float[Tensor, "batch heads rows d"]  # the measured queries
+    k: Float[Tensor, "batch kv_heads keys d"]
     mask: mask_plan.MaskArguments
     bias: tuple[Any, ...]  # of `tile_operations.add_bias`
-    scales: Tensor  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
+    scales: Float[Tensor, " heads"]  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
     cap: float
-    logsumexp: Tensor | None  # of the measured queries, if the job has it
+    logsumexp: Float[Tensor, "batch heads rows"] | None  # of the measured queries, if the job has it
     sizes: tuple[int, ...]  # heads, heads that share a key head, queries, keys, rows, first row, step, offset
     constants: dict[str, Any]
     described: dict[tuple[int, ...], tuple[TensorArgument, TensorArgument]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class KernelOutputs:
             self.received = allocate(batch, heads, keys, dtype=dtype, device=device)
 
     @property
-    def row_pass(self) -> tuple[Tensor, ...]:
+    def row_pass(self) -> tuple[Float[Tensor, "batch heads rows"] | Int[Tensor, "batch heads rows"], ...]:
         """The argument `out` of the row passes."""
         per_query = (self.log2sumexp, self.entropy, self.peak, self.distance, self.first_key, self.threshold)
         return (*per_query, *self.best)

@@ -52,7 +52,7 @@ def explain_refusal(job: MeasureJob) -> str | None:
         return f"it runs on CUDA, and q is on {call.q.device}"
     if call.q.is_cuda and (torch.version.hip or get_capability(call.q.device) < (8, 0)):
         return (
-            f"it wants an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
+            f"it needs an NVIDIA GPU of compute capability 8.0 or more, not {torch.cuda.get_device_name(call.q.device)}"
         )
     if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"it computes in float32, and q is {call.q.dtype}"
@@ -65,7 +65,7 @@ def explain_refusal(job: MeasureJob) -> str | None:
     if max(call.sizes[2:]) > MAX_LENGTH:
         return f"it takes up to {MAX_LENGTH:,} queries and keys, not {max(call.sizes[2:]):,}"
     if call.bias is not None and not isinstance(call.bias, (biases.Alibi, biases.Relative, biases.Dense)):
-        return f"it does not know {call.bias!r}"
+        return f"it does not support {call.bias!r}"
     return mask_plan.explain_refusal(call.mask, call.sizes)
 
 

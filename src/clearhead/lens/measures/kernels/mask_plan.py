@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from clearhead.attention.mask_kinds import Band, Both, Dense, Documents, Either, Padding, Prefix
@@ -28,7 +29,7 @@ class Bound(NamedTuple):
 
     place: int
     number: int
-    lengths: Tensor | None = None
+    lengths: Int[Tensor, " samples"] | None = None
     sign: int = 1
 
 
@@ -43,7 +44,7 @@ class Term(NamedTuple):
 class MaskArguments(NamedTuple):
     """The arguments and constants of `tile_operations.is_visible`."""
 
-    arguments: tuple[Tensor | int, ...]
+    arguments: tuple[Shaped[Tensor, "..."] | int, ...]
     terms: int
     bounds: int
     documents: int
@@ -186,7 +187,7 @@ def _count_terms_with(found: list[Term], kind: str) -> int:
     return sum(1 << number for number, term in enumerate(found) if getattr(term, kind) is not None)
 
 
-def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
+def broadcast_strides(tensor: Shaped[Tensor, "..."]) -> tuple[int, ...]:
     """The strides of a tensor, with 0 for axes of size 1, which broadcast."""
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
