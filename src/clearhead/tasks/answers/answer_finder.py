@@ -57,7 +57,7 @@ class AnswerFinder:
             numbers = {text: number for number, text in enumerate(self.labels)}
             places = [place for place, answer in enumerate(answers) if answer in numbers]
             right = np.array([numbers[answers[place]] for place in places])
-            temperature = fit_temperature(scores[places].double().numpy(), right)
+            temperature = fit_temperature(scores[places].double().numpy(), right) if places else 1.0
         ranking = self.rank(vectors, scores, best=RANKED, temperature=temperature)
         self.calibration = Calibration.fit(
             ranking.evidence,
