@@ -195,9 +195,9 @@ def test_a_scale_for_other_heads():
 
 
 def test_sinks_for_other_heads():
-    with refused(ShapeError, "one number a head", "(6,)", "got (3,)"):
+    with refused(ShapeError, "one number per head", "(6,)", "got (3,)"):
         attention_weights(q(), k(), sinks=torch.ones(3))
-    with refused(ShapeError, "one number a head", "(6,)", "got float"):
+    with refused(ShapeError, "one number per head", "(6,)", "got float"):
         attention_weights(q(), k(), sinks=0.5)
 
 

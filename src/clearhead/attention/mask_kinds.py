@@ -335,7 +335,7 @@ def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
         masks = tuple(build_mask(one, depth + 1) for one in state["masks"])
         if len(masks) == 2 or (kind == "both" and len(masks) > 2):
             return Both(masks) if kind == "both" else Either(masks)
-    raise MaskError(f"no mask has the state {state!r:.80}")
+    raise MaskError(f"cannot restore a mask from the saved state {state!r:.80}")
 
 
 def _check_axes(tensor: Tensor, axes: int) -> Tensor:
