@@ -37,7 +37,7 @@ def open_subject(
     path = Path(name)
     if path.is_file():
         if text is not None or answer is not None:
-            raise ConfigError(f"{name} is a record, which contains its text already; leave TEXT away")
+            raise ConfigError(f"{name} is a record, which already contains its text; omit TEXT and --answer")
         return Subject(Record.load(path), None, path.stem)
     if text is None:
         raise ConfigError(f"what should {name} read? Give a TEXT, or - for the standard input")
