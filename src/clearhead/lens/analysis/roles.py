@@ -114,7 +114,7 @@ class HeadRoles:
         return max(scored, key=lambda one: one.scores[role])
 
     def table(self) -> str:
-        """One line a head: its role, and its score in every role, in hundredths; · for what was not measured."""
+        """One line per head: its role, and its score in every role, in hundredths; · for what was not measured."""
         measured = [role for role in ROLES if any(role in one.scores for one in self.heads)]
         wide = max([len("attention"), *(len(one.name) for one in self.heads)])
         lines = [f"{'attention':{wide}} head  {'role':13} score   {'  '.join(measured)}"]

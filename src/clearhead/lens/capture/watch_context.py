@@ -137,9 +137,9 @@ def _find_target(model: nn.Module) -> WatchTarget:
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
         raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
     raise LensError(
-        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
-        "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
-        "measure(q, k, mask) works on the tensors of any"
+        f"a {type(model).__name__} cannot be watched: it contains no clearhead MultiHeadAttention, and it is not a "
+        "Hugging Face transformers model; convert nn.MultiheadAttention with MultiHeadAttention.from_torch, or call "
+        "measure(q, k, mask) on your own tensors"
     )
 
 

@@ -121,8 +121,8 @@ class ForwardPass:
             return state.length, max(0, total - keys), min(keys, total)
         if state.length and known.grows:
             raise LensError(
-                f"{known.name!r} attends to {keys} keys where its cache holds {state.length} and {queries} are new: "
-                "also to another sequence, or to summaries. It can be watched in one pass, but not while it generates"
+                f"{known.name!r} attends to {keys} keys, but its cache holds {state.length} and {queries} are new: "
+                "the others are not cached tokens; watch a single forward pass instead of generate()"
             )
         return 0, 0, keys
 

@@ -300,7 +300,9 @@ def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, w
     for axis, size in zip(names, tensor.shape, strict=False):
         fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
     if not fits:
-        raise RecordError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit the rest")
+        raise RecordError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not match the record's other tensors"
+        )
     return tensor
 
 
@@ -317,7 +319,7 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
     fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
     if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
-        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit the rest")
+        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not match the record's other tensors")
     parts = tuple(_build_step(one, q, k, fetch) for one in read_field(given, "parts", list))
     ends = [part.first_query + part.queries for part in parts]
     if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions, a norm on the embeddings, and perhaps labels."""
+"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions and a norm on the embeddings; optional label head."""
 
 from __future__ import annotations
 

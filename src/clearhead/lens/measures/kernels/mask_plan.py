@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Bounds, by their places: 0, 1 of j − i (both included), 2, 3 of j, 4, 5 of i (the end excluded)."""
+    """A conjunction of bounds; `Bound.place` 0, 1: least and largest j − i; 2, 3: begin and end of j; 4, 5: of i."""
 
     bounds: tuple[Bound, ...] = ()
     documents: Documents | None = None
