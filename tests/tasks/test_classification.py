@@ -173,7 +173,7 @@ def test_a_saved_model_answers_as_before(classifier, tmp_path):
 
 
 def test_there_is_nothing_to_stream(classifier):
-    with pytest.raises(ConfigError, match="classification has its answer all at once, so there is nothing to stream"):
+    with pytest.raises(ConfigError, match="classification produces its whole answer at once and cannot stream it"):
         list(classifier.stream("a dog"))
 
 

@@ -198,7 +198,7 @@ def test_a_resume_that_is_refused_changes_no_file(begun, change):
     before = contents(out)
     name = "seed" if change.startswith("seed") else change.partition("=")[0]
     name = "model" if name.startswith("model") else name
-    with pytest.raises(ConfigError, match=f"begun with another {name}; a run goes on exactly, or not at all"):
+    with pytest.raises(ConfigError, match=f"started with another {name}, which must not change on resume"):
         train(recipe, out, change, resume=True)
     assert contents(out) == before
 

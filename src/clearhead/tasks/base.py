@@ -295,7 +295,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     def stream(self, model: ModelT, given: InputT, options: OptionsT) -> Iterator[str]:
         """Yields the answer in pieces, each as soon as it is generated."""
-        raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
+        raise ConfigError(f"{self.name} produces its whole answer at once and cannot stream it")
 
     def act(
         self, action: str, model: ModelT, folder: Path, arguments: Sequence[str], *, as_json: bool = False

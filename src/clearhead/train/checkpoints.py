@@ -123,6 +123,8 @@ class Checkpoints:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         if tensors is None:
-            raise CheckpointError(f"{path} was written by several processes (train.shard); go on with several")
+            raise CheckpointError(
+                f"{path} was written by several processes (train.shard); resume it with torchrun and as many processes"
+            )
         load(tensors, storage_reader=HuggingFaceStorageReader(path=str(path)))
         return tensors

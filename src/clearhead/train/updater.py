@@ -174,7 +174,10 @@ class Updater:
         if not frozen:
             return
         if frozen > min(layers.values()):
-            raise ConfigError(f"train.frozen_layers: {frozen} cannot be frozen of {min(layers.values())} layers")
+            raise ConfigError(
+                f"train.frozen_layers: got {frozen}, but the model has only {min(layers.values())} layers; "
+                "set at most that many"
+            )
         for name, parameter in self.model.named_parameters():
             depth = layer_depth(name, layers)
             lowest = layers.get(name.split(".")[0], max(layers.values())) - frozen

@@ -100,7 +100,7 @@ class PairExamples(Examples[Pairs]):
 
 
 class TextToText(SequenceToSequence[str, Pairs, list[int]]):
-    """What translation and summaries share: two sides of text, each a tokenizer's."""
+    """Base class of translation and summaries: text to text, with one tokenizer for both sides or one for each."""
 
     columns = ("source", "target")
     recipe: ClassVar[type[TaskRecipe]] = TextToTextRecipe
@@ -268,7 +268,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         try:
             decode = validate(cls.decode_section, values)
         except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} make no sense: decode.{error}") from None
+            raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         if shared:
             source = target = Tokenizer.load(folder)
         else:
@@ -277,8 +277,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         sizes, wanted = (source.size, target.size), (config.source_vocabulary or config.vocabulary, config.vocabulary)
         if sizes != wanted:
             raise CheckpointError(
-                f"the tokenizers of {folder} are not its model's: they know {sizes[0]} and {sizes[1]} tokens, "
-                f"the model {wanted[0]} and {wanted[1]}"
+                f"the tokenizers of {folder} have {sizes[0]} and {sizes[1]} tokens, but its model {wanted[0]} and "
+                f"{wanted[1]}; copy the folder again"
             )
         return cls(source, target, config, decode)
 
