@@ -15,7 +15,7 @@ from sklearn.metrics import classification_report, confusion_matrix, f1_score
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.model.output_heads import GAIN
+from clearhead.model.output_heads import BUCKETS, GAIN
 from clearhead.predictor import Predictor
 from clearhead.tasks import Classification
 from clearhead.tasks.classification import LabelOptions
@@ -268,6 +268,25 @@ def test_a_temperature_undoes_scores_that_are_too_sure(many_labels):
     assert np.allclose(undo_temperature(calibrated, found, multi_label=many_labels), wanted, atol=1e-9)
 
 
+def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_report():
+    task, model, _ = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
+    rows = rows_of(labelled(31, seed=1))
+    with torch.no_grad():
+        model.eval().ngrams.rows.weight.normal_()
+    model.divide_scores(0.5)  # too sure
+    before = task.predict(model, [row.values[0] for row in rows], LabelOptions())
+    task.calibrate(model, [], rows)
+    after = task.predict(model, [row.values[0] for row in rows], LabelOptions())
+    assert [one.label for one in before] == [one.label for one in after]
+    assert task.temperature > 1
+    scores = task.score(rows, after, LabelOptions())
+    shares, temperature = np.array([list(one.scores.values()) for one in before]), task.temperature
+    wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
+    assert np.allclose([list(one.scores.values()) for one in after], wanted)
+    task.temperature = 1.0
+    assert task.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
 def test_no_threshold_has_a_better_f1(rows):
@@ -390,7 +409,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     hashes = [one + 1 for one in tokens] + [
         ((one + 1) * 1_000_003 + other + 1) % 2_147_483_647 for one, other in pairwise(tokens)
     ]
-    rows = model.ngrams.rows.weight[torch.tensor(hashes) % 2**17]
+    rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
     with pytest.raises(ValueError, match="scores runs of tokens beside hidden states; pass the tokens, too"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))
