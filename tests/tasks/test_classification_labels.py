@@ -435,3 +435,18 @@ def test_broken_data_is_one_line_with_file_and_line(many, tmp_path, capsys, name
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert said in shown.err
+
+
+# the shipped recipe
+
+
+def test_the_tiny_recipe_learns_on_shipped_data_and_can_be_looked_into(tmp_path):
+    short = ["train.steps=90", "train.evaluate_every=90", "train.warmup=10", "train.batch_tokens=1024"]
+    small = ["train.learning_rate=3e-3", "model.width=64", "model.feedforward=64", "model.dropout=0.1"]
+    others = ["train.tensorboard=false", "train.heads_every=0", "text.vocabulary=1000"]
+    run = run_training("classify-tiny", out=tmp_path / "run", device="cpu", overrides=[*short, *small, *others])
+    metrics = json.loads((run / "model" / "metrics.json").read_text())
+    assert metrics["dev"]["accuracy"] > 0.6, "half of the rows are positive"
+    predictor = clearhead.load(run, device="cpu")
+    assert predictor.predict("What a wonderful day, thank you!").label == "positive"
+    assert predictor.look("Thank you!").names == ["encoder.0.self", "encoder.1.self"]
