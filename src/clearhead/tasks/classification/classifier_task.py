@@ -110,7 +110,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         data, pairs = recipe.data, bool(rows) and len(rows[0].values) == len(PAIRS)
         names = () if data.label_names is None else tuple(data.label_names)
         column = LabelColumn(data.multi_label, data.label_separator, names)
-        counts = column.collect(row.values[-1] for row in rows)
+        counts = column.collect(rows)
         if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
             counts = {label: counts[label] for label in start.labels}
         tokenizer = recipe.text.make_tokenizer((text for row in rows for text in row.values[:-1]), start)
