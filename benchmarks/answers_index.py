@@ -34,7 +34,7 @@ def unit_vectors(count: int, seed: int) -> np.ndarray:
 def competitors(known: np.ndarray, asked: np.ndarray) -> dict[str, Callable[[], np.ndarray]]:
     """Functions that find the places of the nearest vectors; the first is the peer."""
     import faiss
-    from usearch.index import MetricKind, search
+    from usearch.index import search
 
     faiss.omp_set_num_threads(THREADS)
     flat = faiss.IndexFlatIP(WIDTH)
@@ -48,7 +48,7 @@ def competitors(known: np.ndarray, asked: np.ndarray) -> dict[str, Callable[[], 
         return np.take_along_axis(some, np.argsort(-np.take_along_axis(scores, some, 1), axis=1), 1)
 
     def usearch_search() -> np.ndarray:
-        found = search(known, asked, NEAREST, MetricKind.IP, exact=True, threads=THREADS)
+        found = search(known, asked, NEAREST, "ip", exact=True, threads=THREADS)
         return np.reshape(found.keys, (len(asked), NEAREST))
 
     return {

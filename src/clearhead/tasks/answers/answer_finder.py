@@ -16,7 +16,8 @@ from torch import Tensor
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors
 from clearhead.tasks.answers.answer_ranking import NOBODY, Ranking, rank_intents, rank_pairs
 from clearhead.tasks.answers.answer_settings import RANKED, UNKNOWN, AnswerPrediction, AnswersSection, Match
-from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, fit_temperature
+from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians
+from clearhead.tasks.classification.calibration import fit_temperature
 
 GAUSSIANS = "detectors.safetensors"
 EMPTY = "the question is empty"
@@ -55,7 +56,8 @@ class AnswerFinder:
         if scores is not None:
             numbers = {text: number for number, text in enumerate(self.labels)}
             places = [place for place, answer in enumerate(answers) if answer in numbers]
-            temperature = fit_temperature(scores[places], torch.tensor([numbers[answers[place]] for place in places]))
+            right = np.array([numbers[answers[place]] for place in places])
+            temperature = fit_temperature(scores[places].double().numpy(), right) if places else 1.0
         ranking = self.rank(vectors, scores, best=RANKED, temperature=temperature)
         self.calibration = Calibration.fit(
             ranking.evidence,

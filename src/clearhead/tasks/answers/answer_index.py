@@ -181,12 +181,12 @@ def _search_one_by_one(
     vectors: Vectors, questions: Vectors, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     try:
-        from usearch.index import MetricKind, search  # type: ignore[attr-defined]
+        from usearch.index import search
     except ImportError:
         raise PackageError(
             "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
         ) from None
-    found = search(vectors, questions, count, MetricKind.IP, exact=True)
+    found = search(vectors, questions, count, "ip", exact=True)
     shape = (len(questions), count)
     return 1.0 - np.reshape(found.distances, shape).astype(np.float64), np.reshape(found.keys, shape).astype(np.int64)
 

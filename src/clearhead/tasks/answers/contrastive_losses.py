@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 OUT_OF_SCOPE = -1  # the answer's number of a question that has none
+MIXED = (0.3, 0.7)  # the share of the second question in a mixture, at least and at most
 
 
 def intent_loss(
@@ -26,6 +27,19 @@ def intent_loss(
 def uniform_loss(scores: Float[Tensor, "batch answers"]) -> Float[Tensor, " batch"]:
     """The divergence of the uniform distribution from the softmax of scores; 0 where all scores are equal."""
     return -scores.log_softmax(-1).mean(-1) - math.log(scores.shape[-1])
+
+
+def mix_questions(
+    vectors: Float[Tensor, "batch width"], answers: Int[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch width"], Bool[Tensor, " batch"]]:
+    """Vectors between those of two neighbours in a batch, and whether these have different answers.
+
+    A mixture of questions with different answers should fit neither: it stands in for questions that are out of scope
+    (Zhan et al. 2021).
+    """
+    share = MIXED[0] + (MIXED[1] - MIXED[0]) * torch.rand(len(vectors), 1, device=vectors.device)
+    mixed = torch.lerp(vectors, vectors.roll(1, 0), share.to(vectors.dtype))
+    return mixed, answers != answers.roll(1, 0)
 
 
 def consistency_loss(

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
@@ -35,8 +37,10 @@ from clearhead.tasks.answers.contrastive_losses import (
     OUT_OF_SCOPE,
     consistency_loss,
     intent_loss,
+    mix_questions,
     pair_loss,
     question_contrast,
+    uniform_loss,
 )
 from clearhead.tasks.answers.hard_negatives import mine_negatives
 from clearhead.tasks.answers.index_actions import ACTIONS, run_action
@@ -44,6 +48,7 @@ from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
 from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
+from clearhead.tasks.label_tables import count_confusions
 from clearhead.tasks.settings import TaskRecipe
 from clearhead.tasks.trace import Trace
 
@@ -168,9 +173,13 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         answers = batch.answers.repeat(2) if twice else batch.answers
         smoothing, outliers = (settings.label_smoothing, settings.outliers) if learning else (0.0, 0.0)
         loss = intent_loss(scores, answers, smoothing=smoothing, outliers=outliers)
+        if learning and settings.mixtures:
+            mixed, different = mix_questions(vectors, answers)
+            spread = uniform_loss(self._label_scores(model, mixed).float())
+            loss = loss + settings.mixtures * spread.masked_fill(~different, 0.0).sum()
         if learning and settings.contrast:
-            unit = F.normalize(vectors.float(), dim=-1)
-            loss = loss + settings.contrast * question_contrast(unit, answers, settings.temperature)
+            contrast = question_contrast(_normalize(vectors), answers, settings.temperature)
+            loss = loss + settings.contrast * contrast
         if not twice:
             return loss
         one, other = scores.chunk(2)
@@ -287,6 +296,15 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def report(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
         return make_report([_clean(row)[1] for row in rows], predictions)
+
+    def confusion(
+        self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """How often questions of one answer were given another, of the questions that have an answer."""
+        pairs = [(_clean(row)[1], one.matches) for row, one in zip(rows, predictions, strict=True)]
+        found = [(right, matches[0].text) for right, matches in pairs if right and matches]
+        labels = sorted({text for pair in found for text in pair})
+        return labels, count_confusions([right for right, _ in found], [given for _, given in found], labels)
 
     def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
         from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf

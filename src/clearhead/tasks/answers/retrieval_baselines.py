@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from clearhead.errors import PackageError
 from clearhead.tasks.answers.answer_scores import score_answers
 from clearhead.tasks.answers.answer_settings import RANKED, AnswerPrediction, Match
 from clearhead.tasks.base import Baseline
+from clearhead.tasks.baselines import TfidfBaseline
 
 # A word, or one character of a script that is written without spaces.
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -34,7 +34,9 @@ def score_bm25(known: Pairs, questions: Pairs) -> Baseline:
     try:
         import bm25s
     except ImportError:
-        raise _package_error("bm25s") from None
+        raise PackageError(
+            "this baseline needs the package bm25s, which is not installed; pip install 'clearhead[baselines]'"
+        ) from None
     documents = [(question, answer) for question, answer in known if answer]
     seen = {answer for _, answer in documents}
     documents += [(answer, answer) for answer in dict.fromkeys([*seen, *(one for _, one in questions)]) if answer]
@@ -57,25 +59,12 @@ def score_bm25(known: Pairs, questions: Pairs) -> Baseline:
 
 
 def score_tf_idf(known: Pairs, questions: Pairs) -> Baseline:
-    """Logistic regression on TF-IDF of words and pairs of words; "known" as far as the likeliest intent is likely."""
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-    except ImportError:
-        raise _package_error("scikit-learn") from None
+    """Logistic regression on TF-IDF; a question is known as far as its likeliest answer is likely."""
     inside = [(question, answer) for question, answer in known if answer]
-    vectorizer = TfidfVectorizer(analyzer=_words_and_pairs, sublinear_tf=True)
-    model = make_pipeline(vectorizer, LogisticRegression(C=10.0, max_iter=300))
-    model.fit([question for question, _ in inside], [answer for _, answer in inside])
-    shares = model.predict_proba([question for question, _ in questions])
-    predictions = [_make_prediction(list(model.classes_), row) for row in shares]
-    return Baseline("TF-IDF with logistic regression", score_answers([answer for _, answer in questions], predictions))
-
-
-def _words_and_pairs(text: str) -> list[str]:
-    words = split_words(text)
-    return words + [" ".join(pair) for pair in pairwise(words)]
+    model = TfidfBaseline().fit([question for question, _ in inside], [answer for _, answer in inside])
+    shares = model.probabilities([question for question, _ in questions])
+    predictions = [_make_prediction(model.labels, row) for row in shares]
+    return Baseline(model.name, score_answers([answer for _, answer in questions], predictions))
 
 
 def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
@@ -87,9 +76,3 @@ def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPredic
             break
     matches = tuple(Match(number, text, score) for number, (text, score) in enumerate(found.items()))
     return AnswerPrediction(matches[0].text, matches=matches, in_scope=matches[0].score)
-
-
-def _package_error(package: str) -> PackageError:
-    return PackageError(
-        f"this baseline needs the package {package}, which is not installed; pip install 'clearhead[baselines]'"
-    )

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import PooledEncoder
-from clearhead.text.batches import Ragged, length_batches
+from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
+
+TOKENS = 4096  # of a batch in prediction, pads included
 
 
 def pool_tokens(
@@ -48,7 +50,7 @@ def encode_texts(
     weight = model.vocabulary.words.weight
     total = torch.zeros(len(texts), model.config.width, device=weight.device)
     counts = torch.zeros(len(texts), 1, device=weight.device)
-    for places in length_batches(list(map(len, parts)), batch):
+    for places in token_batches(list(map(len, parts)), TOKENS, batch):
         ragged = Ragged([parts[place] for place in places])
         tokens_, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), tokenizer.pad)
         vectors = pool_tokens(model, tokens_.to(weight.device), lengths.to(weight.device)).float()
