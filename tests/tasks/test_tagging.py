@@ -11,6 +11,7 @@ import torch
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks import Tagging
 from clearhead.tasks.settings import Options
@@ -20,6 +21,7 @@ from clearhead.tasks.tagging.examples import TaggedWords
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.tasks.tagging.tables import count_entities, count_tables, count_tags
+from clearhead.tasks.tagging.tagger import Tagger
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -481,6 +483,49 @@ def test_smoothing_and_crf_are_refused_together():
     with pytest.raises(ConfigError, match="label_smoothing is for the loss of single words"):
         recipe_of(loss={"label_smoothing": 0.1})
     assert recipe_of(loss={"crf": False, "label_smoothing": 0.1}).loss.label_smoothing == 0.1
+
+
+# Hugging Face
+
+BERT = ModelConfig(
+    vocabulary=31,
+    width=24,
+    heads=3,
+    layers=2,
+    feedforward=37,
+    activation="gelu",
+    positions="learned",
+    max_length=64,
+    embedding_norm=True,
+    scale_embeddings=False,
+    segments=2,
+    labels=5,
+)
+
+
+def test_a_plain_tagger_scores_words_as_transformers_scores_their_first_pieces(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(4)
+    model = Tagger(BERT).eval()
+    clearhead.to_huggingface(model, tmp_path, labels=["O", "B-A", "I-A", "B-B", "I-B"])
+    theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path).eval()
+    tokens, lengths = torch.randint(1, 31, (3, 11)), torch.tensor([11, 7, 2])
+    words = torch.tensor([[1, 4, 9], [1, 2, 5], [1, 0, 0]])
+    with torch.no_grad():
+        logits = theirs(tokens, attention_mask=(torch.arange(11) < lengths[:, None]).long()).logits
+        scores = model.word_scores(tokens, lengths, torch.zeros_like(tokens), torch.zeros_like(tokens), words)
+    wanted = logits.gather(1, words[:, :, None].expand(-1, -1, 5))
+    for row, count in enumerate((3, 3, 1)):
+        assert torch.allclose(scores[row, :count], wanted[row, :count], atol=1e-5)
+
+
+@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"bigrams": 7}, {"neighbours": 3}])
+def test_what_transformers_cannot_express_is_refused(extra, tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|bigrams|neig)"
+    ):
+        clearhead.to_huggingface(Tagger(BERT, **extra), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # the shipped recipe
