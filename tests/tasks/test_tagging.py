@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_it_has_learned_the_names(tagger):
 
 def test_what_was_repaired_in_the_training_data_is_reported(run):
     train, dev = (run / "report.txt").read_text().splitlines()
-    assert train.startswith("train: kept 151 of 151; repaired 2 tags out of sequence")
+    assert train.startswith("train: kept 151 of 151; flaws: 2 tags out of sequence, repaired")
     assert "(train.conll:" in train
     assert dev == "dev: kept 30 of 30"
 
@@ -269,8 +270,7 @@ def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_
 
 
 def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
-    seqeval = pytest.importorskip("seqeval.metrics")
-    sklearn = pytest.importorskip("sklearn.metrics")
+    seqeval, sklearn = import_module("seqeval.metrics"), import_module("sklearn.metrics")
     chance = random.Random(3)
     tags = ["O", "O", "B-LOC", "I-LOC", "B-PER", "I-PER", "B-creative-work"]
     wanted = [chance.choices(tags, k=chance.randint(1, 9)) for _ in range(60)]
@@ -327,7 +327,7 @@ def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
     text = tagger.task.report(found.rows, found.predictions)
     assert "I-PER" not in text
     assert text.count("weighted avg") == 2
-    assert "1 tags out of sequence, read as conlleval reads them" in text
+    assert "1 tags out of sequence, repaired as conlleval reads them" in text
     names, matrix = tagger.task.confusion(found.rows, found.predictions)
     assert names == ["LOC", "PER", "O"]
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -404,9 +404,9 @@ def test_the_tags_of_a_file_can_be_read_by_another_scheme(tmp_path):
     rows = rows_of([[("Anna", "I-PER"), ("saw", "O")]], tmp_path)
     report = Report()
     Tagging.prepare(rows, recipe_of()).examples(rows, report)
-    assert not report.repaired
+    assert not report.flaws
     Tagging.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
-    assert list(report.repaired.values()) == [1]
+    assert list(report.flaws.values()) == [1]
 
 
 def test_chinese_is_read_character_by_character(tmp_path):
@@ -472,7 +472,7 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     pairs = torch.full_like(tokens, 5)
     hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
     assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
-    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would tell it"
+    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would reveal it"
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
     model = task.build().eval()
@@ -504,7 +504,7 @@ BERT = ModelConfig(
 
 
 def test_a_plain_tagger_scores_words_as_transformers_scores_their_first_pieces(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
     torch.manual_seed(4)
     model = Tagger(BERT).eval()
     clearhead.to_huggingface(model, tmp_path, labels=["O", "B-A", "I-A", "B-B", "I-B"])

@@ -137,7 +137,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             kept.append(row)
             sentences.append(self.input_of(row))
             for what, count in find_flaws(sentences[-1], self.types).items():
-                report.repair(row, what, count)
+                report.add_flaw(row, what, count)
         if not kept:
             raise DataError(f"no sentence is left to use\n{report}")
         numbers = self.decoder.numbers
