@@ -302,11 +302,11 @@ def test_what_cannot_be_drawn_is_refused(translation):
         figures.head_grid(weights(3, 5, 5), [])
     with pytest.raises(ShapeError, match="no heads"):
         figures.head_atlas({})
-    with pytest.raises(RecordError, match="nothing was seen"):
+    with pytest.raises(RecordError, match="the call contains no attention"):
         figures.side_by_side(Forward())
-    with pytest.raises(ConfigError, match="not by 'size'"):
+    with pytest.raises(ConfigError, match="coloured by 'size'"):
         figures.head_atlas(translation, "size")
-    with pytest.raises(ConfigError, match="not of 'size'"):
+    with pytest.raises(ConfigError, match="no curves of 'size'"):
         figures.curves(translation, ["size"])
     with pytest.raises(ConfigError, match="theme 'blue'"), figures.theme("blue"):
         pass

@@ -773,6 +773,7 @@ def test_the_server_gives_the_same_weights_as_the_file(watched, long_record):
         query, key = (int(part) for part in watched.text(".tip-place").split(" → "))
         assert float(watched.text("#tip .value strong")) == pytest.approx(weights[query, key].item(), abs=0.00006)
         assert watched.page.locator("#another").is_hidden()
+        watched.settle()  # nothing may be under way when the server closes
 
 
 def test_a_record_of_several_texts_shows_each(watched):

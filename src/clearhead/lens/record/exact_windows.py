@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.attention.tile_scores import TileScorer
+from clearhead.attention.visible_runs import VisibleRun
 from clearhead.errors import RecordError
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import sum_blocks
@@ -112,18 +114,13 @@ class HeadWindows:
         kept = self.kept
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
         q = kept.q[self.sample, self.place, i - kept.first_query].double()
-        scores = q @ kept.k[self.sample, self.key_place, j].double().T * self.scale
-        if kept.softcap is not None:
-            scores = kept.softcap * torch.tanh(scores / kept.softcap)
+        products = q @ kept.k[self.sample, self.key_place, j].double().T * self.scale
         b, h = torch.tensor([[self.sample]]), torch.tensor([[self.place]])
         i, j = (i - step.first_query)[:, None], (j - step.first_key)[None, :]
-        visible = (j >= 0) & (j < step.keys)
-        j = j.clamp(0, max(step.keys - 1, 0))
-        if step.bias is not None:
-            scores = scores + step.bias.at(b, h, i, j, step.queries, step.keys).double()
-        if step.mask is not None:
-            visible = visible & step.mask.at(b, h, i, j, step.queries, step.keys)
-        return scores.masked_fill(~visible, -math.inf)
+        exists = (j >= 0) & (j < step.keys)
+        scorer = TileScorer(kept.softcap, step.bias, step.mask, step.queries, step.keys)
+        scores = scorer.score_pairs(products, b, h, i, j.clamp(0, max(step.keys - 1, 0)))
+        return scores.masked_fill(~exists, -math.inf)
 
     def _compute_logsumexp(self, step: Step, rows: range) -> Float[Tensor, " queries"]:
         kept = self.kept
@@ -158,18 +155,16 @@ class HeadWindows:
         columns, partial = self._find_visible(own_rows, range(keys.start - step.first_key, keys.stop - step.first_key))
         if not columns:
             return range(0), head.q[:0]
-        own_columns, logsumexp = slice(columns.start, columns.stop), head.logsumexp[own_rows]
+        logsumexp = head.logsumexp[own_rows]
         q = head.q[own_rows] * self.scale
         k = head.k[columns.start + step.first_key : columns.stop + step.first_key]
         if kept.softcap is None and step.bias is None:
             scores = torch.addmm(logsumexp[:, None] * -LOG2E, q * LOG2E, k.T)
         else:
-            scores = q @ k.T
-            if kept.softcap is not None:
-                scores = scores.div_(kept.softcap).tanh_().mul_(kept.softcap)
-            if step.bias is not None:
-                bias = step.bias.of_heads(slice(self.place, self.place + 1))
-                scores += self._select_own(bias.tile(own_rows, own_columns, step.queries, step.keys))
+            scorer = TileScorer(kept.softcap, step.bias, None, step.queries, step.keys)
+            scorer = scorer.select_samples(slice(self.sample, self.sample + 1))
+            run, heads = VisibleRun(slice(columns.start, columns.stop), ()), slice(self.place, self.place + 1)
+            scores = scorer.score_tile_((q @ k.T)[None, None], own_rows, run, heads)[0, 0]
             scores = scores.sub_(logsumexp[:, None]).mul_(LOG2E)
         weights = scores.exp2_()
         for some in partial:

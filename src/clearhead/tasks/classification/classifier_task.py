@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.attention import Mask
+from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.model import Classifier, ModelConfig
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 PAIRS = ("text", "other", "label")
-TOKENS = 4096  # of a batch in prediction, pads included
+TOKENS = 1024  # of a batch in prediction, pads included: what a CPU's cache holds is computed fastest
+GPU_TOKENS = 32_768  # on other devices, where a batch should be large
 Input = str | tuple[str, str]
 
 
@@ -276,9 +278,12 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         marks = (self.tokenizer.start, self.tokenizer.end)
         windows = [text_windows(parts, self._limit(), *marks) for parts in texts]
         flat = [window for group in windows for window in group]
-        device = model.vocabulary.words.weight.device
+        weight = model.vocabulary.words.weight
+        device, tokens_at_once = weight.device, TOKENS if weight.is_cpu else GPU_TOKENS
+        if not weight.requires_grad:  # in training, packed weights would be those of an earlier step
+            model = decoding_view(model)
         found = torch.empty(len(flat), len(self.labels), dtype=model.to_labels.weight.dtype)
-        for places in token_batches(list(map(len, flat)), TOKENS, options.batch):
+        for places in token_batches(list(map(len, flat)), tokens_at_once, options.batch):
             ragged = Ragged([flat[place] for place in places])
             tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
             found[places] = self._label_scores(model, tokens.to(device), lengths.to(device)).cpu().to(found.dtype)

@@ -101,9 +101,11 @@ def sequence_scores(
     emissions = _widen(emissions)
     real = torch.arange(tags.shape[1], device=tags.device) < lengths[:, None]
     own = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
-    moves = steps.between[tags[:, :-1], tags[:, 1:]].masked_fill(~real[:, 1:], 0.0).sum(1)
+    # gather, for the gradient of an index is slow, and CUDA graphs may not record it
+    pairs = tags[:, :-1] * emissions.shape[2] + tags[:, 1:]
+    moves = steps.between.flatten().gather(0, pairs.flatten()).view(pairs.shape).masked_fill(~real[:, 1:], 0.0).sum(1)
     ends = tags.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
-    return own + moves + steps.first[tags[:, 0]] + steps.last[ends]
+    return own + moves + steps.first.gather(0, tags[:, 0]) + steps.last.gather(0, ends)
 
 
 def forward_messages(

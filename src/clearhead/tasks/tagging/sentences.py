@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,12 @@ class Sentence:
 
     def word_texts(self) -> list[str]:
         return [self.text[begin:end] for begin, end in self.words]
+
+
+@lru_cache(maxsize=20_000)
+def read_sentence(row: Row, scheme: str | None, characters: bool) -> Sentence:
+    """As `Sentence.from_row`, once for each row: one evaluation needs it several times, and training many."""
+    return Sentence.from_row(row, scheme=scheme, characters=characters)
 
 
 def parse_entity(value: Any, text: str, where: str) -> Span:

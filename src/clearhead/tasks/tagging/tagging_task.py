@@ -33,7 +33,7 @@ from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partitio
 from clearhead.tasks.tagging.prediction import TaggedText
 from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
-from clearhead.tasks.tagging.sentences import Sentence, mark_entities
+from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.settings import TaggingRecipe
 from clearhead.tasks.tagging.tables import Tables, count_tables
 from clearhead.tasks.tagging.tagger import Tagger
@@ -76,6 +76,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         longest = max(1, self.window // 4)
         self.encoder = WordEncoder(tokenizer, longest=longest, unknown=unknown, bigrams=self.bigrams)
         self.label_smoothing = self.unknown = 0.0
+        self._legal: Steps | None = None  # on the device of the loss: CUDA graphs record no copies to it
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         return None if self.input_of(row).words else "without a word"
 
     def input_of(self, row: Row) -> Sentence:
-        return Sentence.from_row(row, scheme=self.scheme, characters=self.characters)
+        return read_sentence(row, self.scheme, self.characters)
 
     def answer_of(self, row: Row) -> str:
         sentence = self.input_of(row)
@@ -195,7 +196,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
         learned = model.steps()
         if learned is not None:
-            steps = learned + Steps.legal(self.decoder.legality, IMPOSSIBLE).to(scores.device)
+            if self._legal is None or self._legal.first.device != scores.device:
+                self._legal = Steps.legal(self.decoder.legality, IMPOSSIBLE).to(scores.device)
+            steps = learned + self._legal
             right = sequence_scores(scores, batch.tags.clamp(min=0), batch.word_lengths, steps)
             return (log_partition(scores, batch.word_lengths, steps) - right).sum()
         smoothing = self.label_smoothing if model.training else 0.0
