@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
 from clearhead.storage import read_json, write_json
-from clearhead.tasks.base import Baseline, Evaluation, Scores, Task
+from clearhead.tasks.base import SMALL, Baseline, Evaluation, Scores, Task
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.settings import Options, TaskRecipe
 from clearhead.tasks.tagging.decoding import Decoder
@@ -137,7 +137,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             kept.append(row)
             sentences.append(self.input_of(row))
             for what, count in find_flaws(sentences[-1], self.types).items():
-                report.repair(row, what, count)
+                report.add_flaw(row, what, count)
         if not kept:
             raise DataError(f"no sentence is left to use\n{report}")
         numbers = self.decoder.numbers
@@ -187,7 +187,14 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         if "train" not in chosen:  # a large model on a GPU
             return chosen
         model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
-        train = {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear", "steps": 2000, "evaluate_every": 200}
+        steps = 1000 if rows < SMALL else 4000
+        train = {
+            "learning_rate": 2e-3,
+            "warmup": 100,
+            "schedule": "linear",
+            "steps": steps,
+            "evaluate_every": steps // 10,
+        }
         return {"model": model, "train": {**chosen["train"], **train}}
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
