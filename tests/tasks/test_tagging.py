@@ -16,13 +16,13 @@ from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks import Tagging
 from clearhead.tasks.settings import Options
-from clearhead.tasks.tagging.decoding import ScoredSpan
+from clearhead.tasks.tagging.entity_decoding import ScoredSpan
+from clearhead.tasks.tagging.entity_tables import count_entities, count_tables, count_tags
 from clearhead.tasks.tagging.evaluation import tag_by_frequency
-from clearhead.tasks.tagging.examples import TaggedWords
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence
-from clearhead.tasks.tagging.tables import count_entities, count_tables, count_tags
 from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_examples import TaggedWords
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
