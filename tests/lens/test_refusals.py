@@ -166,7 +166,7 @@ def test_numbers_may_be_those_of_tensors(seen):
         ([1, 2, 3], ["token numbers", "[1, 2, 3]"]),
         (torch.tensor([1, 2, 3]), ["(batch, tokens)", "(3,)"]),
         (torch.ones(1, 3), ["(batch, tokens)", "torch.float32"]),
-        (torch.ones(1, 0, dtype=torch.long), ["nothing to look at", "(1, 0)"]),
+        (torch.ones(1, 0, dtype=torch.long), ["there are no tokens", "(1, 0)"]),
     ],
 )
 def test_roles_in_something_else_than_tokens(inputs, words):

@@ -248,6 +248,8 @@ def test_a_look_is_one_pass_over_the_text(classifier):
     enclosed = [tokenizer.start, *tokenizer.encode("here is the dog"), tokenizer.end]
     assert call.ids["tokens"].tolist() == [enclosed]
     assert (call.about["text"], call.about["task"]) == ("animal", "classification")
+    (note,) = call.about["notes"]
+    assert note.startswith("the label is animal (")
     assert record["encoder.0.self"].map.shape[-2:] == (len(enclosed), len(enclosed))
     with pytest.raises(DataError, match="classification reads no answer: leave --answer away"):
         classifier.look("a dog", answer="food")

@@ -15,7 +15,7 @@ from sklearn.metrics import classification_report, confusion_matrix, f1_score
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.model.output_heads import GAIN
+from clearhead.model.output_heads import BUCKETS, GAIN
 from clearhead.predictor import Predictor
 from clearhead.tasks import Classification
 from clearhead.tasks.classification import LabelOptions
@@ -113,11 +113,11 @@ def test_a_label_column_is_names_or_numbers():
     column = LabelColumn(multi_label=True, separator="|", names=("a", "b", "7"))
     assert column.parse(" b |0|b") == ("b", "a")
     assert column.parse("7") == ("7",), "a name that is a number is a name"
-    with pytest.raises(DataError, match="the label '9' is not one of the 3 in data"):
-        column.collect(["0", "9"])
-    assert LabelColumn(multi_label=True).collect(["x", ""]) == {"x": 1}
-    with pytest.raises(DataError, match="nothing to tell apart: the labels are x"):
-        LabelColumn(multi_label=True).collect(["x", "x"])
+    with pytest.raises(DataError, match=r"train\.tsv:2: the label '9' is not one of the 3 in data"):
+        column.collect(rows_of([("a", "0"), ("b", "9")]))
+    assert LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "")])) == {"x": 1}
+    with pytest.raises(DataError, match=r"train\.tsv: there is nothing to tell apart: the labels are x"):
+        LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "x")]))
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,25 @@ def test_a_temperature_undoes_scores_that_are_too_sure(many_labels):
     assert np.allclose(undo_temperature(calibrated, found, multi_label=many_labels), wanted, atol=1e-9)
 
 
+def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_report():
+    task, model, _ = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
+    rows = rows_of(labelled(31, seed=1))
+    with torch.no_grad():
+        model.eval().ngrams.rows.weight.normal_()
+    model.divide_scores(0.5)  # too sure
+    before = task.predict(model, [row.values[0] for row in rows], LabelOptions())
+    task.calibrate(model, [], rows)
+    after = task.predict(model, [row.values[0] for row in rows], LabelOptions())
+    assert [one.label for one in before] == [one.label for one in after]
+    assert task.temperature > 1
+    scores = task.score(rows, after, LabelOptions())
+    shares, temperature = np.array([list(one.scores.values()) for one in before]), task.temperature
+    wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
+    assert np.allclose([list(one.scores.values()) for one in after], wanted)
+    task.temperature = 1.0
+    assert task.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
 def test_no_threshold_has_a_better_f1(rows):
@@ -390,7 +409,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     hashes = [one + 1 for one in tokens] + [
         ((one + 1) * 1_000_003 + other + 1) % 2_147_483_647 for one, other in pairwise(tokens)
     ]
-    rows = model.ngrams.rows.weight[torch.tensor(hashes) % 2**17]
+    rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
     with pytest.raises(ValueError, match="scores runs of tokens beside hidden states; pass the tokens, too"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))
@@ -416,3 +435,18 @@ def test_broken_data_is_one_line_with_file_and_line(many, tmp_path, capsys, name
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert said in shown.err
+
+
+# the shipped recipe
+
+
+def test_the_tiny_recipe_learns_on_shipped_data_and_can_be_looked_into(tmp_path):
+    short = ["train.steps=90", "train.evaluate_every=90", "train.warmup=10", "train.batch_tokens=1024"]
+    small = ["train.learning_rate=3e-3", "model.width=64", "model.feedforward=64", "model.dropout=0.1"]
+    others = ["train.tensorboard=false", "train.heads_every=0", "text.vocabulary=1000"]
+    run = run_training("classify-tiny", out=tmp_path / "run", device="cpu", overrides=[*short, *small, *others])
+    metrics = json.loads((run / "model" / "metrics.json").read_text())
+    assert metrics["dev"]["accuracy"] > 0.6, "half of the rows are positive"
+    predictor = clearhead.load(run, device="cpu")
+    assert predictor.predict("What a wonderful day, thank you!").label == "positive"
+    assert predictor.look("Thank you!").names == ["encoder.0.self", "encoder.1.self"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ import torch
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks import Tagging
 from clearhead.tasks.settings import Options
-from clearhead.tasks.tagging.decoding import ScoredSpan
+from clearhead.tasks.tagging.entity_decoding import ScoredSpan
+from clearhead.tasks.tagging.entity_tables import count_entities, count_tables, count_tags
 from clearhead.tasks.tagging.evaluation import tag_by_frequency
-from clearhead.tasks.tagging.examples import TaggedWords
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence
-from clearhead.tasks.tagging.tables import count_entities, count_tables, count_tags
+from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_examples import TaggedWords
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -128,7 +131,7 @@ def test_it_has_learned_the_names(tagger):
 
 def test_what_was_repaired_in_the_training_data_is_reported(run):
     train, dev = (run / "report.txt").read_text().splitlines()
-    assert train.startswith("train: kept 151 of 151; repaired 2 tags out of sequence")
+    assert train.startswith("train: kept 151 of 151; flaws: 2 tags out of sequence, repaired")
     assert "(train.conll:" in train
     assert dev == "dev: kept 30 of 30"
 
@@ -267,8 +270,7 @@ def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_
 
 
 def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
-    seqeval = pytest.importorskip("seqeval.metrics")
-    sklearn = pytest.importorskip("sklearn.metrics")
+    seqeval, sklearn = import_module("seqeval.metrics"), import_module("sklearn.metrics")
     chance = random.Random(3)
     tags = ["O", "O", "B-LOC", "I-LOC", "B-PER", "I-PER", "B-creative-work"]
     wanted = [chance.choices(tags, k=chance.randint(1, 9)) for _ in range(60)]
@@ -325,7 +327,7 @@ def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
     text = tagger.task.report(found.rows, found.predictions)
     assert "I-PER" not in text
     assert text.count("weighted avg") == 2
-    assert "1 tags out of sequence, read as conlleval reads them" in text
+    assert "1 tags out of sequence, repaired as conlleval reads them" in text
     names, matrix = tagger.task.confusion(found.rows, found.predictions)
     assert names == ["LOC", "PER", "O"]
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -402,9 +404,9 @@ def test_the_tags_of_a_file_can_be_read_by_another_scheme(tmp_path):
     rows = rows_of([[("Anna", "I-PER"), ("saw", "O")]], tmp_path)
     report = Report()
     Tagging.prepare(rows, recipe_of()).examples(rows, report)
-    assert not report.repaired
+    assert not report.flaws
     Tagging.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
-    assert list(report.repaired.values()) == [1]
+    assert list(report.flaws.values()) == [1]
 
 
 def test_chinese_is_read_character_by_character(tmp_path):
@@ -470,7 +472,7 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     pairs = torch.full_like(tokens, 5)
     hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
     assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
-    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would tell it"
+    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would reveal it"
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
     model = task.build().eval()
@@ -481,6 +483,49 @@ def test_smoothing_and_crf_are_refused_together():
     with pytest.raises(ConfigError, match="label_smoothing is for the loss of single words"):
         recipe_of(loss={"label_smoothing": 0.1})
     assert recipe_of(loss={"crf": False, "label_smoothing": 0.1}).loss.label_smoothing == 0.1
+
+
+# Hugging Face
+
+BERT = ModelConfig(
+    vocabulary=31,
+    width=24,
+    heads=3,
+    layers=2,
+    feedforward=37,
+    activation="gelu",
+    positions="learned",
+    max_length=64,
+    embedding_norm=True,
+    scale_embeddings=False,
+    segments=2,
+    labels=5,
+)
+
+
+def test_a_plain_tagger_scores_words_as_transformers_scores_their_first_pieces(tmp_path):
+    transformers = import_module("transformers")
+    torch.manual_seed(4)
+    model = Tagger(BERT).eval()
+    clearhead.to_huggingface(model, tmp_path, labels=["O", "B-A", "I-A", "B-B", "I-B"])
+    theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path).eval()
+    tokens, lengths = torch.randint(1, 31, (3, 11)), torch.tensor([11, 7, 2])
+    words = torch.tensor([[1, 4, 9], [1, 2, 5], [1, 0, 0]])
+    with torch.no_grad():
+        logits = theirs(tokens, attention_mask=(torch.arange(11) < lengths[:, None]).long()).logits
+        scores = model.word_scores(tokens, lengths, torch.zeros_like(tokens), torch.zeros_like(tokens), words)
+    wanted = logits.gather(1, words[:, :, None].expand(-1, -1, 5))
+    for row, count in enumerate((3, 3, 1)):
+        assert torch.allclose(scores[row, :count], wanted[row, :count], atol=1e-5)
+
+
+@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"bigrams": 7}, {"neighbours": 3}])
+def test_what_transformers_cannot_express_is_refused(extra, tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|bigrams|neig)"
+    ):
+        clearhead.to_huggingface(Tagger(BERT, **extra), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # the shipped recipe

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.tasks.tagging.decoding import Decoder
+from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.linear_chain import (
     IMPOSSIBLE,
     Steps,
@@ -18,7 +18,7 @@ from clearhead.tasks.tagging.linear_chain import (
     viterbi,
 )
 from clearhead.tasks.tagging.schemes import count_repairs, legal_sequences, list_tags, read_tags
-from clearhead.tasks.tagging.windows import plan_windows
+from clearhead.tasks.tagging.sentence_windows import plan_windows
 
 LENGTHS = (1, 4, 3, 2)
 

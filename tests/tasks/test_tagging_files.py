@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seqeval.metrics.sequence_labeling import get_entities
 
 from clearhead.errors import ConfigError, DataError
-from clearhead.tasks.tagging.files import read_tagged
 from clearhead.tasks.tagging.schemes import SCHEMES, Span, count_repairs, detect_scheme, read_tags, write_tags
 from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.word_splitting import find_words, join_words
 
 PLAIN = "EU\tB-ORG\nrejects\tO\nGerman\tB-MISC\n\nPeter\tB-PER\nBlackburn\tI-PER\n"
@@ -193,8 +194,7 @@ tag_sequences = st.lists(
 
 @given(tag_sequences)
 def test_wrong_sequences_are_read_as_seqeval_reads_them(tags):
-    sequence_labeling = pytest.importorskip("seqeval.metrics.sequence_labeling")
-    expected = [(begin, end + 1, label) for label, begin, end in sequence_labeling.get_entities(tags)]
+    expected = [(begin, end + 1, label) for label, begin, end in get_entities(tags)]
     assert read_tags(tags) == expected
 
 

@@ -79,7 +79,9 @@ def test_a_run_leaves_what_it_promises(finished):
     assert not [path for path in finished.rglob("*") if path.suffix in (".pt", ".pkl", ".bin")], "and no pickle"
     recipe = tomllib.loads((finished / "recipe.toml").read_text())
     assert recipe["train"]["clip"] == 1.0, "the defaults are written out too"
-    assert (finished / "report.txt").read_text() == "train: kept 61 of 61\ndev: kept 7 of 7\n"
+    report, _, warning = (finished / "report.txt").read_text().partition("warning: ")
+    assert report == "train: kept 61 of 61\ndev: kept 7 of 7\n"
+    assert warning.startswith("2 of 7 inputs of dev are also in train (dev.tsv:4, dev.tsv:7)")
 
 
 def test_the_newest_checkpoints_stay_and_the_best(finished):

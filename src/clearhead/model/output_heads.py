@@ -10,7 +10,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Encoder
 
-BUCKETS = 2**17  # scores of runs of tokens, for each label
+BUCKETS = 2**18  # scores of runs of tokens, for each label
 GAIN = 30.0  # rows of their own learn at thirty times the rate: each is met in few examples
 FACTOR, PRIME = 1_000_003, 2_147_483_647
 
@@ -51,7 +51,7 @@ class _LabelledEncoder(Encoder):
 class NgramScores(nn.Module):
     """A linear model beside the encoder: each run of up to `longest` tokens has a score for every label.
 
-    Runs are hashed into 2¹⁷ rows, whose mean is scaled by the root of their number, much as TF-IDF vectors of unit
+    Runs are hashed into 2¹⁸ rows, whose mean is scaled by the root of their number, much as TF-IDF vectors of unit
     length are. All scores are 0 at first. With few examples this alone comes close to the best that can be learned.
     """
 
@@ -116,6 +116,13 @@ class Classifier(_LabelledEncoder):
             raise ShapeError("this model scores runs of tokens beside hidden states; pass the tokens, too")
         both: Tensor = scores + self.ngrams(tokens, lengths)
         return both
+
+    @torch.no_grad()
+    def divide_scores(self, temperature: float) -> None:
+        """Changes the weights so that all scores of labels are divided by `temperature`, also in an exported model."""
+        weights = [self.to_labels.weight, self.to_labels.bias]
+        for weight in weights if self.ngrams is None else [*weights, self.ngrams.rows.weight]:
+            weight /= temperature
 
 
 class TokenClassifier(_LabelledEncoder):

@@ -1,4 +1,4 @@
-"""Report: how many rows of a corpus were kept, how many dropped for which reason, and what was repaired in them."""
+"""Report: how many rows of a corpus were kept, how many dropped for which reason, and flaws of those kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Report:
 
     def __init__(self) -> None:
         self.kept = 0
-        self.repaired: dict[str, int] = {}
+        self.flaws: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.places: dict[str, list[Row]] = {}
         self.remarks: dict[str, int] = {}
@@ -40,16 +40,16 @@ class Report:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self._remember(row, reason)
 
-    def repair(self, row: Row, what: str, count: int = 1) -> None:
+    def add_flaw(self, row: Row, what: str, count: int = 1) -> None:
         """Counts what was wrong in a row that is used all the same: "tags out of sequence".
 
         >>> report = Report()
         >>> report.keep()
-        >>> report.repair(Row(("",), "data/train.conll", 9), "tags out of sequence", 2)
+        >>> report.add_flaw(Row(("",), "data/train.conll", 9), "tags out of sequence", 2)
         >>> print(report)
-        kept 1 of 1; repaired 2 tags out of sequence (train.conll:9)
+        kept 1 of 1; flaws: 2 tags out of sequence (train.conll:9)
         """
-        self.repaired[what] = self.repaired.get(what, 0) + count
+        self.flaws[what] = self.flaws.get(what, 0) + count
         self._remember(row, what)
 
     def _remember(self, row: Row, reason: str) -> None:
@@ -67,19 +67,19 @@ class Report:
         >>> Report().to_dict()
         {'kept': 0, 'dropped': {}}
         """
-        dropped, repaired = (
+        dropped, flaws = (
             {
                 reason: {"count": count, "first": [place.where for place in self.places[reason][:SHOWN]]}
                 for reason, count in counts.items()
             }
-            for counts in (self.dropped, self.repaired)
+            for counts in (self.dropped, self.flaws)
         )
-        return {"kept": self.kept, "dropped": dropped, **({"repaired": repaired} if repaired else {})}
+        return {"kept": self.kept, "dropped": dropped, **({"flaws": flaws} if flaws else {})}
 
     def __str__(self) -> str:
         remarks = [f"{count:,} {what}" for what, count in self.remarks.items()]
         parts = [", ".join([f"kept {self.kept:,} of {self.total:,}", *remarks])]
-        for verb, counts in (("dropped", self.dropped), ("repaired", self.repaired)):
+        for verb, counts in (("dropped", self.dropped), ("flaws:", self.flaws)):
             reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in counts.items()]
             parts += [f"{verb} {', '.join(reasons)}"] if reasons else []
         return "; ".join(parts)

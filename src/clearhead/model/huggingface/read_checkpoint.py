@@ -12,21 +12,10 @@ from pathlib import Path
 import torch
 
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.checkpoint_files import CONFIG, CheckpointTensors
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.families import FAMILIES
 from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
-
-FAMILIES = {
-    "bert": bert.map_checkpoint,
-    "roberta": bert.map_checkpoint,
-    "xlm-roberta": bert.map_checkpoint,
-    "gpt2": gpt2.map_checkpoint,
-    "llama": llama.map_checkpoint,
-    "mistral": llama.map_checkpoint,
-    "qwen2": llama.map_checkpoint,
-    "marian": marian.map_checkpoint,
-}
 
 
 def from_huggingface(folder: str | Path) -> Model:

@@ -199,7 +199,10 @@ def _check_expressible(config: ModelConfig, name: str, required: dict[str, Any])
 
 def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tensor | None) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
-    assert {one.ours for one in mappings} == set(parameters), "every parameter is mapped"
+    mapped = {one.ours for one in mappings}
+    if unknown := [name for name in parameters if name not in mapped]:  # of a subclass, such as the steps of a CRF
+        raise CheckpointError(f"a Hugging Face checkpoint has no place for {', '.join(unknown)}")
+    assert mapped == set(parameters), "every parameter is mapped"
     return {
         name: one.to_theirs(parameters[one.ours][rows], order)
         for one in mappings

@@ -186,7 +186,7 @@ def _search_one_by_one(
         raise PackageError(
             "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
         ) from None
-    found = search(vectors, questions, count, "ip", exact=True)
+    found = search(vectors, questions, count, "ip", exact=True, threads=torch.get_num_threads())
     shape = (len(questions), count)
     return 1.0 - np.reshape(found.distances, shape).astype(np.float64), np.reshape(found.keys, shape).astype(np.int64)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 BINS = 15
-COLDEST, HOTTEST = 0.5, 10.0  # temperatures: few rows, all right, would ask for 0
+COLDEST, HOTTEST = 0.2, 10.0  # temperatures: few rows, all right, would ask for 0
 STEPS = 60  # of the golden section: far below any difference that could be seen
 
 

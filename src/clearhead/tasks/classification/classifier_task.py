@@ -71,7 +71,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         self.counts = list(counts)  # training rows with each label, and of all
         self.columns = PAIRS if pairs else type(self).columns
         self.metric = "macro_f1" if self.column.multi_label else "accuracy"
-        self.temperature, self.thresholds = 1.0, [0.5] * len(self.labels)
+        self.temperature = 1.0  # that the model's scores were divided by
+        self.thresholds = [0.5] * len(self.labels)
         self.label_smoothing = self.token_dropout = self.r_drop = 0.0
         self.weights: Tensor | None = None  # of the labels in the loss
 
@@ -109,7 +110,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         data, pairs = recipe.data, bool(rows) and len(rows[0].values) == len(PAIRS)
         names = () if data.label_names is None else tuple(data.label_names)
         column = LabelColumn(data.multi_label, data.label_separator, names)
-        counts = column.collect(row.values[-1] for row in rows)
+        counts = column.collect(rows)
         if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
             counts = {label: counts[label] for label in start.labels}
         tokenizer = recipe.text.make_tokenizer((text for row in rows for text in row.values[:-1]), start)
@@ -250,13 +251,14 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
-        """Fits the temperature on dev, and for several labels a threshold of each."""
+        """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
         rows = [row for row in dev if not self.row_problem(row)]
         if not rows:
             return
         logits, _ = self._logits(model, [self.input_of(row) for row in rows], LabelOptions())
         right = np.array([self._label_numbers(row) for row in rows], dtype=np.int64)
         self.temperature = fit_temperature(logits.double().numpy(), right)
+        model.divide_scores(self.temperature)
         if self.column.multi_label:
             self.thresholds = choose_thresholds((logits.double() / self.temperature).sigmoid().numpy(), right)
 
@@ -266,8 +268,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def predict(self, model: Classifier, inputs: Sequence[Input], options: LabelOptions) -> list[LabelPrediction]:
         inputs = [self.check_input(one) for one in inputs]
         logits, notes = self._logits(model, inputs, options)
-        scaled = logits / self.temperature
-        shares = scaled.sigmoid() if self.column.multi_label else scaled.softmax(-1)
+        shares = logits.sigmoid() if self.column.multi_label else logits.softmax(-1)
         return [self._prediction(row, options.best, note) for row, note in zip(shares.tolist(), notes, strict=True)]
 
     def _logits(
@@ -348,7 +349,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         checked = self.check_input(given)
         [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
         windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
-        return [Trace({"tokens": window}, text=prediction.text, notes=prediction.notes) for window in windows]
+        notes = [prediction.describe(), *prediction.notes]
+        return [Trace({"tokens": window}, text=prediction.text, notes=notes) for window in windows]
 
     def run_trace(self, model: Classifier, trace: Trace) -> None:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clearhead.errors import DataError
+from clearhead.text import Row
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,22 @@ class LabelColumn:
         stripped = (part.strip() for part in parts)
         return tuple(dict.fromkeys(self._name(part) for part in stripped if part))
 
-    def collect(self, rows: Iterable[str]) -> dict[str, int]:
+    def collect(self, rows: Sequence[Row]) -> dict[str, int]:
         """The labels that occur and how often, in the order of `names`, or else sorted."""
-        counts, total = Counter[str](), 0
-        for written in rows:
-            counts.update(self.parse(written))
-            total += 1
-        if self.names and (unknown := [label for label in counts if label not in self.names]):
-            raise DataError(
-                f"the label {unknown[0]!r} is not one of the {len(self.names)} in data.label_names, and no number "
-                f"below {len(self.names)}"
-            )
+        counts = Counter[str]()
+        for row in rows:
+            labels = self.parse(row.values[-1])
+            if self.names and (unknown := [label for label in labels if label not in self.names]):
+                raise DataError(
+                    f"{row.where}: the label {unknown[0]!r} is not one of the {len(self.names)} in data.label_names, "
+                    f"and no number below {len(self.names)}"
+                )
+            counts.update(labels)
         # One label of many is something to tell apart if there are texts without it.
-        if len(counts) < 2 and not (self.multi_label and counts and max(counts.values()) < total):
-            raise DataError(f"there is nothing to tell apart: the labels are {', '.join(counts) or 'all empty'}")
+        if len(counts) < 2 and not (self.multi_label and counts and max(counts.values()) < len(rows)):
+            place = f"{rows[0].file}: " if rows else ""
+            said = f"there is nothing to tell apart: the labels are {', '.join(counts) or 'all empty'}"
+            raise DataError(f"{place}{said}")
         return {label: counts[label] for label in (self.names or sorted(counts)) if label in counts}
 
     def _name(self, part: str) -> str:

@@ -34,6 +34,17 @@ class LabelPrediction(Prediction):
         answer = {"label": self.label, "score": self.score} if self.labels is None else {"labels": list(self.labels)}
         return {**answer, "scores": self.scores, "notes": list(self.notes)}
 
+    def describe(self) -> str:
+        """One line with the answer and its probabilities, for the page of `look`.
+
+        >>> LabelPrediction("good", score=0.9, scores={"good": 0.9, "bad": 0.1}).describe()
+        'the label is good (0.90)'
+        """
+        sure = [f"{label} ({(self.scores or {}).get(label, self.score):.2f})" for label in self.answers]
+        if self.labels is None:
+            return f"the label is {sure[0]}"
+        return f"the labels are {', '.join(sure)}" if sure else "it has none of the labels"
+
     def ranking(self) -> list[tuple[str, float | None]]:
         scores: dict[str, float | None] = {**(self.scores or {self.text: self.score})}
         return list(scores.items())[: self.best]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def find_flaws(sentence: Sentence, labels: Collection[str]) -> dict[str, int]:
     """What is wrong in a sentence that can be used all the same, and how often; `labels` are those of training."""
     flaws = {
-        "tags out of sequence, read as conlleval reads them": sentence.repairs,
+        "tags out of sequence, repaired as conlleval reads them": sentence.repairs,
         "entities that begin or end inside a word": sentence.misplaced,
         "entities with a label that is not in the training data": sum(
             span.label not in labels for span in sentence.entities

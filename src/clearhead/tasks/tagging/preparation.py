@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import CheckpointError
 from clearhead.model import ModelConfig
-from clearhead.tasks.tagging.examples import WordEncoder, list_bigrams
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags
 from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.tasks.tagging.tagging_examples import WordEncoder, list_bigrams
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer

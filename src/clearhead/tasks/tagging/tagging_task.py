@@ -16,27 +16,27 @@ from torch import Tensor
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
 from clearhead.storage import read_json, write_json
-from clearhead.tasks.base import Baseline, Evaluation, Scores, Task
+from clearhead.tasks.base import SMALL, Baseline, Evaluation, Scores, Task
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.settings import Options, TaskRecipe
-from clearhead.tasks.tagging.decoding import Decoder
+from clearhead.tasks.tagging.entity_decoding import Decoder
+from clearhead.tasks.tagging.entity_tables import Tables, count_tables
 from clearhead.tasks.tagging.evaluation import count_confusions, describe_flaws, find_flaws, tag_by_frequency
-from clearhead.tasks.tagging.examples import (
+from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
+from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
+from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
+from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
+from clearhead.tasks.tagging.tagged_files import read_tagged
+from clearhead.tasks.tagging.tagged_text import TaggedText
+from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_examples import (
     TaggedExamples,
     TaggedWords,
     WindowTokens,
     WordEncoder,
     make_windows,
 )
-from clearhead.tasks.tagging.files import read_tagged
-from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
-from clearhead.tasks.tagging.prediction import TaggedText
-from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
-from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
-from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
-from clearhead.tasks.tagging.settings import TaggingRecipe
-from clearhead.tasks.tagging.tables import Tables, count_tables
-from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
 from clearhead.tasks.tagging.word_scoring import score_words
 from clearhead.tasks.trace import Trace
 
@@ -137,7 +137,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             kept.append(row)
             sentences.append(self.input_of(row))
             for what, count in find_flaws(sentences[-1], self.types).items():
-                report.repair(row, what, count)
+                report.add_flaw(row, what, count)
         if not kept:
             raise DataError(f"no sentence is left to use\n{report}")
         numbers = self.decoder.numbers
@@ -187,7 +187,14 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         if "train" not in chosen:  # a large model on a GPU
             return chosen
         model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
-        train = {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear", "steps": 2000, "evaluate_every": 200}
+        steps = 1000 if rows < SMALL else 4000
+        train = {
+            "learning_rate": 2e-3,
+            "warmup": 100,
+            "schedule": "linear",
+            "steps": steps,
+            "evaluate_every": steps // 10,
+        }
         return {"model": model, "train": {**chosen["train"], **train}}
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.tasks.tagging.examples import WindowTokens
 from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_examples import WindowTokens
 from clearhead.text.batches import Ragged, token_batches
 
 TOKENS = 2048  # of a batch, pads included: larger ones are no faster on a CPU

@@ -19,7 +19,7 @@ class TaggingText(Text):
     bigrams: int = Field(0, ge=0)  # so many frequent pairs of neighbouring words have a vector of their own
     neighbours: int = Field(1, ge=1)  # a convolution over so many pieces is added to their embeddings; 1: none
     # This share of pieces is read as unknown in training; in use, words with characters that training never saw are.
-    unknown: float = Field(0.0, ge=0, lt=1)
+    unknown: float = Field(0.05, ge=0, lt=1)
 
 
 class TaggingLoss(Section):

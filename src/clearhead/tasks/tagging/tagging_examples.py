@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.tagging.windows import Window, plan_windows
+from clearhead.tasks.tagging.sentence_windows import Window, plan_windows
 from clearhead.tasks.tagging.word_case import word_case
 from clearhead.text.batches import Batch, Ragged
 
