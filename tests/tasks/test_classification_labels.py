@@ -116,7 +116,7 @@ def test_a_label_column_is_names_or_numbers():
     with pytest.raises(DataError, match=r"train\.tsv:2: the label '9' is not one of the 3 in data"):
         column.collect(rows_of([("a", "0"), ("b", "9")]))
     assert LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "")])) == {"x": 1}
-    with pytest.raises(DataError, match=r"train\.tsv: there is nothing to tell apart: the labels are x"):
+    with pytest.raises(DataError, match=r"train\.tsv: at least two different labels are needed; found x"):
         LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "x")]))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LabelledTexts(NamedTuple):
-    """A batch: texts as tokens, and the number of each one's label, or (texts, labels) with a 1 for each it has."""
+    """A batch: texts as tokens, and the index of each one's label, or a multi-hot matrix (texts, labels)."""
 
     tokens: Tensor
     lengths: Tensor
@@ -25,7 +25,7 @@ class LabelledTexts(NamedTuple):
 
 
 class TextExamples(Examples[LabelledTexts]):
-    """Texts as tokens, each with the number of its label, or with a 0 or 1 for every label."""
+    """Texts as tokens, each with the index of its label, or with a multi-hot row over all labels."""
 
     def __init__(
         self, texts: list[list[int]], labels: Sequence[int] | Sequence[Sequence[float]], rows: list[Row], pad: int

@@ -345,7 +345,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def traces(self, model: Classifier, given: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
         """A text, read once, or once for each window of a long one."""
         if answer is not None:
-            raise DataError("classification reads no answer: leave --answer away")
+            raise DataError("the task classification cannot use --answer; omit it")
         checked = self.check_input(given)
         [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
         windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
@@ -374,8 +374,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
         if (len(labels), tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
-                f"{config.vocabulary}"
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model {config.labels} and "
+                f"{config.vocabulary}; copy the folder again"
             )
         names = tuple(settings.get("label_names", ()))
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)

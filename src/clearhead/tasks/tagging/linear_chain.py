@@ -20,7 +20,7 @@ LARGEST = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence 
 
 
 class Steps(NamedTuple):
-    """Scores of beginning with a tag, of going from one (rows) to another (columns), and of ending with one."""
+    """Start scores of tags, transition scores from tag (rows) to tag (columns), and end scores."""
 
     first: Float[Tensor, " tags"]
     between: Float[Tensor, "tags tags"]
@@ -137,7 +137,7 @@ def backward_messages(
 
 
 class ChainProbabilities:
-    """Probabilities of stretches of tags under all sequences of a batch, by the forward-backward algorithm."""
+    """Marginal probabilities of spans of tags, by the forward-backward algorithm."""
 
     def __init__(
         self, emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
