@@ -122,7 +122,10 @@ def test_a_label_column_is_names_or_numbers():
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, r"data\.label_names: .*names\.txt cannot be read: No such file"), ("a\n\nb\n", r"names\.txt:2: a name")],
+    [
+        (None, r"data\.label_names: .*names\.txt cannot be read: No such file"),
+        ("a\n\nb\n", r"names\.txt:2: empty line"),
+    ],
 )
 def test_a_file_of_names_with_something_wrong_leaves_no_run(tmp_path, content, said):
     write_tsv(tmp_path / "train.tsv", many_labelled(20, 1))

@@ -419,7 +419,9 @@ def test_tokenizers_of_another_model_are_refused(tmp_path):
     task.target.save(tmp_path, "target-tokenizer")
     task.target.save(tmp_path, "source-tokenizer")
     source, target = task.source.size, task.target.size
-    with pytest.raises(CheckpointError, match=f"know {target} and {target} tokens, the model {source} and {target}"):
+    with pytest.raises(
+        CheckpointError, match=f"have {target} and {target} tokens, but its model {source} and {target}"
+    ):
         Translation.load(tmp_path, task.config, task.settings)
 
 
