@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -161,7 +162,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def build(self) -> PooledEncoder:
         return PooledEncoder(self.config)
 
-    def loss(self, model: PooledEncoder, batch: Any) -> Tensor:
+    def loss(self, model: PooledEncoder, batch: Any) -> Float[Tensor, ""]:
         return self._pair_loss(model, batch) if self.kind == "pairs" else self._intent_loss(model, batch)
 
     def _intent_loss(self, model: PooledEncoder, batch: Questions) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.tasks.base import Examples
@@ -95,7 +96,7 @@ def text_windows(parts: Sequence[Sequence[int]], limit: int | None, start: int, 
     ]
 
 
-def mark_segments(tokens: Tensor, end: int) -> Tensor:
+def mark_segments(tokens: Int[Tensor, "texts tokens"], end: int) -> Int[Tensor, "texts tokens"]:
     """0 up to the first end and 1 after it, as BERT marks the texts of a pair.
 
     >>> mark_segments(torch.tensor([[1, 7, 2, 8, 9, 2]]), 2)
@@ -105,7 +106,9 @@ def mark_segments(tokens: Tensor, end: int) -> Tensor:
     return (ends.cumsum(1) - ends).clamp(max=1)
 
 
-def hide_tokens(tokens: Tensor, share: float, hidden: int, kept: Sequence[int]) -> Tensor:
+def hide_tokens(
+    tokens: Int[Tensor, "texts tokens"], share: float, hidden: int, kept: Sequence[int]
+) -> Int[Tensor, "texts tokens"]:
     """A random share of the tokens becomes `hidden`, except those in `kept`, such as start and end."""
     chosen = torch.rand(tokens.shape, device=tokens.device) < share
     for token in kept:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -214,7 +215,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def build(self) -> Classifier:
         return Classifier(self.config)
 
-    def loss(self, model: Classifier, batch: LabelledTexts) -> Tensor:
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
         if not model.training:
             return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
         scores = self._label_scores(model, batch.tokens, batch.lengths)

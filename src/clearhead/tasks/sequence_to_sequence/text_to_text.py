@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -176,7 +177,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
 
     # Model
 
-    def loss(self, model: EncoderDecoder, batch: Pairs) -> Tensor:
+    def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
         # The target needs no mask of its own: its pads come last, so causality hides them from every word.
         hidden = model(batch.source, batch.target, Mask.padding(batch.lengths))
         smoothing = self.label_smoothing if model.training else 0.0
@@ -241,7 +242,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         reads = {"source": [*source, self.source.end], "target": [self.target.start, *target]}
         return Trace(reads, [*target, self.target.end], text, **known)
 
-    def run_trace(self, model: EncoderDecoder, trace: Trace) -> Tensor:
+    def run_trace(self, model: EncoderDecoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         device = model.vocabulary.words.weight.device
         source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
         scores: Tensor = model.logits(model(source, target))[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -199,7 +200,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         }
         return {"model": model, "train": {**chosen["train"], **train}}
 
-    def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
+    def loss(self, model: Tagger, batch: TaggedWords) -> Float[Tensor, ""]:
         if model.training and self.unknown:
             batch = self._hide_pieces(batch)
         scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
