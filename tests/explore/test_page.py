@@ -607,7 +607,7 @@ def test_a_file_of_maps_shows_the_largest_weights_exactly(watched, folder):
     assert "This file contains" in watched.text("#notes")
     key = int(weights[307].argmax())
     watched.open(watched.page.url.split("#")[0], f"at=encoder.0.self/0&view=300,316,{key - 8},{key + 8}")
-    watched.until("#resolution", "top keys exact")
+    watched.until("#resolution", "only top keys are exact")
 
 
 def test_a_picture_is_shaded_patch_by_patch(watched, folder):
