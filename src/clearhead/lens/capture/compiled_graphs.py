@@ -61,8 +61,8 @@ def encode_seen(seen: Seen) -> EncodedCall:
         states.append(None if part is None else part.state())
         if part is not None and states[-1] is None:
             raise LensError(
-                f"a compiled model cannot be watched with {part!r}: only built-in masks and biases, with built-in "
-                "buckets, can leave a compiled graph; watch the model without torch.compile"
+                f"a compiled model cannot be watched with {part!r}, only with built-in masks, biases and "
+                "bucket functions; watch the model without torch.compile"
             )
     mask, bias = states
     q, k, v, *_ = seen

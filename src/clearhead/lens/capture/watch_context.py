@@ -152,7 +152,9 @@ def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: M
         raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
-        raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
+        raise LensError(
+            f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
+        )
     return WatchSettings(tuple(chosen), numbers, detail)
 
 
