@@ -52,7 +52,7 @@ def test_keys_without_their_values():
 
 
 def test_batches_that_differ():
-    with refused(ShapeError, "batches of 2, 3 and 2", "q (2, 6, 5, 7)", "k (3, 3, 11, 7)"):
+    with refused(ShapeError, "same batch size, got 2, 3 and 2", "q (2, 6, 5, 7)", "k (3, 3, 11, 7)"):
         attend(q(), k(batch=3), k())
 
 

@@ -309,7 +309,7 @@ def test_what_a_format_cannot_express_is_not_written(kind, changes, words, tmp_p
 
 
 def test_a_decoder_is_not_written(tmp_path):
-    with pytest.raises(CheckpointError, match="a Decoder cannot be written; what can is an Encoder, as BERT"):
+    with pytest.raises(CheckpointError, match="a Decoder cannot be written; only an Encoder"):
         to_huggingface(Decoder(ModelConfig(**CLASSIC)), tmp_path)
 
 

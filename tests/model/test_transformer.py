@@ -284,7 +284,7 @@ def test_pad_queries_flag_of_a_context_mask_says_nothing_about_the_target():
 
 def test_positions_where_they_mean_nothing_are_refused():
     for kind in ("alibi", "relative", "none"):
-        with pytest.raises(ShapeError, match=f"no meaning for a model with positions='{kind}'"):
+        with pytest.raises(ShapeError, match=f"no effect in a model with positions='{kind}'"):
             Encoder(config(positions=kind))(tokens(1, 3), positions=torch.arange(3))
 
 

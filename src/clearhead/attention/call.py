@@ -92,7 +92,9 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
     q, k, v = named.values()
     shapes = f"(got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)})"
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ShapeError(f"q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}")
+        raise ShapeError(
+            f"q, k and v must have the same batch size, got {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}"
+        )
     if q.shape[3] != k.shape[3]:
         raise ShapeError(
             f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "

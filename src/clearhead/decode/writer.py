@@ -75,7 +75,9 @@ class Writer:
         if context is None:
             return cls(model, prompts)
         if len(context) != len(prompts):
-            raise ShapeError(f"{len(prompts)} prompts, but {len(context)} samples of context")
+            raise ShapeError(
+                f"{len(prompts)} prompts, but {len(context)} samples of context; give one prompt per sample"
+            )
         every = [context.shape[1]] * len(context)
         lengths = _check_lengths(every if context_lengths is None else context_lengths, context, "context")
         return cls(model, prompts, context=context, context_lengths=lengths)

@@ -154,7 +154,7 @@ class Stack(nn.Module):
         if positions is None:
             positions = torch.arange(start, end, device=x.device)
         elif self.positions is None:
-            raise ShapeError(f"positions= has no meaning for a model with positions={self.config.positions!r}")
+            raise ShapeError(f"positions= has no effect in a model with positions={self.config.positions!r}; omit it")
         turns = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         if isinstance(self.positions, Sinusoidal):
             x = x + self.positions(positions, x.dtype)

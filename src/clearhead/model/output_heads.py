@@ -113,7 +113,7 @@ class Classifier(_LabelledEncoder):
         if self.ngrams is None:
             return scores
         if tokens is None:
-            raise ShapeError("this model scores runs of tokens beside hidden states; pass the tokens, too")
+            raise ShapeError("this model also scores n-grams of tokens; pass tokens= as well")
         both: Tensor = scores + self.ngrams(tokens, lengths)
         return both
 

@@ -137,14 +137,14 @@ def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
         kinds = settings.values["layer_types"]
         known = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
-            raise settings.unsupported("layer_types", f"one of {' and '.join(known)} for each layer can be read")
+            raise settings.unsupported("layer_types", f"it must list {' or '.join(known)} for each layer")
         said, sliding = sliding, kinds.count("sliding_attention")
         if (kind != "qwen2" and said != sliding) or (sliding and window is None):
             raise settings.unsupported("layer_types", "sliding_window must agree with it")
     if sliding not in (0, layers):
         raise CheckpointError(
             f"{settings.source}: {sliding} of {layers} layers have a window of {window} tokens (layer_types, "
-            "max_window_layers); here all have the same window or none"
+            "max_window_layers); clearhead needs the same window in all layers, or none"
         )
     return window if sliding else None
 
