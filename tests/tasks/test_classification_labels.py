@@ -414,7 +414,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     ]
     rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
-    with pytest.raises(ValueError, match="scores runs of tokens beside hidden states; pass the tokens, too"):
+    with pytest.raises(ValueError, match="also scores n-grams of tokens; pass tokens= as well"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))
 
 

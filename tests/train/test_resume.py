@@ -126,7 +126,7 @@ def test_a_finished_run_may_be_given_more_steps(tmp_path):
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 2")
     out = train(recipe, tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds a run already; --resume goes on with it, --overwrite starts anew"):
+    with pytest.raises(ConfigError, match="already holds a run; --resume continues it, --overwrite replaces it"):
         train(recipe, out)
     train(recipe, out, overwrite=True)
     (tmp_path / "thesis").mkdir()

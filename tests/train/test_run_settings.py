@@ -91,7 +91,7 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[train]") :])
     out = train(recipe, tmp_path / "run")
-    assert "no [model] section: shape = tiny, dropout = 0.2 suits 61 examples" in capsys.readouterr().err
+    assert "no [model] section: using shape = tiny, dropout = 0.2, chosen for 61 examples" in capsys.readouterr().err
     saved, _ = read_recipe(str(out / "recipe.toml"))
     assert saved.model == {"shape": "tiny", "dropout": 0.2}
     assert saved.train.learning_rate == 0.01, "what the recipe says stays"

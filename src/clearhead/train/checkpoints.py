@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 class Checkpoints:
-    """The checkpoints of one run; keeps the newest `keep`, the best, and the newest unplanned one."""
+    """The checkpoints of one run; keeps the newest `keep`, the best, and the newest from an interruption."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self.folder, self.keep, self.processes = folder, keep, processes

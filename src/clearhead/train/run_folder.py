@@ -47,7 +47,7 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
         _refuse_changes(saved, recipe)
     elif begun and not overwrite:
         raise ConfigError(
-            f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
+            f"{where} already holds a run; --resume continues it, --overwrite replaces it, --out chooses another folder"
         )
     elif inside:  # nothing was trained yet, so nothing is resumed: a new recipe must not meet old tokenizers
         aside = temporary_path(where, "old")

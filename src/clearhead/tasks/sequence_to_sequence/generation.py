@@ -47,7 +47,7 @@ class GeneratedText(Prediction):
 
 @dataclass(frozen=True)
 class WrittenPart(Generic[PartT]):
-    """What the search found for a part, best first; `retry` says how it was written again, if it looped."""
+    """The hypotheses for one part of an input, best first; `retry` describes the second try if the first looped."""
 
     hypotheses: list[Hypothesis]
     part: PartT

@@ -130,7 +130,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             source = target = text.make_tokenizer(chain(sources, targets), start)
             sizes = {"vocabulary": target.size}
         elif start is not None:
-            raise ConfigError("weights to start from have one tokenizer for both sides: set text.shared = true")
+            raise ConfigError("train.init_from uses one tokenizer for source and target: set text.shared = true")
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}

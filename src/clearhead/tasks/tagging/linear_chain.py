@@ -1,4 +1,4 @@
-"""Linear chains over tags: Viterbi's best sequence, the partition of a CRF, and the probability of an entity.
+"""Linear chains over tags: Viterbi's best sequence, the partition function of a CRF, and the probability of an entity.
 
 A sequence scores the sum of its words' scores (`emissions`), of its steps from tag to tag, and of its ends. Without
 learned steps these are 0 where legal; what is illegal is −∞. All functions take padded batches with lengths.
