@@ -290,7 +290,7 @@ def test_what_cannot_be_drawn_is_refused(translation):
         figures.head_map(torch.ones(4))
     with pytest.raises(ShapeError, match="2 tokens are given for 3 keys"):
         figures.head_map(weights(5, 3), keys=["a", "b"])
-    with pytest.raises(ShapeError, match="3 heads, numbered from 0, not 3"):
+    with pytest.raises(ShapeError, match="3 heads, numbered from 0; there is no 3"):
         figures.head_map(weights(3, 5, 5), 3)
     with pytest.raises(ShapeError, match="nothing to draw: 0 queries, 5 keys"):
         figures.head_map(torch.ones(0, 5))

@@ -111,7 +111,7 @@ def test_windows_are_selected_like_python_slices():
     assert sight.weights(0, 0, slice(5, 5)).shape == (0, 7)
     with pytest.raises(RecordError, match=r"queries at positions 0 to 6, not at 7"):
         sight.weights(0, 0, 7)
-    with pytest.raises(RecordError, match=r"1 samples?, numbered from 0, not 1"):
+    with pytest.raises(RecordError, match=r"1 samples?, numbered from 0; there is no 1"):
         sight.weights(1, 0)
 
 

@@ -399,9 +399,9 @@ def test_the_baseline_of_pairs_is_bm25(pairs):
 
 
 def test_one_answer_is_nothing_to_choose_from():
-    with pytest.raises(DataError, match="no different answers to choose from: the only one is 'yes'"):
+    with pytest.raises(DataError, match="at least two different answers are needed; the only one is 'yes'"):
         Answers.prepare(rows_of([("a", "yes"), ("b", "yes"), ("c", "")]), recipe_of())
-    with pytest.raises(DataError, match="no different answers to choose from: all are empty"):
+    with pytest.raises(DataError, match="at least two different answers are needed; all are empty"):
         Answers.prepare(rows_of([("a", ""), ("b", " ")]), recipe_of())
 
 

@@ -152,7 +152,7 @@ def test_an_entity_inside_a_word_is_learned_as_the_word_and_counted(write):
             "from 0 to 3 is not inside the text of 2",
         ),
         ('{"text": "EU", "entities": [{"start": 1, "end": 1, "label": "ORG"}]}', "from 1 to 1 is not inside"),
-        ('{"text": "EU", "entities": [{"start": 0, "end": 2}]}', 'an entity is {"start": 0, "end": 2, "label": "ORG"}'),
+        ('{"text": "EU", "entities": [{"start": 0, "end": 2}]}', 'must be {"start": 0, "end": 2, "label": "ORG"}'),
         (
             '{"text": "ab cd", "entities": [{"start": 0, "end": 3, "label": "A"}, '
             '{"start": 2, "end": 5, "label": "B"}]}',

@@ -303,7 +303,7 @@ def _build_buckets(state: Mapping[str, Any], rows: int) -> Callable[[Tensor], Te
         exact = (count // 2 if both_ways else count) // 2
         if 0 < exact < furthest and count <= rows:
             return t5_buckets(count, furthest, both_ways=both_ways)
-    raise ShapeError(f"buckets {state!r:.80} do not fit a table of {rows} rows")
+    raise ShapeError(f"cannot restore a bias: its saved buckets {state!r:.80} do not fit a table of {rows} rows")
 
 
 def _floats(tensor: Tensor, axes: int, name: str, shape: str) -> Tensor:

@@ -26,7 +26,7 @@ def evaluate(
     model: Model,
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); one file per column; shipped:NAME."),
+        typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz), or one file per column, or shipped:NAME."),
     ],
     columns: Columns = None,
     as_json: Json = False,
@@ -34,7 +34,7 @@ def evaluate(
         bool, typer.Option("--report", help="Also print tables, such as precision and recall per label.")
     ] = (False),
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix; also .svg, .pdf.")
+        Path | None, typer.Option(metavar="FILE.png", help="Write the confusion matrix as .png, .svg or .pdf.")
     ] = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Also score a simple method (TF-IDF, BM25) on the same data.")

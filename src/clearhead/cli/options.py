@@ -19,7 +19,7 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="A,B|A=X,B=Y",
-        help="TSV: fields in order, - skips one. CSV, JSONL: the file's names for the task's columns.",
+        help="TSV: the fields in order; - skips one. CSV, JSONL: TASK_COLUMN=FILE_COLUMN for each.",
         show_default="as in training, or the task's",
     ),
 ]

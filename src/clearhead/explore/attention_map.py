@@ -38,7 +38,7 @@ class WeightLine(NamedTuple):
 
 
 class AttentionMap:
-    """One attention of one sample: `counts` queries and keys, from the positions `first` on.
+    """One attention of one sample. `counts` and `first` are pairs (queries, keys): how many, and the first position.
 
     If only every n-th query was measured, sums are multiplied by n. Weights are exact if q and k were kept, or if the
     map has one pixel for each of them.

@@ -63,7 +63,7 @@ def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any)
 
 class HuggingFaceOptions(Options):
     beams: int | None = option(None, "How many beams the search keeps.", flag="--beam", ge=1)
-    most: int | None = option(None, "How many tokens the model writes.", ge=1)
+    most: int | None = option(None, "Maximum number of tokens that the model writes.", ge=1)
 
 
 class HuggingFaceReader:

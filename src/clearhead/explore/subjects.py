@@ -110,7 +110,7 @@ def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]
 
 
 class ProgressLine:
-    """Prints to the standard error how many of `total` are done and how long the rest takes; call it with the number.
+    """Prints to stderr how many of `total` are done and the time left; call it with the number of those done.
 
     On a terminal one line is updated every 0.2 s; elsewhere a line is added every 15 s.
     """

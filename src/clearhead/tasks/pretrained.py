@@ -62,7 +62,7 @@ class Pretrained:
             taken.append(name)
         if not any(".layers." in name for name in taken):
             raise ConfigError(
-                f"train.init_from: {self.folder} has no layer that this model has; start from weights of its kind"
+                f"train.init_from: no layer of {self.folder} fits this model; choose weights of the same architecture"
             )
         return Transfer(taken, new, [name for name in self.tensors if name not in set(taken)])
 

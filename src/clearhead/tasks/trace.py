@@ -27,7 +27,7 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class Traceable(Protocol):
-    """What can trace a model: every task that shows its attention, and the reader of Hugging Face's folders."""
+    """An object that can trace a model: a task whose attention `look` can show, or a HuggingFaceReader."""
 
     name: ClassVar[str]
     options: ClassVar[type[Options]]

@@ -118,7 +118,10 @@ class Tokenizer:
     def to_huggingface(self, folder: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
         if self._convert is not None:
-            raise ConfigError(f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r})")
+            raise ConfigError(
+                f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r}); "
+                "only tokenizers trained with script=None can be exported"
+            )
         engine = _import_library().Tokenizer.from_str(self.engine.to_str())
         tokens = self.settings.get("tokens")
         if tokens is None:

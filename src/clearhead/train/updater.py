@@ -1,4 +1,4 @@
-"""Updater: one optimizer step from a window of batches, on one process or several."""
+"""Updater: one optimizer step from one or more accumulated batches, on one process or several."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _read_sight(
     if blocks == (0, 0):
         raise RecordError(f"no map of {sight.name!r} was measured; watch(…, pixels=256) measures one")
     if not 0 <= sample < sight.map.shape[0]:
-        raise RecordError(f"{sight.name!r} has {sight.map.shape[0]} samples, numbered from 0, not {sample!r}")
+        raise RecordError(f"{sight.name!r} has {sight.map.shape[0]} samples, numbered from 0; there is no {sample!r}")
     places = [sight.place_of(one) for one in wanted]
     return sight.map[sample, places].double().mean(0), positions, blocks
 
@@ -155,4 +155,4 @@ def _cut_texts(texts: Tokens, count: int, what: str) -> Sequence[str | None] | N
 
 def _check_number(number: int, count: int, what: str) -> None:
     if not 0 <= number < count:
-        raise ShapeError(f"there are {count} {what}, numbered from 0, not {number!r}")
+        raise ShapeError(f"there are {count} {what}, numbered from 0; there is no {number!r}")

@@ -52,7 +52,7 @@ class BatchHistory:
         """
         rows = torch.as_tensor(rows).long().cpu().flatten()
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.present):
-            raise AssertionError(f"rows {rows.tolist()} of {len(self.present)} samples")
+            raise AssertionError(f"rows {rows.tolist()} must be from 0 to {len(self.present) - 1}")
         new = [self.present[row] for row in rows.tolist()]
         staying = set(new)
         leaving = [

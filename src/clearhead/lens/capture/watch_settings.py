@@ -56,7 +56,7 @@ def read_itemsize(model: nn.Module) -> int:
 
 
 class Sizes(NamedTuple):
-    """The sizes of one attention; `itemsize` is the bytes per element of q."""
+    """The sizes of one attention call, with batch, queries and keys; `itemsize` is the bytes per element of q."""
 
     batch: int
     heads: int

@@ -71,9 +71,9 @@ def find_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if calls_interface(module)}
 
 
-def find_unseen_modules(model: nn.Module) -> dict[str, nn.Module]:
+def find_unseen_modules(model: nn.Module, attending: Iterable[nn.Module]) -> dict[str, nn.Module]:
     """Modules that seem to attend without the interface, judged by class name, by path."""
-    known = {id(inner) for outer in find_attending_modules(model).values() for inner in outer.modules()}
+    known = {id(inner) for outer in attending for inner in outer.modules()}
     suspects = {path: module for path, module in model.named_modules() if _seems_attentive(module)}
     alike = known | {id(module) for module in suspects.values()}
     return {
@@ -83,11 +83,11 @@ def find_unseen_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def refuse_unwatchable(model: nn.Module) -> None:
-    """Raises LensError for a model none of whose attentions goes through the interface."""
-    if find_attending_modules(model):
-        return
-    name, others = type(model).__name__, find_unseen_modules(model)
+def require_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that attend through the interface, by path; LensError if there are none."""
+    if attending := find_attending_modules(model):
+        return attending
+    name, others = type(model).__name__, find_unseen_modules(model, [])
     if not others:
         raise LensError(
             f"{name} holds no attention that can be watched: neither clearhead's MultiHeadAttention nor a module that "
@@ -294,7 +294,7 @@ def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
     named = find_attentions(model)
     if not named and not hasattr(getattr(model, "config", None), "_attn_implementation"):
         return {}
-    refuse_unwatchable(model)
+    require_attending_modules(model)
     return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
 
 
@@ -308,7 +308,7 @@ def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
 
 def count_heads(model: nn.Module) -> dict[str, int]:
     """The number of heads of each attention; LensError for a model that cannot be watched."""
-    refuse_unwatchable(model)
+    require_attending_modules(model)
     return {name: count_module_heads(module) for name, module in find_attentions(model).items()}
 
 

@@ -143,7 +143,7 @@ class ForwardTracker:
         self.known = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
         self.layers = _find_layer_numbers(self.models, self.known)
-        self.unseen = find_unseen_modules(model)
+        self.unseen = find_unseen_modules(model, self.known)
         self.passes = self.attentions_seen = 0
         self.cache_kinds = set[type]()
         self._thread = threading.local()

@@ -28,7 +28,7 @@ from clearhead.lens.capture.compiled_graphs import (
     send_to_receiver,
 )
 from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
-from clearhead.lens.huggingface.discovery import find_attending_modules, find_interfaces, refuse_unwatchable
+from clearhead.lens.huggingface.discovery import find_interfaces, require_attending_modules
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
@@ -68,8 +68,7 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
     `attend` is called like `wrap`, without itself, and gives `(output, weights)`: the output is (batch, queries, heads,
     d_v), the weights are None unless the model computes them. Wraps can be nested: the first is the outermost.
     """
-    refuse_unwatchable(model)
-    modules = list(find_attending_modules(model).values())
+    modules = list(require_attending_modules(model).values())
     with intercept_interfaces(modules):
         for module in modules:
             add_wrap(module, wrap)

@@ -249,7 +249,8 @@ class Sight(Measures):
     def _check_sample(self, batch: int) -> None:
         count = self.entropy.shape[0]
         if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
-            raise RecordError(f"{self.name!r} has {format_count(count, 'sample')}, numbered from 0, not {batch!r}")
+            samples = format_count(count, "sample")
+            raise RecordError(f"{self.name!r} has {samples}, numbered from 0; there is no {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape

@@ -61,7 +61,7 @@ class AnswerOptions(Options):
 
 
 class Match(NamedTuple):
-    """An answer that was found, with its number in the index, and its probability (pairs: its similarity)."""
+    """An answer that was found: its number in the index, its text, its probability (similarity if `kind` is pairs)."""
 
     id: int
     text: str

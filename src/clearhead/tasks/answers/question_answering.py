@@ -99,7 +99,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         answers = list(dict.fromkeys(answer for question, answer in pairs if question and answer))
         if len(answers) < 2:
             said = f"the only one is {answers[0]!r:.60}" if answers else "all are empty"
-            raise DataError(f"there are no different answers to choose from: {said}")
+            raise DataError(f"at least two different answers are needed; {said}")
         kind = recipe.answers.kind
         if kind == "auto":
             kind = "intents" if sum(bool(answer) for _, answer in pairs) >= MANY * len(answers) else "pairs"

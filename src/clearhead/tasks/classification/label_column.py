@@ -12,7 +12,7 @@ from clearhead.text import Row
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """How the label column is read: one label, or several with a separator between; names, or numbers of `names`.
+    """How the label column is parsed: one label, or several with a separator; as names, or as indices into `names`.
 
     >>> LabelColumn(multi_label=True, names=("anger", "fear", "joy")).parse("2, 0")
     ('joy', 'anger')

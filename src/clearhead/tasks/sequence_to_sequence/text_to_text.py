@@ -69,7 +69,7 @@ class TextToTextRecipe(TaskRecipe):
 
 
 class Pairs(NamedTuple):
-    """A batch: the source with its end, what the target's decoder reads, and what it should write."""
+    """A batch: source tokens with the end token, the decoder's input tokens, and the tokens that it should predict."""
 
     source: Tensor
     lengths: Tensor

@@ -20,7 +20,7 @@ Places = tuple[tuple[int, int], ...]  # characters from and to
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text, the characters of its words, and its entities by words, if they are known.
+    """A text, the character spans of its words, and its entities as spans of words, if they are known.
 
     `characters` has the entities as they were given where they were given by characters: their borders may lie inside
     of words.
@@ -89,7 +89,8 @@ def parse_entity(value: Any, text: str, where: str) -> Span:
     fits = isinstance(value, dict) and all(type(value.get(key)) is int for key in ("start", "end"))
     if not fits or not isinstance(value.get("label"), str) or not value["label"].strip():
         raise DataError(
-            f'{where}: an entity is {{"start": 0, "end": 2, "label": "ORG"}}, characters from and to; got {value!r:.80}'
+            f'{where}: an entity must be {{"start": 0, "end": 2, "label": "ORG"}}, with start and end in characters; '
+            f"got {value!r:.80}"
         )
     begin, end = value["start"], value["end"]
     if not 0 <= begin < end <= len(text):

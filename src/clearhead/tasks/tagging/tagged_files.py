@@ -53,7 +53,10 @@ def _json_names(columns: Sequence[str] | Mapping[str, str] | None) -> tuple[str,
     if columns is None or (not isinstance(columns, Mapping) and tuple(columns) == NAMES):
         return NAMES
     if not isinstance(columns, Mapping) or set(columns) - set(NAMES):
-        raise ConfigError(f'columns of a JSONL are {{ text = "…", entities = "…" }}, its own names; got {columns}')
+        raise ConfigError(
+            'columns of a JSONL must be { text = "…", entities = "…" }, '
+            f"where … are the names of these fields in the file; got {columns}"
+        )
     return columns.get("text", "text"), columns.get("entities", "entities")
 
 

@@ -67,7 +67,7 @@ export const ENGLISH = {
   noEffects: "Switching off every head would take too long with this model.",
   notLive: "To switch heads off or to try another text, open the model itself: clearhead look MODEL TEXT. Files written with --without can switch off one head at a time.",
   mapsOnly: "This file contains maps of at most {pixels} × {pixels} pixels and the top keys of each token. For all weights open the record with clearhead look, or choose heads with --heads.",
-  chosenOnly: "This file contains every weight of the chosen heads ({chosen}), and for the others maps of at most {pixels} × {pixels} pixels and the top keys of each token. For all weights open the record with clearhead look.",
+  chosenOnly: "This file contains every weight of the chosen heads ({chosen} in all), and for the others maps of at most {pixels} × {pixels} pixels and the top keys of each token. For all weights open the record with clearhead look.",
   someViews: "This file contains {held} of {views} parts; clearhead look shows all of them.",
   noServer: "The local server does not answer: is clearhead look still running?",
   otherFormat: "This page reads data of format 1, not {format}; write the file again with clearhead look.",

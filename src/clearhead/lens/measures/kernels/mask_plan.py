@@ -25,7 +25,7 @@ DENSE = 2**28  # most cells of a mask that is made dense
 
 
 class Bound(NamedTuple):
-    """A bound on positions: `number`, or `number + sign * lengths[sample]`; `place` says on what, see `Term`."""
+    """A bound: `number`, or `number + sign * lengths[sample]`; `place` is the code of what it bounds, see `Term`."""
 
     place: int
     number: int
