@@ -46,7 +46,7 @@ def run_action(
     if not arguments:
         raise ConfigError("remove needs the ids of answers; clearhead answers MODEL list shows them")
     with lock_index(folder):
-        index, ids = _open_index(folder), [_parse_id(one) for one in arguments]
+        index, ids = _open_index(folder), list(dict.fromkeys(_parse_id(one) for one in arguments))
         known = index.answers
         replace_index(folder, index.remove(ids))
         return [f"removed answer {number}: {known[number]}" for number in ids]

@@ -131,7 +131,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
                 kept.append((tokens, answer, row))
         used = dict.fromkeys(answer for _, answer, _ in kept if answer)
         if not used:
-            raise DataError(f"no question with an answer is left to use\n{report}")
+            raise DataError(f"no question with an answer is left to use: {report}")
         if recipe is not None:
             self.candidates = list(used)[:CANDIDATES]
         numbers = {text: number for number, text in enumerate(used if towers else self.labels)}

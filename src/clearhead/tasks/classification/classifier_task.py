@@ -161,7 +161,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
                 answers.append(self._label_numbers(row))
                 used.append(row)
         if not used:
-            raise DataError(f"no text is left to use\n{report}")
+            raise DataError(f"no text is left to use: {report}")
         return TextExamples(texts, answers, used, self.tokenizer.pad)
 
     def input_of(self, row: Row) -> Input:
