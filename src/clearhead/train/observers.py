@@ -201,8 +201,7 @@ class ProgressReport(Observer):
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
         for given, answer, right in moment.samples:
-            pairs = zip(answer, right, strict=False)
-            place = next((place for place, (one, other) in enumerate(pairs) if one != other), 0)  # shown at any rate
+            place = 0 if answer == right else len(os.path.commonprefix([answer, right]))  # noqa: RUF071 — by character
             verdict = "right" if answer == right else f"right would be: {_shorten(right, place)}"
             self._print(f"    {_shorten(given)} → {_shorten(answer, place) or 'nothing'} ({verdict})")
         self.best = moment.best
