@@ -35,7 +35,6 @@ from clearhead.tasks.answers.answer_settings import (
 )
 from clearhead.tasks.answers.contrastive_losses import (
     OUT_OF_SCOPE,
-    consistency_loss,
     intent_loss,
     mix_questions,
     pair_loss,
@@ -49,6 +48,7 @@ from clearhead.tasks.answers.question_examples import PairExamples, Pairs, Quest
 from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
 from clearhead.tasks.label_tables import count_confusions
+from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
 from clearhead.tasks.trace import Trace
 
