@@ -175,7 +175,7 @@ def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, mo
     assert done == (2, "", "clearhead: --stream prints pieces of text, --json whole objects; choose one\n")
     monkeypatch.setattr(Echo, "stream", Task.stream)
     done = run("predict", model, "abc", "--stream")
-    assert done == (2, "", "clearhead: echo has its answer all at once, so there is nothing to stream\n")
+    assert done == (2, "", "clearhead: echo produces its whole answer at once and cannot stream it\n")
 
 
 # options and commands of tasks
@@ -292,8 +292,8 @@ def test_columns_of_a_csv_are_given_with_their_names_in_it(model: Path, tmp_path
         )
     done = run("evaluate", model, "a.zh", "a.en", "--columns", "source=zh,target=en")
     assert done.err == (
-        "clearhead: --columns source=zh,target=en is for one CSV or JSONL; for a file a column name them in the files' "
-        "order, as --columns source,target\n"
+        "clearhead: --columns source=zh,target=en is for a single CSV or JSONL; with one file per column, list the "
+        "names in the order of the files, such as --columns source,target\n"
     )
     (tmp_path / "pairs.tsv").write_text("cba!\tabc\n")
     done = run("evaluate", model, tmp_path / "pairs.tsv", "--columns", "target=en,source=zh")
@@ -460,7 +460,7 @@ def test_a_damaged_model_is_refused(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"")
     done = run("predict", model, "text")
     assert (done.code, done.out) == (2, "")
-    assert "model.safetensors is not what was written" in done.err
+    assert "model.safetensors has changed" in done.err
 
 
 def test_a_model_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def test_a_translator_that_says_nothing_is_not_called_a_success(demo, capsys) ->
 
 
 def test_what_the_demo_translates_is_not_in_the_shipped_corpora(demo) -> None:
-    known = {row.values[0] for name in shipped.corpora() for row in TASKS["translation"].read(shipped.corpus(name))}
+    names = [name for name in shipped.corpora() if "zh-en" in name]
+    known = {row.values[0] for name in names for row in TASKS["translation"].read(shipped.corpus(name))}
     assert len(known) > 30_000
     assert not known & {*demo.UNSEEN, "".join(demo.WORDS)}
 

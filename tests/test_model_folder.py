@@ -291,7 +291,7 @@ def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float32, bfloat16, int8, not as 'int4'"):
         write_echo(tmp_path / "new", weights="int4")
-    with pytest.raises(ConfigError, match="the bare EncoderDecoder, not for a Linear"):
+    with pytest.raises(ConfigError, match="a model of class EncoderDecoder, got Linear"):
         write_echo(tmp_path / "new", model=nn.Linear(2, 2))
     assert names_in(tmp_path) == set()
 

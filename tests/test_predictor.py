@@ -47,7 +47,7 @@ def test_options_reach_the_task_and_unknown_ones_are_refused(echo: Predictor) ->
 
 @pytest.mark.unchecked
 def test_one_text_is_looked_at(echo: Predictor) -> None:
-    with pytest.raises(DataError, match=r"one text is looked at, not a list: \['abc'\]"):
+    with pytest.raises(DataError, match=r"look\(\) takes one text, got a list: \['abc'\]"):
         echo.look(["abc"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="look has no option 'x'; choose from answer, keep, layers, heads") as refusal:
         echo.look("abc", x=2)
@@ -105,7 +105,7 @@ def test_evaluation_reads_rows_files_and_shipped_corpora(
 def test_evaluation_takes_pairs_of_texts(echo: Predictor) -> None:
     assert echo.evaluate([("abc", "cba!"), ("de", "wrong")])["same"] == 50.0
     assert echo.evaluate([["abc", "cba!"]])["same"] == 100.0
-    with pytest.raises(ConfigError, match="columns are those of a file; give each example as source, target"):
+    with pytest.raises(ConfigError, match=r"columns= applies to files only; give each example as \(source, target\)"):
         echo.evaluate([("abc", "cba!")], columns=["target", "source"])
 
 

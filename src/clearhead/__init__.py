@@ -1,4 +1,4 @@
-"""Transformers with a clear head: exact multi-head attention that one can look into, at the speed of fused kernels."""
+"""Transformer models with exact multi-head attention: every weight can be inspected, at the speed of fused kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong, by name.
+"""The exceptions that clearhead raises.
 
 ClearheadError
 ├── ShapeError         sizes that do not fit together
@@ -6,20 +6,20 @@ ClearheadError
 ├── DeviceError        tensors on different devices
 ├── MaskError          something that is not a mask where one is needed
 ├── BackendError       an unknown backend, or one that cannot do what was asked
-├── ConfigError        a model description that makes no sense
-├── CheckpointError    a checkpoint that cannot be read, or not be expressed
+├── ConfigError        invalid settings, options or arguments
+├── CheckpointError    a model folder or checkpoint that cannot be read or written
 │   └── DiskFullError  no room for what is being written
 ├── LensError          a layer, head or measure that is not there, or a model that cannot be watched
 ├── RecordError        a record that cannot be read, or does not hold what it is asked for
 ├── DataError          a file of examples with something wrong in it
-├── DecodeError        a way of writing that makes no sense, or scores that are not numbers
+├── DecodeError        invalid decoding options, or logits that are NaN or infinite
 ├── TrainingError      a training run that cannot go on
 └── PackageError       a package that is needed and not installed
 """
 
 
 class ClearheadError(Exception):
-    """Anything clearhead refuses; each child is also the built-in error one would expect."""
+    """Base class of all exceptions here; each subclass also inherits the matching built-in, such as ValueError."""
 
 
 class ShapeError(ClearheadError, ValueError):

@@ -49,7 +49,9 @@ def write(
     with empty_weights():
         kind = type(task.build())
     if type(model) is not kind:
-        raise ConfigError(f"{task.name} is a task for the bare {kind.__name__}, not for a {type(model).__name__}")
+        raise ConfigError(
+            f"{task.name} stores a model of class {kind.__name__}, got {type(model).__name__}; unwrap it first"
+        )
     tensors = pack_weights(model, weights)
     config = {
         "format": FORMAT,
@@ -93,7 +95,9 @@ class ModelFolder:
                 raise CheckpointError(f"{path / CHECKSUMS} does not list {name}; copy the folder again")
         for name, kind in FIELDS.items():
             if not isinstance(config.get(name), kind):
-                raise CheckpointError(f"{path / CONFIG} says {name} = {config.get(name)!r}, which makes no sense")
+                raise CheckpointError(
+                    f"{path / CONFIG} says {name} = {config.get(name)!r}, which is invalid; copy the folder again"
+                )
         return cls(path, config, read_json(path / METRICS))
 
     def task(self) -> AnyTask:

@@ -1,4 +1,4 @@
-"""load(name or path): a trained model that answers."""
+"""load(name or path): loads a trained model as a `Predictor`, which maps raw inputs to predictions."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Predictor:
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
     def evaluate(self, data: Examples, *, columns: Columns = None, **options: Any) -> dict[str, float | str]:
-        """Scores on a file, on one file a column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
+        """Scores on one file, on one per column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
 
         `columns` says where a file's names are not those of the training data, or else the task's: the fields of a TSV
         in their order ("-" skips one), or what a CSV or JSONL calls each column, `{"source": "zh", "target": "en"}`.
@@ -150,9 +150,7 @@ def look_through(
 ) -> Record:
     """What `Predictor.look` gives, of any model with something that knows how it reads a text."""
     if not isinstance(text, str):
-        raise DataError(
-            f"one text is looked at, not a {type(text).__name__}: {text!r:.60}; call it for each of several"
-        )
+        raise DataError(f"look() takes one text, got a {type(text).__name__}: {text!r:.60}; call it once per text")
     own = option_names(task.options, "look")
     of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]
     refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *own])
@@ -203,14 +201,16 @@ def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens
 
 def _check_inputs(inputs: Any, task: AnyTask) -> list[Any]:
     if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
-        raise DataError(f"an input is wanted, or a list of them; got {inputs!r:.60}")
+        raise DataError(f"expected an input or a list of inputs, got {inputs!r:.60}")
     return [task.check_input(one, f"input {number}") for number, one in enumerate(inputs, 1)]
 
 
 def _rows(examples: Iterable[Any], columns: Any, task: AnyTask) -> list[Row]:
     """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
     if columns is not None:
-        raise ConfigError(f"columns are those of a file; give each example as {', '.join(task.columns)}, in this order")
+        raise ConfigError(
+            f"columns= applies to files only; give each example as ({', '.join(task.columns)}) and omit columns="
+        )
     rows = list[Row]()
     for number, one in enumerate(examples, 1):
         values = one.values if isinstance(one, Row) else one

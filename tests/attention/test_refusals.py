@@ -52,7 +52,7 @@ def test_keys_without_their_values():
 
 
 def test_batches_that_differ():
-    with refused(ShapeError, "batches of 2, 3 and 2", "q (2, 6, 5, 7)", "k (3, 3, 11, 7)"):
+    with refused(ShapeError, "same batch size, got 2, 3 and 2", "q (2, 6, 5, 7)", "k (3, 3, 11, 7)"):
         attend(q(), k(batch=3), k())
 
 
@@ -195,9 +195,9 @@ def test_a_scale_for_other_heads():
 
 
 def test_sinks_for_other_heads():
-    with refused(ShapeError, "one number a head", "(6,)", "got (3,)"):
+    with refused(ShapeError, "one number per head", "(6,)", "got (3,)"):
         attention_weights(q(), k(), sinks=torch.ones(3))
-    with refused(ShapeError, "one number a head", "(6,)", "got float"):
+    with refused(ShapeError, "one number per head", "(6,)", "got float"):
         attention_weights(q(), k(), sinks=0.5)
 
 

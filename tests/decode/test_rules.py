@@ -49,11 +49,11 @@ def test_what_is_barred_is_what_may_not_follow(data):
         ({"end": 41}, "end holds token 41, but the model's tokens go from 0 to 40"),
         ({"start": -1}, "start holds token -1"),
         ({"forbidden": [5, 99]}, "forbidden holds token 99"),
-        ({"forbidden": [END]}, "the end, token 2, is forbidden"),
+        ({"forbidden": [END]}, "the end token 2 is in forbidden"),
         ({"no_repeat_ngram": -1}, "0 .off. or more, got -1"),
         ({"prefix": [[3]]}, "1 prefixes for 2 rows"),
         ({"prefix": [[3], [44]]}, "the prefix of row 1 holds token 44"),
-        ({"prefix": [[3], [END]]}, "the prefix of row 1 holds the end"),
+        ({"prefix": [[3], [END]]}, "the prefix of row 1 contains the end token 2"),
         ({"prefix": [[3] * 10, []]}, "the prefix of row 0 has 10 tokens, but max_length is 9"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_token_is_worked_out_when_it_is_asked_for(monkeypatch):
 
 def test_wrong_options_are_refused_at_once():
     source, lengths = sources(2)
-    with pytest.raises(DecodeError, match="a stream is of one row, this writer has 2"):
+    with pytest.raises(DecodeError, match="got a writer with 2"):
         stream(Writer.translating(translator(), source, lengths), **OPTIONS)
     with pytest.raises(DecodeError, match="greater than 0, got -1"):
         stream(Writer.translating(translator(), source[:1], lengths[:1]), temperature=-1.0, **OPTIONS)

@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused(trained):
     with pytest.raises(ShapeError, match="lengths go from 1 to 9, but the source is 7 long"):
         Writer.translating(trained, source, [1, 2, 9])
     decoder = continuer()
-    with pytest.raises(DecodeError, match="row 1 has nothing to begin with; pass start="):
+    with pytest.raises(DecodeError, match="row 1 has an empty prompt; pass start="):
         greedy(Writer.continuing(decoder, [[5], []]), end=END, max_length=3)
     with pytest.raises(ShapeError, match="2 prompts, but 3 samples of context"):
         Writer.continuing(decoder, [[5], [6]], context=torch.zeros(3, 4, 24))

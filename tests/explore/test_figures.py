@@ -720,7 +720,7 @@ def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
     [
         ([], "give a MODEL and a TEXT, or a RECORD, or --lesson"),
         (["zh-en", "x", "--lesson"], "give a MODEL and a TEXT, or a RECORD, or --lesson"),
-        (["zh-en"], "what should zh-en read?"),
+        (["zh-en"], "no text was given for zh-en"),
         (["zh-en", "x", "--format", "gif"], "figures are saved as png, svg, pdf, not as 'gif'"),
         (["zh-en", "x", "--heads", "decoder.7.cross:1"], "--heads decoder.7.cross:1"),
         (["--lesson", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),

@@ -140,7 +140,7 @@ def test_no_data_ever_becomes_markup():
 def test_a_head_is_chosen_with_a_click_and_read_in_every_pane(watched, short):
     watched.open(short)
     page = watched.page
-    assert watched.text("footer p strong") == "Where a head looks is not why the model answers."
+    assert watched.text("footer p strong") == "Attention weights alone do not explain the model's answer."
     assert page.locator(".tab").all_inner_texts() == ["encoder", "decoder", "cross"]
     page.locator('.head[data-name="decoder.1.cross"][data-head="2"]').click()
     watched.until("figcaption", "decoder 1 · cross · head 2")
@@ -321,7 +321,7 @@ def test_two_heads_stand_side_by_side(watched, short, translated):
     assert watched.fragment == f"#{START}&beside=decoder.0.cross/7&pins=target:9"
     watched.open(short, watched.fragment.removeprefix("#"))
     assert page.locator(".map-canvas").count() == 2
-    page.get_by_role("button", name="one head only").click()
+    page.get_by_role("button", name="stop comparing").click()
     page.locator("#maps figure.second").wait_for(state="detached")
     page.locator('.head[data-name="decoder.2.cross"][data-head="0"]').click(modifiers=["Shift"])
     watched.until("#keys", "head 2·0")  # and not two columns called head 0
@@ -416,9 +416,9 @@ def test_language_and_theme_are_the_systems_until_one_chooses(watched, short):
     page = watched.page
     assert page.locator("html").get_attribute("data-theme") == "dark"
     assert page.locator("html").get_attribute("lang") == "zh-CN"
-    assert watched.text("footer p strong") == "注意力头看向哪里，并不等于模型为何这样回答。"
+    assert watched.text("footer p strong") == "仅凭注意力权重，并不能解释模型为何这样回答。"
     page.locator("#language").click()
-    watched.until("footer p strong", "Where a head looks")
+    watched.until("footer p strong", "Attention weights alone")
     page.locator("#theme").click()
     page.locator("html[data-theme='light']").wait_for(state="attached")
     assert watched.fragment == f"#{START}&theme=light&language=en"
@@ -494,7 +494,7 @@ def test_everything_can_be_done_by_keyboard_alone(watched, short):
     press("o")
     press("t")
     press("l")
-    watched.until("footer p strong", "注意力头")
+    watched.until("footer p strong", "注意力权重")
     parts = dict(part.split("=") for part in watched.fragment[1:].split("&"))
     assert {key: parts[key] for key in ("step", "curve", "colours", "sort", "theme", "language")} == {
         "step": "11",
@@ -607,7 +607,7 @@ def test_a_file_of_maps_shows_the_largest_weights_exactly(watched, folder):
     assert "This file contains" in watched.text("#notes")
     key = int(weights[307].argmax())
     watched.open(watched.page.url.split("#")[0], f"at=encoder.0.self/0&view=300,316,{key - 8},{key + 8}")
-    watched.until("#resolution", "top keys exact")
+    watched.until("#resolution", "only top keys are exact")
 
 
 def test_a_picture_is_shaded_patch_by_patch(watched, folder):
@@ -697,7 +697,7 @@ def test_in_a_notebook_it_runs_in_a_frame_of_its_own(watched, folder, translated
     frame.locator("#output-text .token", has_text="world").click()
     frame.locator("#subject", has_text="pinned").wait_for()
     frame.locator("#copy-link").click()
-    frame.locator("#said", has_text="address").wait_for()
+    frame.locator("#said", has_text="notebook").wait_for()
 
 
 def test_a_file_that_is_broken_says_so(watched, folder, short):
@@ -805,9 +805,9 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
     watched.open(url, "at=decoder.1.self/2&language=zh")
     page = watched.page
     assert "分 2 部分翻译" in watched.text("#notes")
-    assert "译文分 2 部分写成" in watched.text("#notes")
+    assert "译文分 2 部分生成" in watched.text("#notes")
     assert "译文中缺少原文的数字：7, 1,000" in watched.text("#notes")
-    assert "模型写出了不构成字符的字节，以 \ufffd 表示" in watched.text("#notes")
+    assert "模型输出了无效的字节，以 \ufffd 显示" in watched.text("#notes")
     page.locator("#views").select_option(index=1)
     page.locator("#source-text .token", has_text="w25").wait_for()
     assert watched.fragment == "#at=decoder.1.self/2&part=2&language=zh"

@@ -347,7 +347,7 @@ def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["{folder}"], "Give a TEXT"),
+        (["{folder}"], "give a TEXT"),
         (["{folder}", "", "--out", "x.html"], "nothing to look at"),
         (["{folder}", "ba", "--out", "{folder}"], "is a folder"),
         (["{folder}", "ba", "--heads", "a:1"], "are for --out: the server's page"),
@@ -356,7 +356,7 @@ def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
         (["{folder}", "ba", "--out", "x.html", "--part", "9"], "there are 1"),
         (["nowhere", "ba"], "there is no folder 'nowhere'"),
         (["{file}", "ba"], "is a record"),
-        (["{file}"], "is no record that can be read"),
+        (["{file}"], "cannot be read as a record"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, capsys, arguments, error, monkeypatch):

@@ -50,7 +50,7 @@ def test_an_encoded_call_is_decoded_as_it_was(mask, bias):
 def test_a_bias_without_a_state_is_refused():
     x = torch.zeros(1, 1, 3, 2)
     own = Bias.relative(torch.zeros(5, 1), lambda distance: distance.clamp(0, 4))
-    with pytest.raises(LensError, match="buckets are your own"):
+    with pytest.raises(LensError, match="only with built-in masks, biases"):
         encode_seen(Seen(x, x, x, None, 1.0, own))
 
 

@@ -356,7 +356,7 @@ def test_a_run_without_any_watchable_attention_is_an_error():
     model, given = _siglip(), {name: value.float() for name, value in inputs("vit").items()}
     layers, model.encoder.layers = model.encoder.layers, nn.ModuleList()
     model.spare = layers
-    with pytest.raises(LensError, match=r"ran, but of the 2 attentions .* none took part"), watch(model):
+    with pytest.raises(LensError, match=r"ran, but none of its 2 attentions .* called"), watch(model):
         model(**given)
 
 

@@ -176,11 +176,11 @@ def test_files_that_are_no_records_are_refused_by_name(saved, tmp_path):
     (tmp_path / "huge").write_bytes(struct.pack("<Q", 2**62) + b"{}")
     (tmp_path / "half").write_bytes(saved[: len(saved) // 2])
     for name, words in {
-        "model.safetensors": "not of Record.save",
-        "text": "no record that can be read",
-        "nothing": "no record that can be read",
-        "huge": "no record that can be read",
-        "half": "no record that can be read",
+        "model.safetensors": "Record.save did not write it",
+        "text": "cannot be read as a record",
+        "nothing": "cannot be read as a record",
+        "huge": "cannot be read as a record",
+        "half": "cannot be read as a record",
         "absent": "there is no such file",
         ".": "cannot be read",
     }.items():

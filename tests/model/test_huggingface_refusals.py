@@ -66,7 +66,7 @@ def copy(originals: Path, tmp_path: Path) -> Any:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
         ("gpt2", {"scale_attn_weights": False}, ["scale_attn_weights"]),
         ("gpt2", {"add_cross_attention": True}, ["add_cross_attention"]),
-        ("llama", {"hidden_act": "relu"}, ["hidden_act", "relu", "silu or gelu"]),
+        ("llama", {"hidden_act": "relu"}, ["hidden_act", "relu", "silu and gelu"]),
         ("llama", {"qk_norm": True}, ["qk_norm"]),
         ("llama", {"num_local_experts": 8}, ["num_local_experts", "8"]),
         ("llama", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
@@ -210,7 +210,7 @@ def test_a_missing_tensor_is_named(copy, kind, name):
 )
 def test_a_tensor_that_the_model_has_no_use_for_is_named(copy, kind, name):
     folder = change_tensors(copy(kind), lambda found: {**found, name: torch.zeros(3)})
-    refused(folder, name, "no use for")
+    refused(folder, name, "does not use")
 
 
 def test_more_layers_than_the_file_has_are_refused_at_once(copy):
@@ -310,7 +310,7 @@ def test_what_a_format_cannot_express_is_not_written(kind, changes, words, tmp_p
 
 
 def test_a_decoder_is_not_written(tmp_path):
-    with pytest.raises(CheckpointError, match="a Decoder cannot be written; what can is an Encoder, as BERT"):
+    with pytest.raises(CheckpointError, match="a Decoder cannot be written; only an Encoder"):
         to_huggingface(Decoder(ModelConfig(**CLASSIC)), tmp_path)
 
 

@@ -90,5 +90,5 @@ def test_a_classifier_without_labels_is_refused():
 
 @pytest.mark.parametrize("changes", [{"tie_embeddings": False}, {"logits_bias": True}, {"logits_transform": True}])
 def test_what_only_scores_of_words_need_is_refused(changes):
-    with pytest.raises(ConfigError, match="a Classifier scores labels, not words: leave"):
+    with pytest.raises(ConfigError, match="a Classifier has no logits over the vocabulary: leave"):
         classifier(**changes)

@@ -177,7 +177,7 @@ def test_document_masks_keep_packed_texts_apart():
 
 def test_a_source_mask_that_says_nothing_of_the_context_asks_for_one():
     model, ids = EncoderDecoder(config()), torch.zeros(1, 7, dtype=torch.long)
-    with pytest.raises(MaskError, match="pass that as context_mask="):
+    with pytest.raises(MaskError, match="keys as context_mask="):
         model(tokens(1, 7), tokens(1, 5), source_mask=Mask.documents(ids))
 
 
@@ -284,7 +284,7 @@ def test_pad_queries_flag_of_a_context_mask_says_nothing_about_the_target():
 
 def test_positions_where_they_mean_nothing_are_refused():
     for kind in ("alibi", "relative", "none"):
-        with pytest.raises(ShapeError, match=f"no meaning for a model with positions='{kind}'"):
+        with pytest.raises(ShapeError, match=f"no effect in a model with positions='{kind}'"):
             Encoder(config(positions=kind))(tokens(1, 3), positions=torch.arange(3))
 
 

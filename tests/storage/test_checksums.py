@@ -15,7 +15,7 @@ def test_folders_inside_are_checked_too(tmp_path: Path) -> None:
         (fresh / "inner" / "file").write_text("x")
     assert verify_checksums(tmp_path / "one") == {"inner/file"}
     (tmp_path / "one" / "inner" / "file").write_text("y")
-    with pytest.raises(CheckpointError, match="inner/file is not what was written"):
+    with pytest.raises(CheckpointError, match="inner/file has changed"):
         verify_checksums(tmp_path / "one")
 
 

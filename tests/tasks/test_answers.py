@@ -251,7 +251,7 @@ def test_a_look_is_one_pass_over_the_question(predictor):
     assert isinstance(record, Record)
     assert record.names == ["encoder.0.self"]
     assert record.calls[0].about["text"] == "card lost"
-    with pytest.raises(DataError, match="answers reads no answer: leave --answer away"):
+    with pytest.raises(DataError, match="the task answers cannot use --answer; omit it"):
         predictor.look("my card", answer="card lost")
 
 

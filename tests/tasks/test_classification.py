@@ -173,7 +173,7 @@ def test_a_saved_model_answers_as_before(classifier, tmp_path):
 
 
 def test_there_is_nothing_to_stream(classifier):
-    with pytest.raises(ConfigError, match="classification has its answer all at once, so there is nothing to stream"):
+    with pytest.raises(ConfigError, match="classification produces its whole answer at once and cannot stream it"):
         list(classifier.stream("a dog"))
 
 
@@ -230,7 +230,7 @@ def test_predictions_go_on_while_other_threads_look(classifier, looking):
 
 
 def test_no_rows_cannot_be_scored(classifier):
-    with pytest.raises(DataError, match="there is not one line to score"):
+    with pytest.raises(DataError, match="there are no rows to score"):
         label_scores([], [])
     with pytest.raises(DataError, match="no row is left to score: kept 0 of 1; dropped 1 without a label"):
         classifier.evaluate([("a dog", "")])
@@ -251,7 +251,7 @@ def test_a_look_is_one_pass_over_the_text(classifier):
     (note,) = call.about["notes"]
     assert note.startswith("the label is animal (")
     assert record["encoder.0.self"].map.shape[-2:] == (len(enclosed), len(enclosed))
-    with pytest.raises(DataError, match="classification reads no answer: leave --answer away"):
+    with pytest.raises(DataError, match="classification cannot use --answer; omit it"):
         classifier.look("a dog", answer="food")
 
 
@@ -273,16 +273,16 @@ def test_rows_that_cannot_be_used_are_reported_with_their_reasons():
         task.examples(rows_of([("a dog", "")]), Report())
 
 
-@pytest.mark.parametrize(("labels", "said"), [(["yes", "yes", ""], "yes"), (["", "", ""], "all empty")])
+@pytest.mark.parametrize(("labels", "said"), [(["yes", "yes", ""], "yes"), (["", "", ""], "none")])
 def test_one_label_is_nothing_to_learn(labels, said):
-    with pytest.raises(DataError, match=f"there is nothing to tell apart: the labels are {said}$"):
+    with pytest.raises(DataError, match=f"at least two different labels are needed; found {said}$"):
         Classification.prepare(rows_of([("a", label) for label in labels]), recipe_of())
 
 
 def test_a_file_with_one_label_leaves_no_run(tmp_path):
     (tmp_path / "train.tsv").write_text("a dog\tanimal\na cat\tanimal\n")
     (tmp_path / "toy.toml").write_text(RECIPE.replace('dev = "dev.tsv"\n', ""))
-    with pytest.raises(DataError, match="nothing to tell apart: the labels are animal"):
+    with pytest.raises(DataError, match="at least two different labels are needed; found animal"):
         run_training(str(tmp_path / "toy.toml"), out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 

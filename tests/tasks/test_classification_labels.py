@@ -116,13 +116,16 @@ def test_a_label_column_is_names_or_numbers():
     with pytest.raises(DataError, match=r"train\.tsv:2: the label '9' is not one of the 3 in data"):
         column.collect(rows_of([("a", "0"), ("b", "9")]))
     assert LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "")])) == {"x": 1}
-    with pytest.raises(DataError, match=r"train\.tsv: there is nothing to tell apart: the labels are x"):
+    with pytest.raises(DataError, match=r"train\.tsv: at least two different labels are needed; found x"):
         LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "x")]))
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, r"data\.label_names: .*names\.txt cannot be read: No such file"), ("a\n\nb\n", r"names\.txt:2: a name")],
+    [
+        (None, r"data\.label_names: .*names\.txt cannot be read: No such file"),
+        ("a\n\nb\n", r"names\.txt:2: empty line"),
+    ],
 )
 def test_a_file_of_names_with_something_wrong_leaves_no_run(tmp_path, content, said):
     write_tsv(tmp_path / "train.tsv", many_labelled(20, 1))
@@ -411,7 +414,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     ]
     rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
-    with pytest.raises(ValueError, match="scores runs of tokens beside hidden states; pass the tokens, too"):
+    with pytest.raises(ValueError, match="also scores n-grams of tokens; pass tokens= as well"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))
 
 

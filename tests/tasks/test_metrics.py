@@ -74,5 +74,5 @@ def test_chinese_is_scored_by_characters():
 
 
 def test_no_lines_cannot_be_scored():
-    with pytest.raises(DataError, match="not one line to score"):
+    with pytest.raises(DataError, match="no rows to score"):
         translation_scores([], [])

@@ -58,9 +58,12 @@ def test_little_heat_or_few_tokens_are_the_likeliest(translator):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"temperature": 1.0, "beams": 2}, "temperature draws one answer token by token: leave beams and best away"),
-        ({"temperature": 1.0, "best": 2}, "temperature draws one answer token by token: leave beams and best away"),
-        ({"top_k": 3, "min_p": 0.1}, "top_k, min_p: nothing is drawn at temperature 0; give a temperature, such as 1"),
+        ({"temperature": 1.0, "beams": 2}, "temperature samples a single answer and excludes beams and best"),
+        ({"temperature": 1.0, "best": 2}, "temperature samples a single answer and excludes beams and best"),
+        (
+            {"top_k": 3, "min_p": 0.1},
+            "top_k, min_p: no effect without sampling .temperature 0.; set a temperature, such as 1",
+        ),
         ({"temperature": -1.0}, "predict: temperature: should be greater than or equal to 0, got -1.0"),
         ({"temperature": float("inf")}, "predict: temperature: should be a finite number, got inf"),
         ({"temperature": 1.0, "top_p": 0.0}, "predict: top_p: should be greater than 0, got 0.0"),

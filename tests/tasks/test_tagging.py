@@ -354,7 +354,7 @@ def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
     pieces = tagger.task.pieces("tokens", call.ids["tokens"][0].tolist())
     assert pieces[0] == "<s>"
     assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
-    with pytest.raises(DataError, match="tagging reads no answer: leave --answer away"):
+    with pytest.raises(DataError, match="the task tagging cannot use --answer; omit it"):
         tagger.look("Anna", answer="PER")
 
 

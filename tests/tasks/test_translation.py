@@ -117,9 +117,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(translator):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"best": 6}, "the best 6 of 5 beams cannot be given; ask for at most as many"),
-        ({"best": 3, "beams": 2}, "the best 3 of 2 beams cannot be given"),
-        ({"best": 2, "beams": 1}, "the best 2 of 1 beams cannot be given"),
+        ({"best": 6}, "best=6 is not possible with 5 beams; choose at most 5"),
+        ({"best": 3, "beams": 2}, "best=3 is not possible with 2 beams"),
+        ({"best": 2, "beams": 1}, "best=2 is not possible with 1 beams"),
         ({"best": 0}, "predict: best: should be greater than or equal to 1, got 0"),
         ({"beams": 0}, "predict: beams: should be greater than or equal to 1, got 0"),
         ({"batch": 0}, "predict: batch: should be greater than or equal to 1, got 0"),
@@ -188,7 +188,7 @@ def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypa
 @pytest.mark.unchecked
 def test_what_is_no_text_is_refused(translator):
     for wrong in (None, 5, b"I", {"text": "我"}):
-        with pytest.raises(DataError, match="an input is wanted, or a list of them; got"):
+        with pytest.raises(DataError, match="expected an input or a list of inputs, got"):
             translator.predict(wrong)
     with pytest.raises(DataError, match="input 2 must be a text, got 7"):
         translator.predict(["我", 7])
@@ -419,7 +419,9 @@ def test_tokenizers_of_another_model_are_refused(tmp_path):
     task.target.save(tmp_path, "target-tokenizer")
     task.target.save(tmp_path, "source-tokenizer")
     source, target = task.source.size, task.target.size
-    with pytest.raises(CheckpointError, match=f"know {target} and {target} tokens, the model {source} and {target}"):
+    with pytest.raises(
+        CheckpointError, match=f"have {target} and {target} tokens, but its model {source} and {target}"
+    ):
         Translation.load(tmp_path, task.config, task.settings)
 
 
@@ -427,7 +429,7 @@ def test_tokenizers_of_another_model_are_refused(tmp_path):
 def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
     task = prepared(sentences(60))
     task.save(tmp_path)
-    with pytest.raises(CheckpointError, match=f"make no sense: decode.{next(iter(wrong))}"):
+    with pytest.raises(CheckpointError, match=f"are invalid: decode.{next(iter(wrong))}"):
         Translation.load(tmp_path, task.config, {**task.settings, **wrong})
 
 

@@ -237,9 +237,9 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         (
             "a.xlsx",
             "a\tb\n",
-            "a.xlsx: cannot tell what is in a file whose name ends like this; known are .tsv, .csv, .jsonl",
+            "a.xlsx: unknown file type; use .tsv, .csv, .jsonl",
         ),
-        ("a.dat.gz", packed(b"a\tb\n"), "a.dat.gz: cannot tell what is in a file"),
+        ("a.dat.gz", packed(b"a\tb\n"), "a.dat.gz: unknown file type"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 100 and "\n" not in value else "",
 )

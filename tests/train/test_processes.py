@@ -82,7 +82,7 @@ def test_a_mistake_is_said_once_and_is_the_cause_that_torchrun_gives(tmp_path, w
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a letter").touch()
     recipe = tmp_path / "nowhere.toml" if "recipe" in wrong else write_recipe(tmp_path)
-    words = "no file " if "recipe" in wrong else "holds something that no run wrote (a letter)"
+    words = "no file " if "recipe" in wrong else "contains a letter, which is not from a training run"
     done = started(recipe, tmp_path / "letters")
     assert done.returncode == 1, "torchrun knows no other"
     ours = [line for line in done.stderr.splitlines() if line.startswith("clearhead: ")]

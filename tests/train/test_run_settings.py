@@ -99,7 +99,7 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[train]") :])
     out = train(recipe, tmp_path / "run")
-    assert "no [model] section: shape = tiny, dropout = 0.2 suits 61 examples" in capsys.readouterr().err
+    assert "no [model] section: using shape = tiny, dropout = 0.2, chosen for 61 examples" in capsys.readouterr().err
     saved, _ = read_recipe(str(out / "recipe.toml"))
     assert saved.model == {"shape": "tiny", "dropout": 0.2}
     assert saved.train.learning_rate == 0.01, "what the recipe says stays"
@@ -206,7 +206,7 @@ def test_a_resume_that_is_refused_changes_no_file(begun, change):
     before = contents(out)
     name = "seed" if change.startswith("seed") else change.partition("=")[0]
     name = "model" if name.startswith("model") else name
-    with pytest.raises(ConfigError, match=f"begun with another {name}; a run goes on exactly, or not at all"):
+    with pytest.raises(ConfigError, match=f"started with another {name}, which must not change on resume"):
         train(recipe, out, change, resume=True)
     assert contents(out) == before
 

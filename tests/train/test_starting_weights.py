@@ -117,7 +117,7 @@ def test_frozen_layers_and_embeddings_stay_as_they_were(folder, tmp_path):
             assert not torch.equal(tensor, start.tensors[name]), name
         if frozen:
             assert torch.equal(tensor, start.tensors[name]), name
-    with pytest.raises(ConfigError, match="4 cannot be frozen of 3 layers"):
+    with pytest.raises(ConfigError, match="got 4, but the model has only 3 layers"):
         train(folder, tmp_path / "other", "train.frozen_layers=4")
 
 

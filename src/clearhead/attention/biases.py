@@ -32,7 +32,7 @@ class Bias(ABC):
     def alibi(slopes: int | Float[Tensor, " heads"], offset: int | None = None) -> Bias:
         """Attention with linear biases (Press 2021): `−slope · |query's position − key's position|`.
 
-        `slopes` is one number a head, or the number of heads for the paper's own slopes. Positions are those
+        `slopes` is one number per head, or the number of heads for the paper's own slopes. Positions are those
         of `Mask.causal`: None aligns the last query with the last key.
 
         >>> Bias.alibi(torch.tensor([0.5])).dense(2, 3)
@@ -83,7 +83,7 @@ class Bias(ABC):
         if kind == "relative":
             buckets = _build_buckets(state["buckets"], len(state["table"]))
             return Bias.relative(state["table"], buckets, read_integer(state, "offset"))
-        raise ShapeError(f"no bias has the state {state!r:.80}")
+        raise ShapeError(f"cannot restore a bias from the saved state {state!r:.80}")
 
     @abstractmethod
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:

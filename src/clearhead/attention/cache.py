@@ -36,7 +36,7 @@ class _LayerBuffer:
         if self.capacity is not None and end > self.capacity:
             raise ShapeError(
                 f"the cache has room for {self.capacity} tokens and holds {start}: {k.shape[1]} more do not fit; "
-                "make it KeyValueCache(capacity=…) larger, or leave capacity out"
+                "increase capacity in KeyValueCache(capacity=…), or omit it"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             # Written in place, the buffer could not be differentiated.

@@ -69,7 +69,7 @@ def check_call(
     scale = 1 / math.sqrt(d) if scale is None else _check_scale(scale, heads)
     if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (heads,)):
         got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise ShapeError(f"sinks must be a tensor with one number a head, shaped ({heads},), got {got}")
+        raise ShapeError(f"sinks must be a tensor with one number per head, shaped ({heads},), got {got}")
     call = Call(q, k, v, mask, scale, bias, softcap, sinks, dropout)
     for checked in (mask, bias):
         if checked is not None:
@@ -92,14 +92,16 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
     q, k, v = named.values()
     shapes = f"(got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)})"
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ShapeError(f"q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}")
+        raise ShapeError(
+            f"q, k and v must have the same batch size, got {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}"
+        )
     if q.shape[3] != k.shape[3]:
         raise ShapeError(
             f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "
             f"project both to the same width {shapes}"
         )
     if q.shape[3] == 0:
-        raise ShapeError(f"queries and keys of width 0 have nothing to be compared by {shapes}")
+        raise ShapeError(f"queries and keys have width 0; it must be at least 1 {shapes}")
     if k.shape[1:3] != v.shape[1:3]:
         raise ShapeError(
             f"every key needs its value: k has {k.shape[1]} heads × {k.shape[2]} tokens, "

@@ -95,7 +95,7 @@ def _explain_arguments(call: Call, kernel: str) -> list[str]:
     if structure.causal:
         why.append("The causal mask is the kernel's own.")
     if a.attn_mask is not None:
-        why.append("Hidden keys are handed over as one row a sample.")
+        why.append("Hidden keys are handed over as one row per sample.")
     elif structure.simple and a.q.shape[3] > call.q.shape[3]:
         why.append("Hidden keys are a further feature of q and k: no mask is built.")
     if a.rows is not None:

@@ -160,7 +160,10 @@ class Documents(Mask):
         self.queries = None if query_ids is None else query_ids.shape[1]
         sizes = {len(t) for t in self.tensors()} - {1}
         if len(sizes) > 1:
-            raise ShapeError(f"ids are for {len(ids)} samples, query_ids for {len(self.tensors()[1])}")
+            raise ShapeError(
+                "ids and query_ids must have the same number of samples (or 1), "
+                f"got {len(ids)} and {len(self.tensors()[1])}"
+            )
         self.batch = sizes.pop() if sizes else None
 
     def of_queries(self, queries: int) -> Int[Tensor, "batch queries"]:
@@ -335,7 +338,7 @@ def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
         masks = tuple(build_mask(one, depth + 1) for one in state["masks"])
         if len(masks) == 2 or (kind == "both" and len(masks) > 2):
             return Both(masks) if kind == "both" else Either(masks)
-    raise MaskError(f"no mask has the state {state!r:.80}")
+    raise MaskError(f"cannot restore a mask from the saved state {state!r:.80}")
 
 
 def _check_axes(tensor: Tensor, axes: int) -> Tensor:

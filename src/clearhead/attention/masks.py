@@ -197,8 +197,8 @@ class Mask(ABC):
     def of_keys(self) -> Mask | None:
         """The mask of these keys for queries of another sequence, or None; for attention over a context."""
         raise MaskError(
-            f"{self!r} says which tokens of one sequence see each other, not what another sequence may see of it; "
-            "pass that as context_mask="
+            f"{self!r} is a mask for self-attention and cannot be applied to cross-attention; "
+            "pass a mask over the context's keys as context_mask="
         )
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
@@ -325,7 +325,7 @@ def _check_lengths(lengths: Lengths) -> Tensor:
     tensor = torch.as_tensor(lengths)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim > 1:
         raise MaskError(
-            f"lengths must be one whole number a sample, got {tensor.dtype} of shape {tuple(tensor.shape)}; "
+            f"lengths must be one whole number per sample, got {tensor.dtype} of shape {tuple(tensor.shape)}; "
             "for a boolean use Mask.visible or Mask.hidden"
         )
     if tensor.device.type == "cpu" and not torch.compiler.is_compiling() and (tensor < 0).any():

@@ -85,11 +85,13 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(positions, (Rotary, Alibi, Relative, type(None))):
             raise ConfigError(f"positions must be a Rotary, Alibi or Relative, got {positions!r}")
         if isinstance(positions, (Alibi, Relative)) and positions.bias().heads != heads:
-            raise ConfigError(f"positions for {positions.bias().heads} heads, not {heads}")
+            raise ConfigError(
+                f"positions are for {positions.bias().heads} heads, but the attention has {heads}; make both equal"
+            )
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and less than 1, got {dropout}")
         if isinstance(positions, Rotary) and positions.head_dim != self.head_dim:
-            raise ConfigError(f"rotary positions for heads of {positions.head_dim} features, not {self.head_dim}")
+            raise ConfigError(f"rotary positions need head_dim {positions.head_dim}, the attention has {self.head_dim}")
         q, kv = heads * self.head_dim, kv_heads * (self.head_dim + self.value_head_dim)
         if context_width is None:
             self.to_qkv = nn.Linear(width, q + kv, bias=bias)
@@ -188,7 +190,10 @@ class MultiHeadAttention(nn.Module):
 
     def _project_cross(self, x: Tensor, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(self.positions, Rotary):
-            raise ConfigError("rotary positions compare places in one sequence; a context has places of its own")
+            raise ConfigError(
+                "rotary positions cannot be used in cross-attention: q and k have positions in different sequences; "
+                "build this attention with positions=None"
+            )
         rows, stored = self.heads * self.head_dim, self.context_width is None
         q = _select_rows(self.to_qkv, x, slice(0, rows)) if stored else self.to_q(x)
 
@@ -223,7 +228,9 @@ class MultiHeadAttention(nn.Module):
                 "nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart in MultiHeadAttention"
             )
         if other.kdim != other.vdim:
-            raise ConfigError(f"keys of width {other.kdim} and values of {other.vdim}: one context has one width")
+            raise ConfigError(
+                f"kdim is {other.kdim} and vdim is {other.vdim}: MultiHeadAttention needs the same width for both"
+            )
         context = None if other._qkv_same_embed_dim else other.kdim
         biased = other.in_proj_bias is not None
         new = cls(other.embed_dim, other.num_heads, context_width=context, bias=biased, dropout=other.dropout)

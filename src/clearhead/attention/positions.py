@@ -43,7 +43,7 @@ class Sinusoidal(nn.Module):
 
 
 class Learned(nn.Embedding):
-    """One learned vector a position, up to a longest length.
+    """Learned absolute positions: one vector per position, for at most `length` positions.
 
     >>> Learned(5, 4)(torch.tensor([0, 4])).shape
     torch.Size([2, 4])

@@ -1,6 +1,6 @@
-"""Scores of a tile of queries × keys: scale, cap, bias and mask, for everything but the kernels and the definition.
+"""Scores of a tile of queries × keys: scale, softcap, bias and mask, in plain PyTorch. Fused kernels have their own.
 
-The definition (`reference`) does not import this module: it judges it.
+`reference.py`, against which this module is tested, does not import it.
 """
 
 from __future__ import annotations

@@ -60,12 +60,14 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the recipe's.")] = None,
     device: Device = "auto",
     threads: Threads = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run was stopped, exactly.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away the run that is there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder, if there is one.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe."""
     if resume and overwrite:
-        raise ConfigError("--resume goes on with a run, --overwrite throws it away; choose one")
+        raise ConfigError("--resume continues a run, --overwrite replaces it; choose one")
     import_torch(threads)
     from clearhead.train import run_training
 
@@ -75,7 +77,7 @@ def train(
 def predict(
     model: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="INPUT", help="What to answer; - stands for the lines of the input.")
+        list[str] | None, typer.Argument(metavar="INPUT", help="An input text; - reads lines from stdin.")
     ] = None,
     as_json: Json = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,

@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 def evaluate(
     model: Model,
     data: Annotated[
-        list[str], typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); a file a column; shipped:NAME.")
+        list[str],
+        typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz); one file per column; shipped:NAME."),
     ],
     columns: Columns = None,
     as_json: Json = False,
-    report: Annotated[bool, typer.Option("--report", help="Print tables below the scores, such as one of labels.")] = (
-        False
-    ),
+    report: Annotated[
+        bool, typer.Option("--report", help="Also print tables, such as precision and recall per label.")
+    ] = (False),
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the confusion matrix; also .svg, .pdf.")
     ] = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Score a simple method beside the model, on the same data.")
+        bool, typer.Option("--baseline", help="Also score a simple method (TF-IDF, BM25) on the same data.")
     ] = False,
     train: Annotated[
         list[str] | None,
@@ -95,7 +96,8 @@ def _source(predictor: Predictor, data: Sequence[str], columns: str | None) -> A
     names = parse_columns(columns) if columns else list(predictor.task.columns)
     if isinstance(names, dict):
         raise ConfigError(
-            f"--columns {columns} is for one CSV or JSONL; for a file a column name them in the files' order, as "
+            f"--columns {columns} is for a single CSV or JSONL; with one file per column, list the names in the order "
+            "of the files, such as "
             f"--columns {','.join(names)}"
         )
     if len(data) != len(names):

@@ -23,22 +23,24 @@ def look(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ],
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
-    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file, which needs nothing else.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a self-contained HTML file.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     heads: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:0,3", help="Of a long text, put every weight of these heads into the file."),
+        typer.Option(metavar="NAME:0,3", help="For long texts: store every weight of these heads."),
     ] = None,
     part: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of a text in parts, or a record of several, write this one.", show_default="all that fit"
+            min=1, help="Write only this part of a text or record of several parts.", show_default="all that fit"
         ),
     ] = None,
     without: Annotated[
-        bool, typer.Option("--without", help="Put into the file what the model does without each head; takes a while.")
+        bool, typer.Option("--without", help="Also store the output with each head switched off; slow.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
     device: Device = "auto",
@@ -80,20 +82,22 @@ def figures(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to read; - is the standard input.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
-    kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="What they are saved as.")] = "png",
+    kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
     heads: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:0,3", help="Draw these heads large, not those chosen automatically."),
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="written|read", help="Call a decoder's rows by what it writes there, or has read."),
+        typer.Option(metavar="written|read", help="Label decoder rows by output or by input tokens."),
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="Look at this answer, not at the model's own.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
+    ] = None,
     lesson: Annotated[
-        bool, typer.Option("--lesson", help="Without a model: softmax saturation, positions, cost against length.")
+        bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
     ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     device: Device = "auto",

@@ -13,13 +13,13 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, max=256, help="How many CPU threads compute.", show_default="one for each core")
+    int | None, typer.Option(min=1, max=256, help="Number of CPU threads.", show_default="one for each core")
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="A,B|A=X,B=Y",
-        help="The fields of a TSV in their order, - skips one; or what a CSV or JSONL calls them.",
+        help="TSV: fields in order, - skips one. CSV, JSONL: the file's names for the task's columns.",
         show_default="as in training, or the task's",
     ),
 ]

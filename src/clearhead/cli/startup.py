@@ -1,4 +1,4 @@
-"""The import of PyTorch: its number of threads, how they wait, and Ctrl-C during the import.
+"""Imports PyTorch: sets its threads and their wait policy first, and handles Ctrl-C during the import.
 
 The threads were measured in benchmarks/results/threads_cpu_2026-11-16.md.
 """

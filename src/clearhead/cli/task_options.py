@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.settings import Options
 
 SHARED = {"figures": "look"}  # commands with the options of another
-Action = Annotated[str, typer.Argument(metavar="ACTION", help="What to do; see above.")]
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="What it is done to.")]
+Action = Annotated[str, typer.Argument(metavar="ACTION", help="The action; see above.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the action.")]
 
 
 def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:

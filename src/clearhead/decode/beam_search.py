@@ -47,7 +47,7 @@ def beam(
     if kept:
         _search(writer, rules, kept, _StopRule(beams, length_penalty, early_stopping))
     if any(not one.best for one in kept):
-        raise DecodeError("the model's scores are not numbers (NaN or infinite); is it trained, and its input sound?")
+        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
     return [one.best[:best] for one in kept]
 
 
@@ -154,7 +154,7 @@ def _check_options(beams: int, best: int, length_penalty: float, early_stopping:
     if beams < 1:
         raise DecodeError(f"a search needs at least 1 beam, got {beams}")
     if not 1 <= best <= beams:
-        raise DecodeError(f"the best {best} of {beams} beams cannot be given; ask for 1 to {beams}")
+        raise DecodeError(f"best={best} is not possible with {beams} beams; choose 1 to {beams}")
     if not math.isfinite(length_penalty):
         raise DecodeError(f"length_penalty must be a number, got {length_penalty}")
     if early_stopping not in (True, False, "never"):

@@ -69,18 +69,18 @@ class Rules:
                     last = writer.vocabulary - 1
                     raise DecodeError(f"{name} holds token {token}, but the model's tokens go from 0 to {last}")
         if self.end in self.forbidden:
-            raise DecodeError(f"the end, token {self.end}, is forbidden: nothing could ever be finished")
+            raise DecodeError(
+                f"the end token {self.end} is in forbidden, so no sequence could end; remove it from forbidden"
+            )
         if self.no_repeat_ngram < 0:
             raise DecodeError(f"no_repeat_ngram must be 0 (off) or more, got {self.no_repeat_ngram}")
         if self.prefix and len(self.prefix) != writer.inputs:
-            raise DecodeError(
-                f"{len(self.prefix)} prefixes for {writer.inputs} rows; give each row one, if an empty one"
-            )
+            raise DecodeError(f"{len(self.prefix)} prefixes for {writer.inputs} rows; give one per row, [] for none")
         for (name, tokens), limit in zip(_name_prefixes(self.prefix), self.limits, strict=False):
             if len(tokens) > limit:
                 raise DecodeError(f"{name} has {len(tokens)} tokens, but max_length is {limit}; raise it")
             if self.end in tokens:
-                raise DecodeError(f"{name} holds the end, token {self.end}, after which nothing is written")
+                raise DecodeError(f"{name} contains the end token {self.end}, after which decoding stops; remove it")
         writer.check_positions(max(self.limits, default=1), self.start)
 
     def apply(

@@ -31,7 +31,9 @@ def stream(
     options.
     """
     if writer.inputs != 1:
-        raise DecodeError(f"a stream is of one row, this writer has {writer.inputs}; use greedy or sample for more")
+        raise DecodeError(
+            f"stream() decodes one row, got a writer with {writer.inputs}; use greedy or sample for several"
+        )
     rules = Rules(writer, prefix=[prefix], **options)
     choose: TokenChooser = choose_likeliest
     if temperature != 0:

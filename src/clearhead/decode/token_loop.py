@@ -77,7 +77,7 @@ def _choose_tokens(
 def _make_step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor) -> Step:
     numbers: list[float] = gains.tolist()
     if not all(map(math.isfinite, numbers)):
-        raise DecodeError("the model's scores are not numbers (NaN or infinite); is it trained, and its input sound?")
+        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
     words: list[int] = tokens.tolist()
     return Step(
         [rows[place] for place in alive], [words[place] for place in alive], [numbers[place] for place in alive]

@@ -1,4 +1,4 @@
-"""Writer: the decoding state of a model (prompts, context, key-value cache), the same for both kinds of decoders."""
+"""Writer: prompts, context and key-value cache of a model that decodes, decoder-only or encoder-decoder."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class Writer:
         if context is None:
             return cls(model, prompts)
         if len(context) != len(prompts):
-            raise ShapeError(f"{len(prompts)} prompts, but {len(context)} samples of context")
+            raise ShapeError(
+                f"{len(prompts)} prompts, but {len(context)} samples of context; give one prompt per sample"
+            )
         every = [context.shape[1]] * len(context)
         lengths = _check_lengths(every if context_lengths is None else context_lengths, context, "context")
         return cls(model, prompts, context=context, context_lengths=lengths)
@@ -99,9 +101,7 @@ class Writer:
         prompts = [[*([] if start is None else [start]), *prompt] for prompt in self._prompts]
         if [] in prompts:
             row = prompts.index([])
-            raise DecodeError(
-                f"row {row} has nothing to begin with; pass start=, the token that comes before all others"
-            )
+            raise DecodeError(f"row {row} has an empty prompt; pass start=, the id of the start token")
         self.rows, self.beams, self._cache = len(prompts), 1, KeyValueCache()
         self._written, self._longest = 0, max(map(len, prompts), default=1)
         self._view = decoding_view(self.model)

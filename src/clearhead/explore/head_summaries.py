@@ -118,7 +118,7 @@ def _check_alignment(sight: Sight, sample: int, place: int, role: str, score: fl
 
 
 def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[list[float]]:
-    """How far each head has its peaks at the same queries and keys as the other heads: one number a head, 0 to 1.
+    """How far each head has its peaks at the same queries and keys as the other heads: one number per head, 0 to 1.
 
     Of the peaks of all other heads on a key, the share at queries where this head has its peak there too. A head that
     follows the word read is one step behind those that follow the word written. 1 for a single head.

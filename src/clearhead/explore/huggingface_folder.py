@@ -97,7 +97,7 @@ class HuggingFaceReader:
         start = model.config.decoder_start_token_id
         start = model.config.bos_token_id if start is None else start
         if start is None:
-            raise LensError("the model's config has no decoder_start_token_id, with which an answer begins")
+            raise LensError("config.json has no decoder_start_token_id, the first token of every answer; add it there")
         if answer is None:
             target = self._generate(model, source, beams, most)
         else:

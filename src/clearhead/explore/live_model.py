@@ -126,7 +126,7 @@ def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> Ab
 def _restore_trace(call: Forward) -> Trace:
     """The tokens that went into a call, from its record."""
     if "input" not in call.about:
-        raise LensError("the record does not contain the model's input; look at a text with the model itself")
+        raise LensError("the record does not contain the model's input; run clearhead look with the model and a text")
     reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
     about = call.about
     return Trace(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))

@@ -156,7 +156,7 @@ def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
     for mark, text in parts.items():
         before, found, rest = rest.partition(mark)
         if not found:
-            raise AssertionError(f"index.html has no {mark} at its place")
+            raise AssertionError(f"index.html has no placeholder {mark}, or it is out of order")
         whole += [before, text]
     return "".join([*whole, rest])
 

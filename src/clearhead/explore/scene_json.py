@@ -12,7 +12,7 @@ from clearhead.lens.record.attention_views import AblatedAnswer, TokenChance
 
 
 class AxisExtras(TypedDict, total=False):
-    """What only some axes have."""
+    """Optional fields of `AxisJson`."""
 
     reads: str  # of tokens that a decoder writes: the axis of the tokens that it reads at these places
     unknown: bool  # the tokens are only positions
@@ -78,7 +78,7 @@ class StartJson(TypedDict):
 
 
 class NoteJson(TypedDict, total=False):
-    """A note as a phrase of the page with its blanks."""
+    """A note: the key of a phrase in `page/words/`, and the values of its placeholders."""
 
     say: str  # the key of the phrase
     pixels: int

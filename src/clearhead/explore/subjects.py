@@ -37,10 +37,10 @@ def open_subject(
     path = Path(name)
     if path.is_file():
         if text is not None or answer is not None:
-            raise ConfigError(f"{name} is a record, which contains its text already; leave TEXT away")
+            raise ConfigError(f"{name} is a record, which already contains its text; omit TEXT and --answer")
         return Subject(Record.load(path), None, path.stem)
     if text is None:
-        raise ConfigError(f"what should {name} read? Give a TEXT, or - for the standard input")
+        raise ConfigError(f"no text was given for {name}; give a TEXT, or - for the standard input")
     if path.is_dir() and is_huggingface_folder(path):
         live = load_huggingface_folder(path, device=device, **options)
     else:

@@ -1,4 +1,4 @@
-"""inference_view: a copy of a model's modules that shares its weights, so that one use cannot disturb another."""
+"""inference_view: a copy of a model in evaluation mode that shares its weights and leaves the original unchanged."""
 
 from __future__ import annotations
 

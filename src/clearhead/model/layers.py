@@ -154,7 +154,7 @@ class Stack(nn.Module):
         if positions is None:
             positions = torch.arange(start, end, device=x.device)
         elif self.positions is None:
-            raise ShapeError(f"positions= has no meaning for a model with positions={self.config.positions!r}")
+            raise ShapeError(f"positions= has no effect in a model with positions={self.config.positions!r}; omit it")
         turns = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         if isinstance(self.positions, Sinusoidal):
             x = x + self.positions(positions, x.dtype)
@@ -165,7 +165,7 @@ class Stack(nn.Module):
                 segments = torch.zeros(1, 1, dtype=torch.long, device=x.device)
             x = x + self.segments(segments)
         elif segments is not None:
-            raise ShapeError("this model knows no segments; build it with ModelConfig(segments=2)")
+            raise ShapeError("this model has no segment embeddings; build it with ModelConfig(segments=2)")
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return self.dropout(x), turns
@@ -184,7 +184,7 @@ class Stack(nn.Module):
 
     def _check_context(self, context: Tensor | None) -> None:
         if context is None and self.cross:
-            raise ShapeError("this decoder looks at a context; pass the encoder's output as context=")
+            raise ShapeError("this decoder has cross-attention; pass the encoder's output as context=")
         if context is not None and not self.cross:
             raise ShapeError("this model takes no context; build it with ModelConfig(cross_attention=True)")
 

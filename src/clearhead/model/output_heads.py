@@ -38,7 +38,10 @@ class _LabelledEncoder(Encoder):
         if config.labels is None:
             raise ConfigError(f"a {kind} needs to know how many labels there are: set labels in its ModelConfig")
         if not config.tie_embeddings or config.logits_bias or config.logits_transform:
-            raise ConfigError(f"a {kind} scores labels, not words: leave tie_embeddings, logits_bias and _transform")
+            raise ConfigError(
+                f"a {kind} has no logits over the vocabulary: leave tie_embeddings, logits_bias and logits_transform "
+                "at their defaults"
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.to_labels = nn.Linear(config.width, config.labels)
         nn.init.xavier_uniform_(self.to_labels.weight)
@@ -110,7 +113,7 @@ class Classifier(_LabelledEncoder):
         if self.ngrams is None:
             return scores
         if tokens is None:
-            raise ShapeError("this model scores runs of tokens beside hidden states; pass the tokens, too")
+            raise ShapeError("this model also scores n-grams of tokens; pass tokens= as well")
         both: Tensor = scores + self.ngrams(tokens, lengths)
         return both
 
@@ -150,7 +153,10 @@ class PooledEncoder(Encoder):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         if not config.tie_embeddings or config.logits_bias or config.logits_transform:
-            raise ConfigError("a PooledEncoder scores no words: leave tie_embeddings, logits_bias and _transform")
+            raise ConfigError(
+                "a PooledEncoder has no logits over the vocabulary: leave tie_embeddings, logits_bias and "
+                "logits_transform at their defaults"
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels)
         if self.to_labels is not None:

@@ -30,7 +30,7 @@ def verify_checksums(folder: str | Path, *, editable: Container[str] = ()) -> se
     folder = Path(folder)
     listing = folder / CHECKSUMS
     if not listing.is_file():
-        raise CheckpointError(f"{listing} is missing, so nothing says that {folder} is complete")
+        raise CheckpointError(f"{listing} is missing, so {folder} cannot be verified")
     content = read_json(listing)
     files = content.get("files")
     if content.get("format") != FORMAT or not isinstance(files, dict):
@@ -43,9 +43,7 @@ def verify_checksums(folder: str | Path, *, editable: Container[str] = ()) -> se
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing, though {CHECKSUMS} lists it")
         if file_checksum(folder / name) != checksum:
-            raise CheckpointError(
-                f"{folder / name} is not what was written: its checksum is not the one in {CHECKSUMS}"
-            )
+            raise CheckpointError(f"{folder / name} has changed: its checksum is not the one in {CHECKSUMS}")
     return set(files)
 
 

@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error})") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, where names and values are wanted")
+        raise CheckpointError(f"{path} must contain a JSON object, got a {type(content).__name__}")
     return content
 
 

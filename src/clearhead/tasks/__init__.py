@@ -1,4 +1,4 @@
-"""What models are trained for, one file or folder a task."""
+"""The tasks that models are trained for, such as translation and classification; one module each."""
 
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task

@@ -95,7 +95,7 @@ def cross_attentions(
 ) -> list[Float[Tensor, "layers heads _target _source"]]:
     """`cross_attention` of many pairs, `batch` of them at a time."""
     if when not in ("written", "read"):
-        raise ConfigError(f"attention is taken when a token is 'written' or 'read', not {when!r}")
+        raise ConfigError(f"when must be 'written' or 'read', got {when!r}")
     if len(sources) != len(targets):
         raise ShapeError(f"{len(sources)} sources, but {len(targets)} targets")
     found: list[Tensor] = []
@@ -130,7 +130,9 @@ def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, T
     return torch.tensor(padded, dtype=torch.long, device=device), torch.tensor(lengths, device=device)
 
 
-def share_tokens(tokenizer: Tokenizer, words: Sequence[str], separator: str = " ") -> tuple[list[int], Tensor]:
+def share_tokens(
+    tokenizer: Tokenizer, words: Sequence[str], separator: str = " "
+) -> tuple[list[int], Float[Tensor, "words tokens"]]:
     """The tokens of some words written one after the other, and which share of each token lies in which word.
 
     The shares are `(words, tokens)`. Where a token spans several words they are parted by their bytes.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, c
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -216,7 +217,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         return {"model": model, "train": train if gpu else {**train, "batch_tokens": 2048}}
 
     @abstractmethod
-    def loss(self, model: ModelT, batch: BatchT) -> Tensor:
+    def loss(self, model: ModelT, batch: BatchT) -> Float[Tensor, ""]:
         """The sum of the losses of all predictions in a batch, as one number.
 
         Smoothing and the like only while `model.training`: dev is judged by the plain loss.
@@ -302,7 +303,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
 
     def stream(self, model: ModelT, given: InputT, options: OptionsT) -> Iterator[str]:
         """Yields the answer in pieces, each as soon as it is generated."""
-        raise ConfigError(f"{self.name} has its answer all at once, so there is nothing to stream")
+        raise ConfigError(f"{self.name} produces its whole answer at once and cannot stream it")
 
     def act(
         self, action: str, model: ModelT, folder: Path, arguments: Sequence[str], *, as_json: bool = False
@@ -316,7 +317,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """The tokens of an input and its answer, one trace for each forward pass."""
         raise self._untraceable()
 
-    def run_trace(self, model: ModelT, trace: Trace) -> Tensor | None:
+    def run_trace(self, model: ModelT, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
         """Runs the forward pass of a trace; logits (tokens, vocabulary) where a token is predicted, if any is."""
         raise self._untraceable()
 

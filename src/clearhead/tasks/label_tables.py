@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class LabelScores(NamedTuple):
-    """Of one label, or an average over all."""
+    """Precision, recall, F1 and support of one label, or their average over all labels."""
 
     precision: float
     recall: float

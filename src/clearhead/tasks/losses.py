@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.model.transformer import Vocabulary
@@ -11,7 +11,12 @@ from clearhead.model.transformer import Vocabulary
 UNCOUNTED = -100  # the label of a place that is not predicted, such as a pad
 
 
-def token_loss(words: Vocabulary, hidden: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def token_loss(
+    words: Vocabulary,
+    hidden: Float[Tensor, "batch tokens width"],
+    labels: Int[Tensor, "batch tokens"],
+    smoothing: float,
+) -> Float[Tensor, ""]:
     """The cross-entropy of the right words, summed over all places that count.
 
     With `smoothing` ε the target is 1 − ε on the right word and ε spread over all (Szegedy et al. 2016).

@@ -18,7 +18,7 @@ def translation_scores(
     (100.0, 'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp')
     """
     if not outputs:
-        raise DataError("there is not one line to score")
+        raise DataError("there are no rows to score")
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -38,7 +38,7 @@ def label_scores(labels: Sequence[str], answers: Sequence[str]) -> dict[str, flo
     {'accuracy': 0.5, 'macro_f1': 0.3889}
     """
     if not labels:
-        raise DataError("there is not one line to score")
+        raise DataError("there are no rows to score")
     pairs = Counter(zip(labels, answers, strict=True))
     gold, given = Counter(labels), Counter(answers)
     # F1 = 2·hits / (gold + given), which needs no precision or recall of labels that never come

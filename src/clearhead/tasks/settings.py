@@ -88,7 +88,7 @@ class Text(Section):
 
 
 class TaskRecipe(Section):
-    """What every recipe has, but for `[train]`, which is the trainer's. A task adds its own sections in a subclass."""
+    """Base class of recipes, without the `[train]` section; a task adds its own sections in a subclass."""
 
     task: str
     about: str = ""  # for the model's card: what it is, on what it was trained

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.tasks.settings import Options
@@ -33,6 +34,6 @@ class Traceable(Protocol):
 
     def traces(self, model: Any, given: Any, *, answer: str | None, options: Any) -> list[Trace]: ...
 
-    def run_trace(self, model: Any, trace: Trace) -> Tensor | None: ...
+    def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None: ...
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]: ...

@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -86,7 +87,9 @@ class Ragged:
             digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def pad(self, rows: Tensor, size: int, fill: int) -> tuple[Tensor, Tensor]:
+    def pad(
+        self, rows: Int[Tensor, " rows"], size: int, fill: int
+    ) -> tuple[Int[Tensor, "rows size"], Int[Tensor, " rows"]]:
         """These sequences, padded to `size` with `fill`, and their lengths."""
         lengths, places = self.lengths[rows], torch.arange(size, device=rows.device)
         inside = places < lengths[:, None]

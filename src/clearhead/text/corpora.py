@@ -1,4 +1,4 @@
-"""Files of examples, read one row at a time: TSV, CSV, JSONL, TXT, or a file a column; each also gzipped.
+"""Files of examples, read one row at a time: TSV, CSV, JSONL, TXT, or one text file per column; each also gzipped.
 
 Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else: a file without
 any, whose lines end in carriage returns, is refused. Errors name the file and the line, and
@@ -53,7 +53,7 @@ def read(
     names its i-th field, and "-" skips one. A `.csv` has a header line with the names in it, a `.jsonl` one object a
     line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. The fields of a `.txt`
     have a space between, and the last one takes the rest of the line; its `columns` must be given, such as
-    ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text a line, and needs no
+    ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text per line, and needs no
     `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
     and missing files are refused before the first row.
 
@@ -110,8 +110,8 @@ def _file_kind(path: Path) -> str:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in KINDS:
         raise DataError(
-            f"{path}: cannot tell what is in a file whose name ends like this; known are {_join(KINDS)}, each also "
-            "with .gz; for files with one text a line give each column its own"
+            f"{path}: unknown file type; use {_join(KINDS)}, each also with .gz, or give one text file per column, "
+            "with one text per line"
         )
     return suffix
 

@@ -167,9 +167,9 @@ class Tokenizer:
 
         Offsets refer to the text as given, whatever normalisation did to it, and leave out the space before a word.
 
-        >>> tokenizer = Tokenizer.train(["low lower"], vocabulary=300, lowercase=True)
-        >>> tokenizer.encode_with_offsets(["Ｌow  LOWER"])[0][1]
-        [(0, 3), (5, 10)]
+        >>> tokenizer = Tokenizer.train(["low, low, low"], vocabulary=300, lowercase=True)
+        >>> tokenizer.encode_with_offsets(["Ｌow  LOW"])[0][1]
+        [(0, 3), (5, 8)]
         """
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
         for first in range(0, len(texts), AT_ONCE):

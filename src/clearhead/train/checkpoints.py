@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 class Checkpoints:
-    """The checkpoints of one run; keeps the newest `keep`, the best, and the newest unplanned one."""
+    """The checkpoints of one run; keeps the newest `keep`, the best, and the newest from an interruption."""
 
     def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
         self.folder, self.keep, self.processes = folder, keep, processes
@@ -123,6 +123,8 @@ class Checkpoints:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         if tensors is None:
-            raise CheckpointError(f"{path} was written by several processes (train.shard); go on with several")
+            raise CheckpointError(
+                f"{path} was written by several processes (train.shard); resume it with torchrun and as many processes"
+            )
         load(tensors, storage_reader=HuggingFaceStorageReader(path=str(path)))
         return tensors

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -32,7 +33,7 @@ class GraphedLoss:
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
 
-    def __call__(self, batch: Any, factor: float) -> Tensor:
+    def __call__(self, batch: Any, factor: float) -> Float[Tensor, ""]:
         """The loss; its gradients times `factor` are added to `.grad` of the parameters."""
         self.factor.fill_(factor)
         shape = tuple(tuple(tensor.shape) for tensor in batch)

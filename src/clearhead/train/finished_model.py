@@ -131,7 +131,7 @@ def _score_baseline(task: AnyTask, train: Sequence[Row], rows: Sequence[Row]) ->
     try:
         found = task.baseline(train, usable)
     except Exception as error:
-        print_message(f"no baseline beside the model: {error}")
+        print_message(f"the baseline was not scored: {error}")
         return {}
     return {"baseline": {"name": found.name, "rows": len(usable), **found.scores}}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
@@ -24,7 +25,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model, self.task = model, task
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any) -> Float[Tensor, ""]:
         return self.task.loss(self.model, batch)
 
 

@@ -36,7 +36,9 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
     ours = saved.is_file() and saved.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
     strange = [name for name in inside if not _belongs_to_run(name) or not (ours or name.startswith("."))]
     if strange and not (ours and resume):
-        raise ConfigError(f"{where} holds something that no run wrote ({strange[0]}); choose another folder with --out")
+        raise ConfigError(
+            f"{where} contains {strange[0]}, which is not from a training run; choose another folder with --out"
+        )
     where.mkdir(parents=True, exist_ok=True)
     _lock(where, held)
     begun = "checkpoints" in inside or "model" in inside  # else it ended before its first checkpoint
@@ -45,7 +47,7 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
         _refuse_changes(saved, recipe)
     elif begun and not overwrite:
         raise ConfigError(
-            f"{where} holds a run already; --resume goes on with it, --overwrite starts anew, --out goes elsewhere"
+            f"{where} already holds a run; --resume continues it, --overwrite replaces it, --out chooses another folder"
         )
     elif inside:  # nothing was trained yet, so nothing is resumed: a new recipe must not meet old tokenizers
         aside = temporary_path(where, "old")
@@ -128,6 +130,6 @@ def _refuse_changes(saved: Path, recipe: Recipe) -> None:
         changed += [f"{name}.{key}" for key, old in value if getattr(other, key, None) != old and key not in free]
     if changed:
         raise ConfigError(
-            f"{saved.parent} was begun with another {', '.join(changed)}; a run goes on exactly, or not at all: "
-            f"restore {'it' if len(changed) == 1 else 'them'}, or start anew with --overwrite"
+            f"{saved.parent} was started with another {', '.join(changed)}, which must not change on resume; "
+            f"restore {'it' if len(changed) == 1 else 'them'}, or start again with --overwrite"
         )

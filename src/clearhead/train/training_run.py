@@ -185,7 +185,7 @@ def _print_summary(where: Path, trainer: Trainer, data: TrainingData, base: Path
     recipe, train = data.recipe, data.recipe.train
     if data.fitted:
         chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
-        print_message(f"no [model] section: {chosen} suits {format_count(len(data.examples), 'example')}")
+        print_message(f"no [model] section: using {chosen}, chosen for {format_count(len(data.examples), 'example')}")
     if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):

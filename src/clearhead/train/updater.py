@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -54,7 +55,7 @@ class Updater:
             trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
             self.graphed = GraphedLoss(self.compute_loss, trained, processes.device)
 
-    def update(self, window: Sequence[Batch], step: int) -> tuple[Tensor, Tensor]:
+    def update(self, window: Sequence[Batch], step: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Changes the weights once, from all batches of a window; their summed loss, and the gradient's norm.
 
         The loss is divided by the predictions of the whole window over all processes, so that splitting a batch, or
@@ -94,7 +95,7 @@ class Updater:
         own = [(batch, 1.0) for batch in window[rank::count]]
         return own + [(window[0], 0.0)] * (-(-len(window) // count) - len(own))
 
-    def compute_loss(self, batch: Any) -> Tensor:
+    def compute_loss(self, batch: Any) -> Float[Tensor, ""]:
         """The loss of a collated batch, in the precision of the run."""
         with self.autocast():
             loss: Tensor = self.forward(batch)
@@ -174,7 +175,10 @@ class Updater:
         if not frozen:
             return
         if frozen > min(layers.values()):
-            raise ConfigError(f"train.frozen_layers: {frozen} cannot be frozen of {min(layers.values())} layers")
+            raise ConfigError(
+                f"train.frozen_layers: got {frozen}, but the model has only {min(layers.values())} layers; "
+                "set at most that many"
+            )
         for name, parameter in self.model.named_parameters():
             depth = layer_depth(name, layers)
             lowest = layers.get(name.split(".")[0], max(layers.values())) - frozen

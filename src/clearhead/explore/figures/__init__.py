@@ -1,4 +1,4 @@
-"""Figures of attention as PNG, SVG or PDF, drawn with matplotlib from Records, Sights or plain tensors."""
+"""Figures of attention as PNG, SVG or PDF, drawn with matplotlib from recorded attention or plain tensors."""
 
 from clearhead.explore.figures.atlas import head_atlas
 from clearhead.explore.figures.confusion import confusion_matrix

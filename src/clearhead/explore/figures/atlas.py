@@ -37,10 +37,10 @@ def head_atlas(
     *,
     title: str | None = None,
 ) -> Figure:
-    """A table for each kind of attention with one coloured cell a head, layers by heads.
+    """A table for each kind of attention with one coloured cell per head, layers by heads.
 
     The colour is the role, from `head_roles(model, inputs)` or with `by="role"` from the text of a Record alone; or the
-    mean of a measure over all queries of a Record: "entropy", "distance", "peak" or "first"; or one number a head from
+    mean of a measure over all queries of a Record: "entropy", "distance", "peak" or "first"; or a number per head from
     a mapping such as `{"decoder.0.self": effects}`, which `by` then names. Cross-attention has no distance.
     """
     if isinstance(source, HeadRoles):

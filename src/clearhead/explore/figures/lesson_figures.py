@@ -41,7 +41,7 @@ def saturation(deviations: tuple[float, float] = (100.0, 1.0), *, scores: int = 
     Above, histograms of normal scores with these standard deviations; below, their softmax.
     """
     if scores < 2 or any(not deviation > 0 for deviation in deviations):
-        raise ConfigError(f"this needs at least 2 scores and deviations above 0, got {scores} and {deviations}")
+        raise ConfigError(f"scores must be at least 2 and deviations greater than 0, got {scores} and {deviations}")
     drawn = torch.randn(scores, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     with style.figure_style() as theme:
         figure = style.make_figure(9.6, 5.6)
@@ -124,7 +124,7 @@ def _draw_field(
 
 
 class Cost(NamedTuple):
-    """Time and peak memory beyond the input, in bytes, of one method for so many tokens."""
+    """Time and peak memory beyond the input, in bytes, of one method at one sequence length."""
 
     way: str
     tokens: int

@@ -43,7 +43,8 @@ def received(
     if isinstance(source, Sight) and tokens is None:
         tokens = record_names.get_key_texts(source, sample)
     if not len(values) or (tokens is not None and len(tokens) < len(values)):
-        raise ShapeError(f"{0 if tokens is None else len(tokens)} tokens are given for {len(values)} keys")
+        given = 0 if tokens is None else len(tokens)
+        raise ShapeError(f"{given} tokens are given for {len(values)} keys; give one for each")
     axis = GridAxis(range(len(values)), 1, None if tokens is None else tokens[: len(values)])
     named = _default_title(source, head) if title is None else title
     with style.figure_style():
@@ -81,7 +82,7 @@ def _sum_received(source: Source, head: int | None, sample: int) -> NDArray[np.f
         sums = select_weights(source, head, sample).sum(0)
     else:
         if source.received is None:
-            raise RecordError(f"received attention was not measured for {source.name!r}")
+            raise RecordError(f"{source.name!r} has no measure `received`; record the model again with watch()")
         wanted = [source.place_of(one) for one in (list_heads(source) if head is None else [head])]
         sums = source.received[sample, wanted].double().mean(0)
     values: NDArray[np.float64] = sums.numpy()

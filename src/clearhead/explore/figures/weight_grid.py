@@ -1,4 +1,4 @@
-"""WeightGrid: the weights of one head as a grid to draw, from a Sight or a tensor, with the texts of both axes."""
+"""WeightGrid: one head's weights as a grid, from recorded attention or a tensor, with the texts of both axes."""
 
 from __future__ import annotations
 

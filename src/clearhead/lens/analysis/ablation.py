@@ -48,7 +48,10 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
     0.0
     """
     if not isinstance(heads, Mapping):
-        raise LensError(f'heads must be numbers by attention, such as {{"encoder.0.self": [2, 5]}}, got {heads!r}')
+        raise LensError(
+            'heads must be a dict from attention names to head numbers, such as {"encoder.0.self": [2, 5]}, '
+            f"got {heads!r}"
+        )
     counts, ours = count_heads(model), find_attentions(model)
     chosen = {}
     for name, numbers in heads.items():

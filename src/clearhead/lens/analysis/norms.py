@@ -76,7 +76,7 @@ def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
     """
     received = sight.received
     if received is None:
-        raise RecordError(f"{sight.name!r} was recorded without `received`")
+        raise RecordError(f"{sight.name!r} has no measure `received`; record the model again with watch()")
     seen = (received > 0).any(1, keepdim=True)
     return received.clamp(max=1.0).sum(2) / seen.sum(2).clamp(min=1)
 

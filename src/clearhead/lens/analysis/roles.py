@@ -114,7 +114,7 @@ class HeadRoles:
         return max(scored, key=lambda one: one.scores[role])
 
     def table(self) -> str:
-        """One line a head: its role, and its score in every role, in hundredths; · for what was not measured."""
+        """One line per head: its role, and its score in every role, in hundredths; · for what was not measured."""
         measured = [role for role in ROLES if any(role in one.scores for one in self.heads)]
         wide = max([len("attention"), *(len(one.name) for one in self.heads)])
         lines = [f"{'attention':{wide}} head  {'role':13} score   {'  '.join(measured)}"]
@@ -191,7 +191,7 @@ def head_roles(
     """
     texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
     if not texts and run is None:
-        raise LensError("head_roles needs inputs, the token numbers that the model reads, or run=, which calls it")
+        raise LensError("head_roles needs inputs (token ids), or run=, a function that calls the model")
     if run is None:
         _check_texts(texts)
     called = partial(_run_model, model) if run is None else run
@@ -280,8 +280,8 @@ def _check_texts(texts: tuple[Any, ...]) -> None:
         if not isinstance(text, Tensor) or text.dtype not in (torch.int32, torch.int64) or text.ndim != 2:
             got = f"{text.dtype} of shape {tuple(text.shape)}" if isinstance(text, Tensor) else repr(text)[:60]
             raise LensError(
-                "inputs must be token numbers, (batch, tokens), of an encoder-decoder a tuple of both texts; "
-                f"got {got}. A model that reads something else is called by run="
+                "inputs must be token ids shaped (batch, tokens), for an encoder-decoder a tuple (source, target); "
+                f"got {got}. For other inputs pass run=, a function that calls the model"
             )
         if not text.numel():
             raise LensError(f"there are no tokens in inputs of shape {tuple(text.shape)}")
@@ -350,7 +350,7 @@ def _find_vocabularies(
     several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
     if len(several) != count:
         raise LensError(
-            f"{len(several)} vocabularies for {count} texts; give each its own, or a number or a list for all"
+            f"{len(several)} vocabularies for {count} texts; give a tuple of {count}, or one number or list for all"
         )
     return [range(one) if isinstance(one, int) else list(one) for one in several]
 

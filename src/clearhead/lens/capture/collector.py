@@ -173,7 +173,7 @@ class Collector:
         if not self.settings.detail.norms:
             return None
         if out is None:
-            raise LensError(f"the output weight of {name!r} is not known, so norms=True cannot be measured")
+            raise LensError(f"norms=True needs the output projection of {name!r}, which is not known; omit norms")
         chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 

@@ -27,7 +27,7 @@ NONE, TENSOR, BOOLEAN, INTEGER, FLOAT, TEXT, LIST, DICT = range(8)
 
 
 class EncodedCall(NamedTuple):
-    """Values in the three forms that an operator takes; `numbers` also say which value is where."""
+    """Values as the tensors, integers and floats that a custom operator takes; `numbers` also encodes their types."""
 
     tensors: list[Tensor]
     numbers: list[int]
@@ -60,7 +60,10 @@ def encode_seen(seen: Seen) -> EncodedCall:
     for part in (seen.mask, seen.bias):
         states.append(None if part is None else part.state())
         if part is not None and states[-1] is None:
-            raise LensError(f"a compiled model cannot be watched with {part!r}, whose class or buckets are your own")
+            raise LensError(
+                f"a compiled model cannot be watched with {part!r}, only with built-in masks, biases and "
+                "bucket functions; watch the model without torch.compile"
+            )
     mask, bias = states
     q, k, v, *_ = seen
     return encode_values([q, k, v, mask, seen.scale, bias, seen.softcap, seen.sinks, seen.logsumexp, seen.cross])

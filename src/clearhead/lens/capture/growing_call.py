@@ -212,7 +212,7 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
 
 
 class GrowingCall(Forward):
-    """A Forward that later passes may extend through their cache."""
+    """A recorded call that later forward passes with the same key-value cache extend."""
 
     def __init__(self) -> None:
         super().__init__()

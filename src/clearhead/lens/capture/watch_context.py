@@ -137,9 +137,9 @@ def _find_target(model: nn.Module) -> WatchTarget:
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
         raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
     raise LensError(
-        f"a {type(model).__name__} cannot be watched: it holds no MultiHeadAttention of clearhead (one of PyTorch's "
-        "becomes one by MultiHeadAttention.from_torch), and it is no model of Hugging Face's transformers; "
-        "measure(q, k, mask) works on the tensors of any"
+        f"a {type(model).__name__} cannot be watched: it contains no clearhead MultiHeadAttention, and it is not a "
+        "Hugging Face transformers model; convert nn.MultiheadAttention with MultiHeadAttention.from_torch, or call "
+        "measure(q, k, mask) on your own tensors"
     )
 
 
@@ -152,7 +152,9 @@ def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: M
         raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
-        raise LensError(f"probes must be functions by name, such as {{'before': lambda i: i - 1}}, got {probes!r}")
+        raise LensError(
+            f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
+        )
     return WatchSettings(tuple(chosen), numbers, detail)
 
 

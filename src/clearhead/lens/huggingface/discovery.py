@@ -341,7 +341,7 @@ def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
     if place is None:
         raise LensError(
             f"norms=True needs the output projection of {name!r}, which is not known for {type(module).__name__}; "
-            f"it is for {', '.join(' '.join(MERGED_BY.values()).split())}"
+            f"supported are {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
     linear = around.get_submodule(place.removeprefix("^"))

@@ -121,8 +121,8 @@ class ForwardPass:
             return state.length, max(0, total - keys), min(keys, total)
         if state.length and known.grows:
             raise LensError(
-                f"{known.name!r} attends to {keys} keys where its cache holds {state.length} and {queries} are new: "
-                "also to another sequence, or to summaries. It can be watched in one pass, but not while it generates"
+                f"{known.name!r} attends to {keys} keys, but {state.length} cached and {queries} new tokens are "
+                f"{total}, so positions are unknown; watch a single forward pass instead of generate()"
             )
         return 0, 0, keys
 
@@ -162,13 +162,13 @@ class ForwardTracker:
     def _raise_if_none_took_part(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
         others = (
-            f"its others do not call it: {describe_modules(self.unseen)}. {REMEDY}"
+            f"; other modules compute attention without it: {describe_modules(self.unseen)}. {REMEDY}"
             if self.unseen
-            else "it has no others"
+            else ", and no other attention was found in it"
         )
         raise LensError(
-            f"{name} ran, but of the {len(self.known)} attentions that call Hugging Face's attention interface "
-            f"({known}, …) none took part, and {others}"
+            f"{name} ran, but none of its {len(self.known)} attentions ({known}, …) called Hugging Face's attention "
+            f"interface{others}"
         )
 
     def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:

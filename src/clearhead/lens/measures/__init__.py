@@ -1,1 +1,1 @@
-"""The measures of one attention: their definition, and the ways to compute them without the square of weights."""
+"""The measures of one attention: their definition, and implementations that never build the queries × keys matrix."""

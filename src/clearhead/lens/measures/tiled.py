@@ -153,7 +153,7 @@ def run(job: MeasureJob) -> Measures:
 
 
 class _Results:
-    """The tensors that tiles write to: at first, the measures of queries that see nothing, and sums of nothing."""
+    """The output tensors, initialised to the measures of a query without visible keys; tiles fill them in."""
 
     def __init__(self, job: MeasureJob, q: Tensor) -> None:
         (batch, heads, count), keys, top = q.shape[:3], job.call.k.shape[2], max(job.top, 1)

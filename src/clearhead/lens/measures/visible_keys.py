@@ -126,8 +126,8 @@ def compute_probe_weights(
     named = (keys if keys.ndim == 2 else keys[None]).to(call.q.device, torch.long)
     if named.shape[1] != len(rows) or len(named) not in (1, batch):
         raise ShapeError(
-            f"one key is needed for each of {len(rows)} queries, the same for all samples or for each of {batch}; "
-            f"got keys of shape {tuple(keys.shape)}"
+            f"keys must be shaped (queries,) = ({len(rows)},) or (batch, queries) = ({batch}, {len(rows)}), "
+            f"got {tuple(keys.shape)}"
         )
     if tuple(logsumexp.shape) != (batch, heads, len(rows)):
         raise ShapeError(f"logsumexp must be {(batch, heads, len(rows))}, got {tuple(logsumexp.shape)}")

@@ -27,7 +27,7 @@ class Spread(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """One number a head, in the order of `heads`; not a number where a head had no query that sees anything."""
+    """One number per head, in the order of `heads`; NaN if no query of the head had a visible key."""
 
     heads: tuple[int, ...]
     queries: Int[Tensor, " heads"]

@@ -1,4 +1,4 @@
-"""Exact windows of the weights, from kept q and k: in float64 by position, or summed in blocks in float32 and threads.
+"""Exact windows of the weights, computed from kept q and k: single weights in float64, or sums of blocks in float32.
 
 With the logsumexp that was measured, a weight is exp(score − logsumexp): a window costs what it holds, however long the
 text is. 8,000 × 8,000 tokens are 64 million weights, which are never all in memory at once.

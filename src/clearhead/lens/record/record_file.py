@@ -99,24 +99,24 @@ def read_record(path: Path) -> Record:
 
             return _build_record(header, fetch)
     except (ClearheadError, SafetensorError) as error:
-        raise RecordError(f"{path} is no record that can be read: {error}") from error
+        raise RecordError(f"{path} cannot be read as a record: {error}") from error
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
         raise RecordError(f"{path} cannot be read: {reason}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         # Whatever a manipulated file causes, the caller gets this one error.
-        raise RecordError(f"{path} is no record that can be read: {type(error).__name__}: {error!s:.200}") from error
+        raise RecordError(f"{path} cannot be read as a record: {type(error).__name__}: {error!s:.200}") from error
 
 
 def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if not metadata or HEADER not in metadata:
-        raise RecordError("a safetensors file, but not of Record.save")
+        raise RecordError("it is a safetensors file, but Record.save did not write it")
     try:
         header = json.loads(metadata[HEADER])
     except (ValueError, RecursionError) as error:
         raise RecordError(f"its header is not readable JSON ({error!s:.80})") from error
     if not isinstance(header, dict):
-        raise RecordError(f"its header is a {type(header).__name__}")
+        raise RecordError(f"its header must be a JSON object, got a {type(header).__name__}")
     check_format("its header", header.get("format"), FORMAT)
     return header
 
@@ -213,7 +213,7 @@ def _state_from_json(given: Any, fetch: Fetch) -> State:
 def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
     names = read_field(header, "names", list)
     if not all(isinstance(name, str) for name in names):
-        raise RecordError("its names are not all text")
+        raise RecordError("some names of attentions in it are not strings")
     record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
     record.settings = read_field(header, "settings", dict)
     record.expected_bytes = read_integer(header, "expected_bytes")
@@ -225,7 +225,9 @@ def _build_call(given: Any, fetch: Fetch) -> Forward:
     for kind, number in read_field(given, "ids", dict).items():
         ids[kind] = numbers = fetch(number)
         if numbers.dtype != torch.int64 or numbers.ndim != 2:
-            raise RecordError(f"the tokens of {kind!r:.40} are {numbers.dtype} with {numbers.ndim} axes")
+            raise RecordError(
+                f"the tokens of {kind!r:.40} must be int64 with 2 axes, got {numbers.dtype} with {numbers.ndim}"
+            )
     call = Forward(ids=ids)
     for kind, texts in read_field(given, "labels", dict).items():
         if not isinstance(texts, list) or not all(_is_label(pair) for pair in texts):
@@ -235,7 +237,7 @@ def _build_call(given: Any, fetch: Fetch) -> Forward:
     for one in read_field(given, "sights", list):
         sight = _build_sight(one, call, fetch)
         if sight.name in call.sights:
-            raise RecordError(f"{sight.name!r:.60} is there twice")
+            raise RecordError(f"it contains {sight.name!r:.60} twice")
         call.sights[sight.name] = sight
     return call
 
@@ -300,7 +302,9 @@ def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, w
     for axis, size in zip(names, tensor.shape, strict=False):
         fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
     if not fits:
-        raise RecordError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit the rest")
+        raise RecordError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not match the record's other tensors"
+        )
     return tensor
 
 
@@ -317,14 +321,14 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
     fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
     if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
-        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit the rest")
+        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not match the record's other tensors")
     parts = tuple(_build_step(one, q, k, fetch) for one in read_field(given, "parts", list))
     ends = [part.first_query + part.queries for part in parts]
     if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:
-        raise RecordError("the parts of q do not follow each other")
+        raise RecordError("the parts of q are not contiguous")
     whole_rows = read_field(given, "whole_rows", bool)
     if whole_rows and (logsumexp is None or logsumexp.shape[2] != q.shape[2]):
-        raise RecordError("there is no logsumexp for each query")
+        raise RecordError("logsumexp must have one value for each query of q")
     scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
     sinks = None if given.get("sinks") is None else fetch(given["sinks"])
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions, a norm on the embeddings, and perhaps labels."""
+"""BERT, RoBERTa, XLM-RoBERTa: encoders with learned positions and a norm on the embeddings; optional label head."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     if kind != "bert" and config.logits_transform and config.activation != "gelu":
         raise CheckpointError(
             f"{settings.source}: RoBERTa's vocabulary head always uses gelu, its layers use hidden_act="
-            f"{settings.read_string('hidden_act')!r}; here both use the same"
+            f"{settings.read_string('hidden_act')!r}; clearhead needs the same for both"
         )
     head = "cls.predictions" if kind == "bert" else "lm_head"
     parameters = chain(

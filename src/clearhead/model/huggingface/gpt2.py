@@ -1,4 +1,4 @@
-"""GPT-2: a decoder with norms first and learned positions; its matrices have their inputs first."""
+"""GPT-2: a pre-norm decoder with learned positions; its weights are stored as (inputs, outputs)."""
 
 from __future__ import annotations
 

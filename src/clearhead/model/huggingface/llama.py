@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2: decoders with RMS norms first, gates, rotary positions and grouped heads."""
+"""Llama, Mistral, Qwen2: pre-norm decoders with RMSNorm, gated feed-forward, rotary positions, grouped-query heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     trunk = find_trunk(names, "model.")
     activation = settings.read_activation("hidden_act", "silu")
     if activation not in GATED:
-        raise settings.unsupported("hidden_act", "a gate is silu or gelu here")
+        raise settings.unsupported("hidden_act", "only silu and gelu can be read for a gated feed-forward")
     heads = settings.read_int("num_attention_heads")
     # Llama's own default; Mistral and Qwen2 have others, and always write what they use
     shared = heads if kind == "llama" or "num_key_value_heads" in settings.values else REQUIRED
@@ -73,8 +73,8 @@ def _lacks_output(settings: HuggingFaceConfig, names: frozenset[str], trunk: str
     if "lm_head.weight" in names or (trunk and all(name.startswith(trunk) for name in names)):
         return False
     warnings.warn(
-        f"{settings.source}: this checkpoint has no output layer (lm_head.weight); logits() will be products "
-        "with the word vectors, which mean nothing here; the hidden states are right",
+        f"{settings.source}: this checkpoint has no output layer (lm_head.weight): logits() will use the "
+        "embedding matrix and be meaningless; the hidden states are correct",
         stacklevel=4,
     )
     return True
@@ -137,14 +137,14 @@ def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
         kinds = settings.values["layer_types"]
         known = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
-            raise settings.unsupported("layer_types", f"one of {' and '.join(known)} for each layer can be read")
+            raise settings.unsupported("layer_types", f"it must list {' or '.join(known)} for each layer")
         said, sliding = sliding, kinds.count("sliding_attention")
         if (kind != "qwen2" and said != sliding) or (sliding and window is None):
             raise settings.unsupported("layer_types", "sliding_window must agree with it")
     if sliding not in (0, layers):
         raise CheckpointError(
             f"{settings.source}: {sliding} of {layers} layers have a window of {window} tokens (layer_types, "
-            "max_window_layers); here all have the same window or none"
+            "max_window_layers); clearhead needs the same window in all layers, or none"
         )
     return window if sliding else None
 

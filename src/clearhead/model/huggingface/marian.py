@@ -49,7 +49,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     width, vocabulary = settings.read_int("d_model"), settings.read_int("vocab_size")
     settings.require(decoder_vocab_size=vocabulary)
     if width % 2:
-        raise CheckpointError(f"{settings.source}: d_model={width} is odd; sines and cosines come in pairs here")
+        raise CheckpointError(f"{settings.source}: d_model={width} is odd; sinusoidal positions need an even width")
     config = settings.make_config(
         vocabulary=vocabulary,
         width=width,

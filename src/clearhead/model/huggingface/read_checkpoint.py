@@ -117,11 +117,12 @@ def _check_unused(left: Iterable[str], mapping: CheckpointMapping, folder: Path)
     inside = [name for name in left if name.startswith(mapping.trunk)]
     if inside:
         raise CheckpointError(
-            f"{folder} holds {_format_names(inside)}, which the model that {CONFIG} describes has no use for"
+            f"{folder} holds {_format_names(inside)}, which the model in {CONFIG} does not use; "
+            "do both files belong to the same model?"
         )
     if left:
         warnings.warn(
-            f"{folder}: {_format_names(left)} left out; the model without its task is read",
+            f"{folder}: {_format_names(left)} ignored: only the base model is read, not its task head",
             stacklevel=5,
         )
 

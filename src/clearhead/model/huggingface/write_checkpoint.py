@@ -75,8 +75,8 @@ def to_huggingface(
         settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
     else:
         raise CheckpointError(
-            f"a {type(model).__name__} cannot be written; what can is an Encoder, as BERT, and an "
-            "EncoderDecoder, as Marian"
+            f"a {type(model).__name__} cannot be written; only an Encoder (as BERT) and an "
+            "EncoderDecoder (as Marian) can"
         )
     for name, token in (("pad", pad), ("eos", eos), ("start", start)):
         if token is not None and not 0 <= token < model.config.vocabulary:

@@ -24,7 +24,7 @@ EMPTY = "the question is empty"
 
 
 class AnswerFinder:
-    """Finds answers by vectors and, for intents, by the scores of `labels`; for pairs there are no labels.
+    """Finds answers by similarity of vectors, and by label scores if the model was trained on intents (`labels`).
 
     Before `fit` it ranks the answers of the index (or the labels), and takes every question for known.
     """

@@ -1,4 +1,4 @@
-"""Ranks the answers to questions from label scores and the index, and computes what the detectors see."""
+"""Ranks answers to questions from label scores and the index, and computes features for out-of-scope detection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 8  # vectors that are searched for each answer that is wanted: an answer 
 
 
 class Ranking(NamedTuple):
-    """The best answers to each question, and what the detectors of out-of-scope questions see."""
+    """The best answers to each question, and the features for out-of-scope detection."""
 
     ids: NDArray[np.int64]  # (questions, best), best first
     scores: NDArray[np.float64]

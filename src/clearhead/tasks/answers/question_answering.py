@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -161,7 +162,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def build(self) -> PooledEncoder:
         return PooledEncoder(self.config)
 
-    def loss(self, model: PooledEncoder, batch: Any) -> Tensor:
+    def loss(self, model: PooledEncoder, batch: Any) -> Float[Tensor, ""]:
         return self._pair_loss(model, batch) if self.kind == "pairs" else self._intent_loss(model, batch)
 
     def _intent_loss(self, model: PooledEncoder, batch: Questions) -> Tensor:
@@ -331,7 +332,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def traces(self, model: PooledEncoder, given: str, *, answer: str | None, options: AnswerOptions) -> list[Trace]:
         """A question, read once."""
         if answer is not None:
-            raise DataError("answers reads no answer: leave --answer away")
+            raise DataError("the task answers cannot use --answer; omit it")
         [prediction] = self.predict(model, [given], options)
         return [Trace({"tokens": enclose(self.tokenizer, self.tokenizer.encode(given))}, text=prediction.text)]
 
@@ -363,8 +364,8 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
             raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
         if tokenizer.size != config.vocabulary or (config.labels or 0) != len(labels):
             raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
-                f"{config.vocabulary}"
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model {config.labels} and "
+                f"{config.vocabulary}; copy the folder again"
             )
         task.finder.load(folder)
         return task

@@ -1,4 +1,4 @@
-"""Calibration: a temperature that makes probabilities honest, and a threshold for each label of many."""
+"""Calibration: a temperature that calibrates probabilities, and a decision threshold per label (multi-label)."""
 
 from __future__ import annotations
 

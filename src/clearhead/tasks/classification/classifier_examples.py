@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.tasks.base import Examples
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LabelledTexts(NamedTuple):
-    """A batch: texts as tokens, and the number of each one's label, or (texts, labels) with a 1 for each it has."""
+    """A batch: texts as tokens, and the index of each one's label, or a multi-hot matrix (texts, labels)."""
 
     tokens: Tensor
     lengths: Tensor
@@ -25,7 +26,7 @@ class LabelledTexts(NamedTuple):
 
 
 class TextExamples(Examples[LabelledTexts]):
-    """Texts as tokens, each with the number of its label, or with a 0 or 1 for every label."""
+    """Texts as tokens, each with the index of its label, or with a multi-hot row over all labels."""
 
     def __init__(
         self, texts: list[list[int]], labels: Sequence[int] | Sequence[Sequence[float]], rows: list[Row], pad: int
@@ -95,7 +96,7 @@ def text_windows(parts: Sequence[Sequence[int]], limit: int | None, start: int, 
     ]
 
 
-def mark_segments(tokens: Tensor, end: int) -> Tensor:
+def mark_segments(tokens: Int[Tensor, "texts tokens"], end: int) -> Int[Tensor, "texts tokens"]:
     """0 up to the first end and 1 after it, as BERT marks the texts of a pair.
 
     >>> mark_segments(torch.tensor([[1, 7, 2, 8, 9, 2]]), 2)
@@ -105,7 +106,9 @@ def mark_segments(tokens: Tensor, end: int) -> Tensor:
     return (ends.cumsum(1) - ends).clamp(max=1)
 
 
-def hide_tokens(tokens: Tensor, share: float, hidden: int, kept: Sequence[int]) -> Tensor:
+def hide_tokens(
+    tokens: Int[Tensor, "texts tokens"], share: float, hidden: int, kept: Sequence[int]
+) -> Int[Tensor, "texts tokens"]:
     """A random share of the tokens becomes `hidden`, except those in `kept`, such as start and end."""
     chosen = torch.rand(tokens.shape, device=tokens.device) < share
     for token in kept:

@@ -1,4 +1,4 @@
-"""Scores of a classifier: accuracy, F1, and how honest its probabilities are."""
+"""Scores of a classifier: accuracy, F1, and calibration error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def score_answers(right: Sequence[Sequence[str]], given: Sequence[Sequence[str]]
     if not multi_label:
         return label_scores([one[0] for one in right], [one[0] for one in given])
     if not right:
-        raise DataError("there is not one line to score")
+        raise DataError("there are no rows to score")
     equal = [set(one) == set(other) for one, other in zip(right, given, strict=True)]
     labels = sorted({label for row in (*right, *given) for label in row})
     table = label_table(right, given, labels)

@@ -35,12 +35,12 @@ class ClassificationData(Data):
         while names and not names[-1]:
             names.pop()
         if empty := [line for line, name in enumerate(names, 1) if not name]:
-            raise DataError(f"{path}:{empty[0]}: a name of a label is missing: the line is empty")
+            raise DataError(f"{path}:{empty[0]}: empty line; every line must have the name of a label")
         return self.model_copy(update={"label_names": names})
 
 
 class ClassificationLoss(Section):
-    """`[loss]`: what is minimised, and how it is kept from learning small data by heart."""
+    """`[loss]`: regularisation against overfitting on small data, and weights of labels."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     token_dropout: float = Field(0.0, ge=0, lt=1)  # share of tokens that are hidden in training, others each time

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -215,7 +216,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def build(self) -> Classifier:
         return Classifier(self.config)
 
-    def loss(self, model: Classifier, batch: LabelledTexts) -> Tensor:
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
         if not model.training:
             return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
         scores = self._label_scores(model, batch.tokens, batch.lengths)
@@ -345,7 +346,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def traces(self, model: Classifier, given: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
         """A text, read once, or once for each window of a long one."""
         if answer is not None:
-            raise DataError("classification reads no answer: leave --answer away")
+            raise DataError("the task classification cannot use --answer; omit it")
         checked = self.check_input(given)
         [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
         windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
@@ -374,8 +375,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
         if (len(labels), tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, its model {config.labels} and "
-                f"{config.vocabulary}"
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model {config.labels} and "
+                f"{config.vocabulary}; copy the folder again"
             )
         names = tuple(settings.get("label_names", ()))
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)

@@ -44,7 +44,7 @@ class LabelColumn:
         # One label of many is something to tell apart if there are texts without it.
         if len(counts) < 2 and not (self.multi_label and counts and max(counts.values()) < len(rows)):
             place = f"{rows[0].file}: " if rows else ""
-            said = f"there is nothing to tell apart: the labels are {', '.join(counts) or 'all empty'}"
+            said = f"at least two different labels are needed; found {', '.join(counts) or 'none'}"
             raise DataError(f"{place}{said}")
         return {label: counts[label] for label in (self.names or sorted(counts)) if label in counts}
 

@@ -1,4 +1,4 @@
-"""What tasks share whose answer is written token by token: search settings, splitting and joining, loop guards."""
+"""Base classes of tasks that generate text: search settings, splitting and joining of long inputs, loop guards."""
 
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, SequenceToSequence
 from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions

@@ -31,7 +31,7 @@ CUT, WITHOUT_REPEATS = "cut", "without repeats"  # how a part was written again
 
 @dataclass(frozen=True)
 class GeneratedText(Prediction):
-    """A written answer: how likely the model finds it (mean log-probability of a token), and what else it found."""
+    """A generated text, its `score` (mean log-probability per token), and alternatives from the same search."""
 
     score: float | None = None
     alternatives: Sequence[tuple[str, float]] = ()
@@ -47,7 +47,7 @@ class GeneratedText(Prediction):
 
 @dataclass(frozen=True)
 class WrittenPart(Generic[PartT]):
-    """What the search found for a part, best first; `retry` says how it was written again, if it looped."""
+    """The hypotheses for one part of an input, best first; `retry` describes the second try if the first looped."""
 
     hypotheses: list[Hypothesis]
     part: PartT
@@ -55,7 +55,7 @@ class WrittenPart(Generic[PartT]):
 
 
 class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Generic[InputT, BatchT, PartT]):
-    """What translation, summaries, captions and transcription share. A subclass says how inputs become parts."""
+    """Base class of translation, summaries, captions, transcription; subclasses define how inputs become parts."""
 
     options = SearchOptions
     predicts_tokens = True

@@ -31,13 +31,17 @@ class SearchOptions(Options):
     beams: int | None = option(None, "How many beams the search keeps (default: the model's).", flag="--beam", ge=1)
     length_penalty: float | None = option(None, "Above 1 favours long answers, below 1 short (default: the model's).")
     best: int = option(1, "How many answers to give for each input.", only=PREDICT, ge=1)
-    longest: int | None = option(None, "The most tokens of an answer, or of each of its parts, end included.", ge=1)
+    longest: int | None = option(None, "Maximum tokens per answer or part, end token included.", ge=1)
     prefix: str = option("", "What every answer begins with.", only=PREDICT)
-    temperature: float = option(0.0, "Draw tokens by their probability; 0 takes the likeliest.", only=PREDICT, ge=0)
-    top_k: int | None = option(None, "Draw among so many likeliest tokens.", only=PREDICT, ge=1)
-    top_p: float | None = option(None, "Draw among the likeliest with this much probability.", only=PREDICT, gt=0, le=1)
-    min_p: float | None = option(None, "Draw among those with this share of the likeliest's.", only=PREDICT, ge=0, le=1)
-    seed: int = option(0, "Of the random numbers that tokens are drawn with.", only=PREDICT, ge=0)
+    temperature: float = option(0.0, "Sampling temperature; 0: no sampling.", only=PREDICT, ge=0)
+    top_k: int | None = option(None, "Sample from the k most probable tokens.", only=PREDICT, ge=1)
+    top_p: float | None = option(
+        None, "Sample from the top tokens with this total probability.", only=PREDICT, gt=0, le=1
+    )
+    min_p: float | None = option(
+        None, "Sample from tokens with at least this share of the top probability.", only=PREDICT, ge=0, le=1
+    )
+    seed: int = option(0, "Random seed for sampling.", only=PREDICT, ge=0)
 
     @property
     def ranked(self) -> bool:
@@ -62,11 +66,15 @@ class Search(NamedTuple):
         beams = options.beams or (1 if options.temperature else decode.beam)
         if options.temperature:
             if beams > 1 or options.best > 1:
-                raise ConfigError("temperature draws one answer token by token: leave beams and best away, or it")
+                raise ConfigError(
+                    "temperature samples a single answer and excludes beams and best; omit one or the other"
+                )
         elif named := [name for name in ("top_k", "top_p", "min_p") if sampling_options[name] is not None]:
-            raise ConfigError(f"{', '.join(named)}: nothing is drawn at temperature 0; give a temperature, such as 1")
+            raise ConfigError(
+                f"{', '.join(named)}: no effect without sampling (temperature 0); set a temperature, such as 1"
+            )
         if options.best > beams:
-            raise ConfigError(f"the best {options.best} of {beams} beams cannot be given; ask for at most as many")
+            raise ConfigError(f"best={options.best} is not possible with {beams} beams; choose at most {beams}")
         penalty = decode.length_penalty if options.length_penalty is None else options.length_penalty
         drawing = sampling_options if options.temperature else None
         return cls(beams, options.best, options.batch, penalty, options.longest, 0, drawing, options.seed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -100,7 +101,7 @@ class PairExamples(Examples[Pairs]):
 
 
 class TextToText(SequenceToSequence[str, Pairs, list[int]]):
-    """What translation and summaries share: two sides of text, each a tokenizer's."""
+    """Base class of translation and summaries: text to text, with one tokenizer for both sides or one for each."""
 
     columns = ("source", "target")
     recipe: ClassVar[type[TaskRecipe]] = TextToTextRecipe
@@ -129,7 +130,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             source = target = text.make_tokenizer(chain(sources, targets), start)
             sizes = {"vocabulary": target.size}
         elif start is not None:
-            raise ConfigError("weights to start from have one tokenizer for both sides: set text.shared = true")
+            raise ConfigError("train.init_from uses one tokenizer for source and target: set text.shared = true")
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
@@ -176,7 +177,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
 
     # Model
 
-    def loss(self, model: EncoderDecoder, batch: Pairs) -> Tensor:
+    def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
         # The target needs no mask of its own: its pads come last, so causality hides them from every word.
         hidden = model(batch.source, batch.target, Mask.padding(batch.lengths))
         smoothing = self.label_smoothing if model.training else 0.0
@@ -241,7 +242,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         reads = {"source": [*source, self.source.end], "target": [self.target.start, *target]}
         return Trace(reads, [*target, self.target.end], text, **known)
 
-    def run_trace(self, model: EncoderDecoder, trace: Trace) -> Tensor:
+    def run_trace(self, model: EncoderDecoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         device = model.vocabulary.words.weight.device
         source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
         scores: Tensor = model.logits(model(source, target))[0]
@@ -268,7 +269,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         try:
             decode = validate(cls.decode_section, values)
         except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} make no sense: decode.{error}") from None
+            raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         if shared:
             source = target = Tokenizer.load(folder)
         else:
@@ -277,8 +278,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         sizes, wanted = (source.size, target.size), (config.source_vocabulary or config.vocabulary, config.vocabulary)
         if sizes != wanted:
             raise CheckpointError(
-                f"the tokenizers of {folder} are not its model's: they know {sizes[0]} and {sizes[1]} tokens, "
-                f"the model {wanted[0]} and {wanted[1]}"
+                f"the tokenizers of {folder} have {sizes[0]} and {sizes[1]} tokens, but its model {wanted[0]} and "
+                f"{wanted[1]}; copy the folder again"
             )
         return cls(source, target, config, decode)
 

@@ -23,7 +23,7 @@ class ScoredSpan(NamedTuple):
 
 
 class Decoder:
-    """Decodes scores of words by the legal steps between tags, and by learned ones if there are any."""
+    """Finds the best legal tag sequence from word scores, and from learned CRF transitions if there are any."""
 
     def __init__(self, tags: Sequence[str], scheme: str) -> None:
         self.tags, self.scheme = list(tags), scheme

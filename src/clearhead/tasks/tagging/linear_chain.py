@@ -1,4 +1,4 @@
-"""Linear chains over tags: Viterbi's best sequence, the partition of a CRF, and the probability of an entity.
+"""Linear chains over tags: Viterbi's best sequence, the partition function of a CRF, and the probability of an entity.
 
 A sequence scores the sum of its words' scores (`emissions`), of its steps from tag to tag, and of its ends. Without
 learned steps these are 0 where legal; what is illegal is −∞. All functions take padded batches with lengths.
@@ -20,7 +20,7 @@ LARGEST = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence 
 
 
 class Steps(NamedTuple):
-    """Scores of beginning with a tag, of going from one (rows) to another (columns), and of ending with one."""
+    """Start scores of tags, transition scores from tag (rows) to tag (columns), and end scores."""
 
     first: Float[Tensor, " tags"]
     between: Float[Tensor, "tags tags"]
@@ -137,7 +137,7 @@ def backward_messages(
 
 
 class ChainProbabilities:
-    """Probabilities of stretches of tags under all sequences of a batch, by the forward-backward algorithm."""
+    """Marginal probabilities of spans of tags, by the forward-backward algorithm."""
 
     def __init__(
         self, emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps

@@ -1,4 +1,4 @@
-"""What a tagger takes from its training data and settings: the window, frequent pairs of words."""
+"""Prepares a tagger from its data and settings: the window length, and the most frequent pairs of words."""
 
 from __future__ import annotations
 

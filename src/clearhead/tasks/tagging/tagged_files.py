@@ -1,4 +1,4 @@
-"""Files of tagged sentences: CoNLL columns (one word a line), and JSONL with a text and its entities.
+"""Files of tagged sentences: CoNLL columns (one word per line), and JSONL with a text and its entities.
 
 A row has two values: the text, and a JSON text that says what is in it. Of columns that is an object of "words"
 (characters from and to), "tags" and "scheme"; of JSONL the list of entities. Tags stay as they are in the file until a

@@ -1,4 +1,4 @@
-"""Tagger: an encoder with a score for each tag of each word, and the learned steps of a CRF if wanted."""
+"""Tagger: an encoder with a score for each tag of each word, and optional CRF transitions."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class EncodedWord(NamedTuple):
 
 
 class WordEncoder:
-    """Words to pieces, each word by itself, so that no piece belongs to two; known words are looked up.
+    """Splits each word into subword pieces by itself, so that no piece spans two words; results are cached.
 
     A word of more than `longest` pieces is read by its first ones. With `unknown` a word with characters that the
     vocabulary has not is read as one unknown piece, instead of being spelled in bytes that were never trained.

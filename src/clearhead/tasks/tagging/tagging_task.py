@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,7 +50,7 @@ MOST_LABELS = 500  # BIOES has four tags for each, and a CRF a score for each pa
 
 
 class TaggingTrace(Trace):
-    """A trace with what the model reads beside the tokens."""
+    """A trace with the additional inputs of a tagger."""
 
     window: WindowTokens
 
@@ -92,7 +93,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         columns: Sequence[str] | Mapping[str, str] | None = None,
     ) -> Iterator[Row]:
         if isinstance(source, Mapping):
-            raise DataError("tagging reads one file with words and tags, or texts and entities, not a file a column")
+            raise DataError(
+                "tagging reads one file with words and tags, or with texts and entities, not one file per column"
+            )
         return read_tagged(source, columns)
 
     @classmethod
@@ -203,7 +206,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         }
         return {"model": model, "train": {**chosen["train"], **train}}
 
-    def loss(self, model: Tagger, batch: TaggedWords) -> Tensor:
+    def loss(self, model: Tagger, batch: TaggedWords) -> Float[Tensor, ""]:
         if model.training and self.unknown:
             batch = self._hide_pieces(batch)
         scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
@@ -271,7 +274,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def traces(self, model: Tagger, given: Any, *, answer: str | None, options: Options) -> list[Trace]:
         """A text, read once; a long one once for each window."""
         if answer is not None:
-            raise DataError("tagging reads no answer: leave --answer away")
+            raise DataError("the task tagging cannot use --answer; omit it")
         sentence = given if isinstance(given, Sentence) else self.check_input(given)
         [prediction] = self.predict(model, [sentence], options)
         [windows] = self._windows([sentence])
@@ -311,8 +314,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         tags = len(settings["labels"])
         if (tags, tokenizer.size) != (config.labels, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, its model {config.labels} and "
-                f"{config.vocabulary}"
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, but its model {config.labels} and "
+                f"{config.vocabulary}; copy the folder again"
             )
         bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
         return cls(tokenizer, config, settings, bigrams)

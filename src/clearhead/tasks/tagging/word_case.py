@@ -1,4 +1,4 @@
-"""How a word is written, as one of a few cases: for tokenizers that make everything lower case."""
+"""The case of a word (lower, capitalised, upper, …) as an extra feature for tokenizers that lower-case their input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of a raw text, by their characters from and to: the unit that is tagged.
+"""Splits a raw text into the words to be tagged, as character spans.
 
 The rule, in this order; a combining mark, an invisible character or a joined emoji belongs to the character before it:
 

@@ -25,7 +25,7 @@ DENSE = 2**28  # most cells of a mask that is made dense
 
 
 class Bound(NamedTuple):
-    """One of the six bounds of a term: `number`, plus `sign` · `lengths` where it differs by sample."""
+    """A bound on positions: `number`, or `number + sign * lengths[sample]`; `place` says on what, see `Term`."""
 
     place: int
     number: int
@@ -34,7 +34,10 @@ class Bound(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Bounds, by their places: 0, 1 of j − i (both included), 2, 3 of j, 4, 5 of i (the end excluded)."""
+    """A conjunction of bounds on query i and key j, and of document ids or a dense mask, if any.
+
+    `Bound.place` 0 and 1: minimum and maximum of j − i; 2 and 3: begin and end of j; 4 and 5: begin and end of i.
+    """
 
     bounds: tuple[Bound, ...] = ()
     documents: Documents | None = None
