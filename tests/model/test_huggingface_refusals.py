@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from clearhead import Decoder, Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
 from clearhead.errors import CheckpointError, DiskFullError
+from clearhead.model import PooledEncoder
 from clearhead.model.huggingface import checkpoint_files
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, change_config, change_tensors, saved, shaken
 
@@ -360,3 +361,10 @@ def test_writing_replaces_an_older_checkpoint_and_leaves_other_files_alone(tmp_p
     to_huggingface(EncoderDecoder(ModelConfig(**CLASSIC)), tmp_path)
     assert isinstance(from_huggingface(tmp_path), EncoderDecoder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_label_scores_of_a_mean_are_not_written_as_something_else(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot express label scores of the mean of all tokens"):
+        to_huggingface(PooledEncoder(ModelConfig(**BERTISH, labels=3)), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    to_huggingface(PooledEncoder(ModelConfig(**BERTISH)), tmp_path / "new")

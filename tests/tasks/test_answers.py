@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -467,3 +468,33 @@ def test_the_tiny_recipe_learns(tmp_path):
     metrics = json.loads((found / "model" / "metrics.json").read_text())["dev"]
     assert metrics["accuracy"] > 0.6, "by chance it would be 0.05"
     assert metrics["auroc"] > 0.7, "by chance it would be 0.5"
+
+
+def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp_path, capsys):
+    run, recipe = tmp_path / "run", str(pairs / "toy.toml")
+    shutil.copytree(pairs / "whole", run)
+    before = clearhead.load(run, device="cpu").task.finder.index
+    gone = min(before.answers)
+    for arguments in (["add", "a zebra", "Stripes."], ["add", "a fox", "Red."], ["remove", str(gone)]):
+        assert main(["answers", str(run), *arguments]) == 0
+    assert main(["answers", str(run), "remove", str(before.next_id), str(before.next_id)]) == 0, "the zebra"
+    assert capsys.readouterr().out.count("Stripes.") == 2, "added once, removed once"
+    for _ in range(2):
+        run_training(recipe, out=run, device="cpu", resume=True)
+        assert "changes of the index are kept: 1 question added, 1 answer removed\n" in capsys.readouterr().err
+        found = clearhead.load(run, device="cpu")
+        index = found.task.finder.index
+        assert gone not in index.answers
+        assert index.answers[before.next_id + 1] == "Red."
+        assert index.next_id == before.next_id + 2
+        assert (found.predict("a fox").text, found.predict("a fox").known) == ("Red.", True)
+
+
+def test_an_unreadable_index_of_an_earlier_model_does_not_stop_a_run(pairs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(pairs / "whole", run)
+    for path in (run / "model").glob("answers-*.jsonl"):
+        path.write_text("{")
+    run_training(str(pairs / "toy.toml"), out=run, device="cpu", resume=True)
+    assert "answers that were changed after training, if any, are lost: " in capsys.readouterr().err
+    assert clearhead.load(run, device="cpu").task.finder.index.entries

@@ -14,7 +14,6 @@ from clearhead.tasks.answers.answer_scores import make_report, score_answers
 from clearhead.tasks.answers.answer_settings import AnswerPrediction, Match
 from clearhead.tasks.answers.contrastive_losses import (
     OUT_OF_SCOPE,
-    consistency_loss,
     intent_loss,
     mix_questions,
     pair_loss,
@@ -25,6 +24,7 @@ from clearhead.tasks.answers.hard_negatives import mine_negatives
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
 from clearhead.tasks.answers.question_examples import PairExamples, QuestionExamples
 from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf, split_words
+from clearhead.tasks.losses import consistency_loss
 from clearhead.text import Row
 from clearhead.text.batches import Batch
 

@@ -269,7 +269,7 @@ def test_rows_that_cannot_be_used_are_reported_with_their_reasons():
     )
     assert (len(examples), examples.where(0)) == (1, "data/train.tsv:1")
     assert len(task.examples(rows_of(pairs), Report())) == 2, "only training has a limit"
-    with pytest.raises(DataError, match=r"no text is left to use\nkept 0 of 1; dropped 1 without a label"):
+    with pytest.raises(DataError, match=r"no text is left to use: kept 0 of 1; dropped 1 without a label"):
         task.examples(rows_of([("a dog", "")]), Report())
 
 

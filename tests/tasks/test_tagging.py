@@ -26,6 +26,7 @@ from clearhead.tasks.tagging.tagging_examples import TaggedWords
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
+from clearhead.train.data import find_repeated
 from clearhead.train.recipe import Recipe, check_recipe
 
 NAMES = {"PER": ["Anna", "Bob", "Carla", "Dov"], "LOC": ["Rome", "Oslo", "Lima", "Kiel"]}
@@ -373,6 +374,20 @@ def test_data_without_an_entity_leave_no_run(tmp_path):
     with pytest.raises(DataError, match="there is nothing to learn: no word of 2 sentences is in an entity"):
         run_training(str(tmp_path / "toy.toml"), out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_column_of_far_too_many_labels_is_refused_at_once(tmp_path):
+    rows = rows_of([[(f"w{number}", f"B-{number:04}")] for number in range(501)], tmp_path)
+    with pytest.raises(DataError, match=r"501 different labels \(0000, 0001, 0002, …\), and tagging takes at most 500"):
+        Tagging.prepare(rows, recipe_of())
+
+
+def test_a_sentence_that_is_in_train_with_other_tags_is_found_in_dev(tmp_path):
+    train = rows_of([[("Anna", "B-PER"), ("sings", "O")], [("Rome", "B-LOC")]], tmp_path)
+    task = Tagging.prepare(train, recipe_of())
+    (tmp_path / "other").mkdir()
+    dev = rows_of([[("Anna", "O"), ("sings", "O")], [("Oslo", "B-LOC")]], tmp_path / "other")
+    assert [row.line for row in find_repeated(task, train, dev)] == [1]
 
 
 def test_long_sentences_are_trained_on_in_windows_each_word_once(tmp_path):

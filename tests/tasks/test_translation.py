@@ -468,7 +468,7 @@ def test_limits_are_inclusive_and_may_be_off(translator):
 
 
 def test_a_corpus_of_which_nothing_is_left_is_refused(translator):
-    with pytest.raises(DataError, match=r"no pair is left to use\nkept 0 of 2; dropped 2 with an empty side"):
+    with pytest.raises(DataError, match=r"no pair is left to use: kept 0 of 2; dropped 2 with an empty side"):
         report_of(translator.task, [("", "I"), ("我", "")])
 
 

@@ -13,7 +13,15 @@ from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run
 from clearhead.train.head_monitor import draw_heads
-from clearhead.train.observers import LossPlot, MetricsLog, Moment, Observer, ProgressReport, TensorBoardLog
+from clearhead.train.observers import (
+    LossPlot,
+    MetricsLog,
+    Moment,
+    Observer,
+    ProgressReport,
+    Sample,
+    TensorBoardLog,
+)
 from tests.train.corpus import write_recipe
 
 
@@ -182,6 +190,18 @@ def test_without_a_terminal_progress_is_plain_lines(capsys):
         "step 20 of 1,000 · loss 3.210 · 2,000 tokens/s · best bleu 12.35 · about 8 min 10 s left",
         "step 1,000 of 1,000 · loss 1.000 · 2,000 tokens/s · best bleu 12.35",
     ]
+
+
+def test_answers_are_shortened_to_where_they_differ_from_the_right_ones(capsys):
+    text = "a word " * 20
+    samples = [Sample(text, text, text), Sample(text, f"{text}[Rome](LOC)", f"{text}Rome"), Sample("a", "b", "c")]
+    lines = printed(capsys, ("evaluated", moment(1, loss=1.0)._replace(samples=samples)))
+    assert lines[1].startswith("    a word a word ")
+    assert lines[1].endswith("… (right)")
+    assert "word [Rome](LOC) (right would be: …" in lines[2]
+    assert lines[2].endswith("a word Rome)")
+    assert max(map(len, lines)) < 3 * 60 + 40
+    assert lines[3] == "    a → b (right would be: c)"
 
 
 def test_the_best_loss_is_shown_without_its_minus(capsys):

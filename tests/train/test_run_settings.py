@@ -66,6 +66,14 @@ def test_what_is_split_off_follows_from_the_seed_and_is_not_trained_on():
     assert len(split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
 
 
+def test_a_share_that_leaves_nothing_to_learn_from_is_refused(tmp_path):
+    recipe = quick(tmp_path)
+    recipe.write_text(recipe.read_text().replace('dev = "dev.tsv"', "dev = 0.1\nlines = 1"))
+    with pytest.raises(DataError, match=r"data.dev = 0.1 splits off all 1 row of data.train, .*train.tsv:1\)"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.5])
 def test_a_share_that_makes_no_sense_is_refused(share):
     values = {"task": "translation", "data": {"train": "a.tsv", "dev": share}}

@@ -238,6 +238,13 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         Called once, before the finished model is scored and saved. `dev` may be empty.
         """
 
+    def carry_over(self, model: ModelT, folder: Path) -> str | None:
+        """Takes over what `act` changed in the model folder that a resumed run replaces; a message if it did.
+
+        Called after the finished model was scored, before it is saved.
+        """
+        return None
+
     # Answers
 
     @abstractmethod

@@ -23,3 +23,12 @@ def token_loss(
     """
     logits = words.logits(hidden).flatten(0, 1)
     return F.cross_entropy(logits, labels.flatten(), ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing)
+
+
+def consistency_loss(scores: Float[Tensor, "*rows labels"], others: Float[Tensor, "*rows labels"]) -> Float[Tensor, ""]:
+    """The mean of both Kullback–Leibler divergences between two passes with different dropout, summed over the rows.
+
+    It is what R-Drop (Liang et al. 2021) adds to the loss; 0 if both passes agree.
+    """
+    one, other = scores.log_softmax(-1), others.log_softmax(-1)
+    return ((one.exp() - other.exp()) * (one - other)).sum() / 2

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
@@ -104,12 +105,19 @@ def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list
 def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Row], list[Row]]:
     """Training rows, and those split off for dev (none, where dev has files of its own)."""
     rows = [row for file in files for row in islice(file, recipe.data.lines)]
-    return split_off(rows, recipe.data.dev, recipe.seed) if isinstance(recipe.data.dev, float) else (rows, [])
+    if not isinstance(recipe.data.dev, float):
+        return rows, []
+    kept, chosen = split_off(rows, recipe.data.dev, recipe.seed)
+    if rows and not kept:
+        raise DataError(
+            f"data.dev = {recipe.data.dev} splits off all {format_count(len(rows), 'row')} of data.train, and none is "
+            f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
+        )
+    return kept, chosen
 
 
 def _input_key(task: AnyTask, row: Row) -> str:
-    given = task.input_of(row)
-    return given.strip() if isinstance(given, str) else repr(given)
+    return str(task.input_of(row)).strip()
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:

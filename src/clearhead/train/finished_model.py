@@ -54,6 +54,8 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         if rows:
             metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
     metrics |= _score_baseline(trainer.task, trainer.examples.rows, data.test or (data.dev[1] if data.dev else []))
+    if target.exists() and (message := trainer.task.carry_over(model, target)):
+        print_message(message)
     fresh = temporary_path(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     write_folder(

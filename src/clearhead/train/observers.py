@@ -201,8 +201,9 @@ class ProgressReport(Observer):
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
         for given, answer, right in moment.samples:
-            verdict = "right" if answer == right else f"right would be: {_shorten(right)}"
-            self._print(f"    {_shorten(given)} → {_shorten(answer) or 'nothing'} ({verdict})")
+            place = 0 if answer == right else len(os.path.commonprefix([answer, right]))  # noqa: RUF071 — by character
+            verdict = "right" if answer == right else f"right would be: {_shorten(right, place)}"
+            self._print(f"    {_shorten(given)} → {_shorten(answer, place) or 'nothing'} ({verdict})")
         self.best = moment.best
         if self.console.is_terminal and self.pace:  # else the bar would still show the previous best score
             self.bar.update(self.task, said=self._format_status())
@@ -235,9 +236,20 @@ def escape_control(text: str) -> str:
     return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
-def _shorten(text: str, width: int = 60) -> str:
+def _shorten(text: str, place: int = 0, width: int = 60) -> str:
+    """At most `width` characters of a text on one line: the first ones, or those around a later `place`.
+
+    >>> _shorten("one two three four", width=10), _shorten("one two three four", 15, width=10)
+    ('one two t…', '…hree four')
+    """
+    before = min(len(" ".join(text[:place].split())), place)
     line = " ".join(text.split())
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    if len(line) <= width:
+        return line
+    begin = 0 if before < width - width // 3 else min(before - width // 3, len(line) - width)
+    shown = line[begin : begin + width]
+    shown = f"…{shown[1:]}" if begin else shown
+    return shown if begin + width >= len(line) else f"{shown[:-1]}…"
 
 
 def open_truncated(path: Path, step: int) -> IO[str]:

@@ -15,7 +15,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface import bert, marian
 from clearhead.model.huggingface.checkpoint_files import write
 from clearhead.model.huggingface.mapping import Model, ParameterMapping
-from clearhead.model.output_heads import Classifier, TokenClassifier
+from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.transformer import Encoder, EncoderDecoder
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
@@ -97,6 +97,8 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
         required["ngrams"] = 0
         required["pooling"] = "first" if whole else "mean"
         architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
+    elif isinstance(model, PooledEncoder) and config.labels is not None:
+        raise CheckpointError("a BERT checkpoint cannot express label scores of the mean of all tokens")
     _check_expressible(config, "BERT", required)
     trunk = "" if architecture == "BertModel" else "bert."
     mappings = chain(
@@ -201,7 +203,8 @@ def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tens
     parameters = dict(model.named_parameters())
     mapped = {one.ours for one in mappings}
     if unknown := [name for name in parameters if name not in mapped]:  # of a subclass, such as the steps of a CRF
-        raise CheckpointError(f"a Hugging Face checkpoint has no place for {', '.join(unknown)}")
+        remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
+        raise CheckpointError(f"a Hugging Face checkpoint has no place for {', '.join(unknown)}{remedy}")
     assert mapped == set(parameters), "every parameter is mapped"
     return {
         name: one.to_theirs(parameters[one.ours][rows], order)

@@ -43,6 +43,11 @@ class Entry(NamedTuple):
     question: str | None
     added: bool = False  # after training
 
+    @property
+    def text(self) -> str:
+        """What the vector is of."""
+        return self.answer if self.question is None else self.question
+
 
 @dataclass(frozen=True, eq=False)
 class AnswerIndex:

@@ -42,14 +42,6 @@ def mix_questions(
     return mixed, answers != answers.roll(1, 0)
 
 
-def consistency_loss(
-    scores: Float[Tensor, "batch answers"], others: Float[Tensor, "batch answers"]
-) -> Float[Tensor, ""]:
-    """Half the sum of both Kullback-Leibler divergences between two passes with other dropout: R-Drop (2021)."""
-    one, other = scores.log_softmax(-1), others.log_softmax(-1)
-    return 0.5 * ((one.exp() - other.exp()) * (one - other)).sum()
-
-
 def question_contrast(
     vectors: Float[Tensor, "batch width"], answers: Int[Tensor, " batch"], temperature: float
 ) -> Float[Tensor, ""]:

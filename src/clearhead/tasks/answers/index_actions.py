@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,10 +47,32 @@ def run_action(
     if not arguments:
         raise ConfigError("remove needs the ids of answers; clearhead answers MODEL list shows them")
     with lock_index(folder):
-        index, ids = _open_index(folder), [_parse_id(one) for one in arguments]
+        index, ids = _open_index(folder), list(dict.fromkeys(_parse_id(one) for one in arguments))
         known = index.answers
         replace_index(folder, index.remove(ids))
         return [f"removed answer {number}: {known[number]}" for number in ids]
+
+
+def carry_changes(folder: Path, index: AnswerIndex, encode: Encode) -> tuple[AnswerIndex, str | None]:
+    """A newly trained index with what was added to and removed from the earlier one in a folder, and what that was.
+
+    Both must come from the same training data: answers have the same ids.
+    """
+    try:
+        earlier = _open_index(folder)
+    except CheckpointError as error:
+        return index, f"answers that were changed after training, if any, are lost: {error}"
+    removed = [number for number in index.answers if number not in earlier.answers]
+    added = [entry for entry in earlier.entries if entry.added]
+    if not removed and not added:
+        return index, None
+    index = index.remove(removed)
+    if added:
+        index = index.extend(added, encode([entry.text for entry in added]))
+    questions = format_count(sum(entry.question is not None for entry in added), "question")
+    answers = format_count(len(removed), "answer")
+    message = f"changes of the index are kept: {questions} added, {answers} removed"
+    return replace(index, next_id=max(index.next_id, earlier.next_id)), message
 
 
 def _open_index(folder: Path) -> AnswerIndex:
@@ -72,8 +95,7 @@ def _add_pairs(folder: Path, pairs: Sequence[tuple[str, str]], encode: Encode, t
     if towers:
         entries += [Entry(number, answer, None, added=True) for number, answer in new.items()]
     if entries:
-        texts = [entry.answer if entry.question is None else entry.question for entry in entries]
-        replace_index(folder, index.extend(entries, encode(texts)))
+        replace_index(folder, index.extend(entries, encode([entry.text for entry in entries])))
     counts = Counter(entry.id for entry in entries if entry.question is not None)
     names = {entry.id: entry.answer for entry in entries}
     lines = [

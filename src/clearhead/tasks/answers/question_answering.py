@@ -36,7 +36,6 @@ from clearhead.tasks.answers.answer_settings import (
 )
 from clearhead.tasks.answers.contrastive_losses import (
     OUT_OF_SCOPE,
-    consistency_loss,
     intent_loss,
     mix_questions,
     pair_loss,
@@ -44,12 +43,13 @@ from clearhead.tasks.answers.contrastive_losses import (
     uniform_loss,
 )
 from clearhead.tasks.answers.hard_negatives import mine_negatives
-from clearhead.tasks.answers.index_actions import ACTIONS, run_action
+from clearhead.tasks.answers.index_actions import ACTIONS, Encode, carry_changes, run_action
 from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
 from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
 from clearhead.tasks.label_tables import count_confusions
+from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
 from clearhead.tasks.trace import Trace
 
@@ -132,7 +132,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
                 kept.append((tokens, answer, row))
         used = dict.fromkeys(answer for _, answer, _ in kept if answer)
         if not used:
-            raise DataError(f"no question with an answer is left to use\n{report}")
+            raise DataError(f"no question with an answer is left to use: {report}")
         if recipe is not None:
             self.candidates = list(used)[:CANDIDATES]
         numbers = {text: number for number, text in enumerate(used if towers else self.labels)}
@@ -258,8 +258,16 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         entries = [Entry(numbers[answer], answer, question) for question, answer in pairs]
         if self.kind == "pairs":
             entries += [Entry(number, text, None) for text, number in numbers.items()]
-        texts = [entry.answer if entry.question is None else entry.question for entry in entries]
-        self.finder.fill(entries, self._text_vectors(model, texts))
+        self.finder.fill(entries, self._text_vectors(model, [entry.text for entry in entries]))
+
+    @torch.no_grad()
+    def carry_over(self, model: PooledEncoder, folder: Path) -> str | None:
+        self.finder.index, message = carry_changes(folder, self.finder.index, self._make_encoder(model))
+        return message
+
+    def _make_encoder(self, model: PooledEncoder) -> Encode:
+        """The function from texts to the vectors of the index."""
+        return lambda texts: self._text_vectors(model, texts).numpy()
 
     def _text_vectors(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
         """Unit vectors of texts, on the CPU."""
@@ -316,12 +324,8 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def act(
         self, action: str, model: PooledEncoder, folder: Path, arguments: Sequence[str], *, as_json: bool = False
     ) -> list[str]:
-        def encode(texts: Sequence[str]) -> Any:
-            return self._text_vectors(model, texts).numpy()
-
-        return run_action(
-            action, folder, arguments, encode, read=self.read, towers=self.kind == "pairs", as_json=as_json
-        )
+        encode, towers = self._make_encoder(model), self.kind == "pairs"
+        return run_action(action, folder, arguments, encode, read=self.read, towers=towers, as_json=as_json)
 
     # Attention
 

@@ -33,6 +33,7 @@ from clearhead.tasks.classification.classifier_settings import ClassificationRec
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
+from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
 
@@ -162,7 +163,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
                 answers.append(self._label_numbers(row))
                 used.append(row)
         if not used:
-            raise DataError(f"no text is left to use\n{report}")
+            raise DataError(f"no text is left to use: {report}")
         return TextExamples(texts, answers, used, self.tokenizer.pad)
 
     def input_of(self, row: Row) -> Input:
@@ -236,11 +237,10 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
 
     def _divergence(self, one: Tensor, other: Tensor) -> Tensor:
-        """The mean of both Kullback–Leibler divergences between two predictions, summed over the rows."""
+        """The loss of R-Drop between the scores of two passes."""
         if self.column.multi_label:  # a sigmoid is a softmax of two
             one, other = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (one, other))
-        p, q = one.log_softmax(-1), other.log_softmax(-1)
-        return ((p.exp() - q.exp()) * (p - q)).sum() / 2
+        return consistency_loss(one, other)
 
     def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
         segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None

@@ -162,7 +162,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
                 report.keep()
                 kept.append(place)
         if not kept:
-            raise DataError(f"no pair is left to use\n{report}")
+            raise DataError(f"no pair is left to use: {report}")
         return PairExamples(
             [[*sources[place], self.source.end] for place in kept],
             [[self.target.start, *targets[place], end] for place in kept],

@@ -144,13 +144,12 @@ def legal_sequences(tags: Sequence[str]) -> Legality:
     closing = any(tag[0] in "ES" for tag in tags)  # an entity that began must be closed
     opens = np.array([tag[0] in "OBS" for tag in tags])
     closes = np.array([not closing or tag[0] in "OES" for tag in tags])
-    inner = np.array([[_continues(one, other) for other in tags] for one in tags])
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(tag[2:] for tag in tags))}
+    label = np.array([numbers[tag[2:]] for tag in tags])
+    goes_on = np.array([tag[0] in "BI" for tag in tags])
+    continues = np.array([tag[0] in "IE" for tag in tags])
+    inner = goes_on[:, None] & continues & (label[:, None] == label)
     return Legality(opens, (closes[:, None] & opens[None, :]) | inner, closes)
-
-
-def _continues(one: str, other: str) -> bool:
-    """Whether the second tag goes on with the entity of the first."""
-    return one[0] in "BI" and other[0] in "IE" and one[2:] == other[2:]
 
 
 def tag_order(tag: str) -> tuple[bool, str, int]:

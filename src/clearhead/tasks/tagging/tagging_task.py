@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
 
 BIGRAMS = "bigrams.json"
+MOST_LABELS = 500  # BIOES has four tags for each, and a CRF a score for each pair of tags
 
 
 class TaggingTrace(Trace):
@@ -104,6 +105,11 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         types = sorted({span.label for sentence in sentences for span in sentence.entities})
         if not types:
             raise DataError(f"there is nothing to learn: no word of {len(rows):,} sentences is in an entity")
+        if len(types) > MOST_LABELS:
+            raise DataError(
+                f"{rows[0].file}: {len(types):,} different labels ({', '.join(types[:3])}, …), and tagging takes at "
+                f"most {MOST_LABELS}: it scores every pair of tags; is the right column read as the tag?"
+            )
         given = [sentence for sentence in sentences if sentence.characters is None]
         single = bool(given) and all(end - begin == 1 for sentence in given for begin, end in sentence.words)
         words = [word for sentence in sentences for word in sentence.word_texts()]
@@ -142,7 +148,7 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             for what, count in find_flaws(sentences[-1], self.types).items():
                 report.add_flaw(row, what, count)
         if not kept:
-            raise DataError(f"no sentence is left to use\n{report}")
+            raise DataError(f"no sentence is left to use: {report}")
         numbers = self.decoder.numbers
         windows, tags, origins = list[WindowTokens](), list[list[int]](), list[int]()
         for origin, (sentence, made) in enumerate(zip(sentences, self._windows(sentences), strict=True)):
