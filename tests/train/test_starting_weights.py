@@ -149,6 +149,7 @@ def test_layers_learn_at_rates_that_fall_toward_the_input():
         (["model.shape=tiny"], "the weights in train.init_from decide that"),
         (["data.longest=18"], "19 learned positions are too few for data.longest = 18"),
         (["train.init_from=train.tsv"], "there is no folder train.tsv"),
+        (["train.init_from=."], "contains no model: it has no config.json"),
     ],
 )
 def test_wrong_starts_are_refused_in_one_line_and_leave_nothing(folder, tmp_path, capsys, settings, message):

@@ -17,6 +17,8 @@ from clearhead.text import Tokenizer
 def read_pretrained(name: str, base: Path) -> Pretrained:
     """The model in a folder, which is relative to the recipe's folder or to the current one, or a shipped model."""
     folder = _find_folder(name, base)
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"train.init_from: the folder {folder} contains no model: it has no {CONFIG}")
     try:
         if "model_type" in read_json(folder / CONFIG):
             return _read_huggingface(folder)
