@@ -288,7 +288,7 @@ def test_columns_of_a_csv_are_given_with_their_names_in_it(model: Path, tmp_path
         done = run("evaluate", model, table, "--columns", columns)
         assert done.code == 2
         assert done.err.startswith(
-            f"clearhead: --columns {columns}: give each of the task's columns once, as A=X,B=Y, "
+            f"clearhead: --columns {columns}: give each column once, as TASK_COLUMN=FILE_COLUMN, "
         )
     done = run("evaluate", model, "a.zh", "a.en", "--columns", "source=zh,target=en")
     assert done.err == (

@@ -364,7 +364,7 @@ def test_writing_replaces_an_older_checkpoint_and_leaves_other_files_alone(tmp_p
 
 
 def test_label_scores_of_a_mean_are_not_written_as_something_else(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot express label scores of the mean of all tokens"):
+    with pytest.raises(CheckpointError, match="BERT cannot hold the label scores of a PooledEncoder; use Classifier"):
         to_huggingface(PooledEncoder(ModelConfig(**BERTISH, labels=3)), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     to_huggingface(PooledEncoder(ModelConfig(**BERTISH)), tmp_path / "new")

@@ -182,7 +182,7 @@ def test_batches_that_may_be_split_are_shared_by_all_processes(tmp_path, monkeyp
 )
 def test_a_checkpoint_of_other_settings_is_refused_by_key(tmp_path, changes, said):
     trainer(tmp_path, steps=3, evaluate_every=100).run()
-    with pytest.raises(ConfigError, match=f"the checkpoint of step 3 was trained with {said}; restore it"):
+    with pytest.raises(ConfigError, match=f"step 3 was trained with {said}; restore the setting"):
         trainer(tmp_path, steps=9, evaluate_every=100, **changes).resume(3)
     trainer(tmp_path, steps=9, evaluate_every=100, log_every=7, patience=3).resume(3)
 

@@ -40,6 +40,6 @@ def parse_columns(written: str) -> list[str] | dict[str, str]:
     names = dict(part.split("=", 1) for part in parts if "=" in part)
     if len(names) < len(parts):
         raise ConfigError(
-            f"--columns {written}: give each of the task's columns once, as A=X,B=Y, or the fields in order, as A,B"
+            f"--columns {written}: give each column once, as TASK_COLUMN=FILE_COLUMN, or the fields in order, as A,B"
         )
     return names

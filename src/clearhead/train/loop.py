@@ -256,7 +256,7 @@ class Trainer:
         before, now = state.get("settings", {}), self.learned_settings()
         if changed := [key for key, value in before.items() if key in now and now[key] != value]:
             listed = ", ".join(f"{key} = {before[key]!r} (now {now[key]!r})" for key in changed)
-            raise ConfigError(f"the checkpoint of step {step} was trained with {listed}; restore it, or start anew")
+            raise ConfigError(f"step {step} was trained with {listed}; restore the setting, or start anew")
         self.updater.restore_tensors(tensors)
         if self.examples.state():
             self.examples.restore(

@@ -52,7 +52,7 @@ def _read_own(folder: Path) -> Pretrained:
     task = opened.task()
     tokenizer = task.input_tokenizer()
     if tokenizer is None:
-        raise CheckpointError(f"{folder} has no tokenizer that another model could use; choose another folder")
+        raise CheckpointError(f"{folder} has no single tokenizer for source and target; choose another folder")
     model = opened.model(task=task)
     labels = opened.config["settings"].get("labels", ())
     return Pretrained(folder, model.config, tokenizer, model.state_dict(), tuple(labels))

@@ -89,7 +89,7 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
         raise LensError(
             f"{sight.name!r} has {queries} queries and {keys} keys, the layer above has {rows.shape[1]} tokens; "
-            "rollout needs every query of layers that follow each other: watch without rows=, and choose with layers="
+            "rollout needs every query of consecutive layers: call watch() without rows=, with layers= naming these"
         )
     return propagate(call, rows)
 

@@ -292,9 +292,10 @@ PLACES = {
 def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
     """The sizes of each attention by name; {} for a model of another library, LensError for one without any."""
     named = find_attentions(model)
-    if not named and not hasattr(getattr(model, "config", None), "_attn_implementation"):
-        return {}
-    require_attending_modules(model)
+    if not named:
+        if not hasattr(getattr(model, "config", None), "_attn_implementation"):
+            return {}
+        require_attending_modules(model)
     return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
 
 
@@ -330,6 +331,8 @@ def _read_integer(place: Any, name: str) -> int:
 
 def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Float[Tensor, "width features"]]:
     """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
+    if not names:
+        return {}
     paths = {module: path for path, module in find_attending_modules(model).items()}
     named = find_attentions(model)
     return {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in names}

@@ -98,7 +98,7 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
         required["pooling"] = "first" if whole else "mean"
         architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
     elif isinstance(model, PooledEncoder) and config.labels is not None:
-        raise CheckpointError("a BERT checkpoint cannot express label scores of the mean of all tokens")
+        raise CheckpointError("BERT cannot hold the label scores of a PooledEncoder; use Classifier, pooling='first'")
     _check_expressible(config, "BERT", required)
     trunk = "" if architecture == "BertModel" else "bert."
     mappings = chain(

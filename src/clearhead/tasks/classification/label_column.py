@@ -38,7 +38,7 @@ class LabelColumn:
             if self.names and (unknown := [label for label in labels if label not in self.names]):
                 raise DataError(
                     f"{row.where}: the label {unknown[0]!r} is not one of the {len(self.names)} in data.label_names, "
-                    f"and no number below {len(self.names)}"
+                    f"nor an index into it (0 to {len(self.names) - 1})"
                 )
             counts.update(labels)
         # One label of many is something to tell apart if there are texts without it.

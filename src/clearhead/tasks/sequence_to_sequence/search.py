@@ -97,7 +97,7 @@ class Search(NamedTuple):
     def stream(self, writer: Writer, row: int, **rules: Any) -> Iterator[int]:
         """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this row."""
         if self.beams > 1:
-            raise ConfigError("beams are compared at their end, so they cannot be streamed; take 1 beam, or sample")
+            raise ConfigError("beam search has its answer only at the end and cannot stream it; use 1 beam, or sample")
         if self.sampling_options is None:
             return stream(writer, **rules)
         return stream(writer, generator=self._make_generators([row]), **self.sampling_options, **rules)

@@ -55,7 +55,7 @@ class Loss(Section):
 
 
 class PartDecode(Decode):
-    """`[decode]` of texts that are split at their sentences."""
+    """`[decode]` of tasks that split long inputs into parts at sentence boundaries."""
 
     part: int = Field(64, ge=1)  # an input of more tokens is split at its sentences, and the answers are joined
     sentences: int = Field(3, ge=1)  # and so is one of more sentences: pairs to learn from seldom have as many

@@ -30,7 +30,7 @@ UNSPACED = re.compile(
 
 
 class _Kinds(dict[int, str]):
-    """The kind of each character as one letter, found once: L letter, N digit, C of a script without spaces, s space,
+    """A cached map from character to its kind: L letter, N digit, C character of a script without spaces, s space,
     m mark, f invisible, z joiner, P all others; some punctuation stands for itself."""
 
     def __missing__(self, code: int) -> str:
