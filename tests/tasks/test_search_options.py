@@ -149,7 +149,9 @@ def test_a_stream_draws_what_predict_draws(translator):
 
 
 def test_beams_cannot_be_streamed(translator):
-    with pytest.raises(ConfigError, match="beam search has its answer only at the end and cannot stream it; use 1 beam"):
+    with pytest.raises(
+        ConfigError, match="beam search has its answer only at the end and cannot stream it; use 1 beam"
+    ):
         list(translator.stream(TEXT, beams=2))
 
 
