@@ -251,7 +251,7 @@ def test_rows_of_an_alignment_are_what_the_head_looks_for():
     assert words(figures.alignment(sight, 0).axes[0].get_yticklabels()) == ["go", ".", "⟨/s⟩"]
     assert words(figures.alignment(sight, 1).axes[0].get_yticklabels()) == ["⟨s⟩", "go", "."]
     assert words(figures.alignment(sight, 1, when="written").axes[0].get_yticklabels()) == ["go", ".", "⟨/s⟩"]
-    with pytest.raises(ConfigError, match=r"when must be 'written'.*got 'now'"):
+    with pytest.raises(ConfigError, match=r"when= must be 'written'.*got 'now'"):
         figures.alignment(sight, when="now")
 
 

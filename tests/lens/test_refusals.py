@@ -162,8 +162,8 @@ def test_numbers_may_be_those_of_tensors(seen):
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ("a text", ["token numbers", "'a text'"]),
-        ([1, 2, 3], ["token numbers", "[1, 2, 3]"]),
+        ("a text", ["token ids", "'a text'"]),
+        ([1, 2, 3], ["token ids", "[1, 2, 3]"]),
         (torch.tensor([1, 2, 3]), ["(batch, tokens)", "(3,)"]),
         (torch.ones(1, 3), ["(batch, tokens)", "torch.float32"]),
         (torch.ones(1, 0, dtype=torch.long), ["there are no tokens", "(1, 0)"]),

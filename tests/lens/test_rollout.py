@@ -136,5 +136,5 @@ def test_layers_that_do_not_follow_each_other_are_refused():
     model = made("clip")
     with torch.no_grad(), watch(model, keep="qk") as record:
         model(**inputs("clip"))
-    with pytest.raises(LensError, match="with layers= naming these"):
+    with pytest.raises(LensError, match="layers of one stack: call watch"):
         rollout(record, 3)

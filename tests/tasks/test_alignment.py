@@ -202,7 +202,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_wrong_options_are_refused(model):
-    with pytest.raises(ConfigError, match="when must be 'written' or 'read', got 'heard'"):
+    with pytest.raises(ConfigError, match="when= must be 'written' or 'read', got 'heard'"):
         cross_attention(model, [5], [6], start=1, when="heard")
     with pytest.raises(ShapeError, match="1 sources, but 2 targets"):
         cross_attentions(model, [[5]], [[6], [7]], start=1)

@@ -95,7 +95,7 @@ def cross_attentions(
 ) -> list[Float[Tensor, "layers heads _target _source"]]:
     """`cross_attention` of many pairs, `batch` of them at a time."""
     if when not in ("written", "read"):
-        raise ConfigError(f"when must be 'written' or 'read', got {when!r}")
+        raise ConfigError(f"when= must be 'written' or 'read', got {when!r}")
     if len(sources) != len(targets):
         raise ShapeError(f"{len(sources)} sources, but {len(targets)} targets")
     found: list[Tensor] = []

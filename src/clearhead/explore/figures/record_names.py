@@ -94,7 +94,7 @@ def get_written_texts(sight: Sight, given: Sides = None, *, when: str | None = N
 
 def check_row_naming(when: str | None) -> None:
     if when not in (None, "written", "read"):
-        raise ConfigError(f"when must be 'written' (rows are output tokens) or 'read' (input tokens), got {when!r}")
+        raise ConfigError(f"when= must be 'written' (rows are output tokens) or 'read' (input tokens), got {when!r}")
 
 
 def _in_encoder(sight: Sight) -> bool:

@@ -89,7 +89,7 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
         raise LensError(
             f"{sight.name!r} has {queries} queries and {keys} keys, the layer above has {rows.shape[1]} tokens; "
-            "rollout needs every query of consecutive layers: call watch() without rows=, with layers= naming these"
+            "rollout needs all queries of consecutive layers of one stack: call watch(layers=[…]) without rows="
         )
     return propagate(call, rows)
 

@@ -136,9 +136,7 @@ class HeadRoles:
         check_name(name, dict.fromkeys(one.name for one in self.heads))
         found = [one for one in self.heads if one.name == name]
         if head not in [one.head for one in found]:
-            raise LensError(
-                f"of {name!r} heads {', '.join(str(one.head) for one in found)} were measured, not {head!r}"
-            )
+            raise LensError(f"{name!r}: heads {', '.join(str(one.head) for one in found)} were measured, not {head!r}")
         return next(one for one in found if one.head == head)
 
     def __iter__(self) -> Iterator[HeadRole]:

@@ -130,7 +130,7 @@ class TokenReader(GraphReceiver):
 
 
 class _TokenHook:
-    """A forward pre-hook that reports embedded token ids, or which stack (source, target, tokens) runs."""
+    """A forward pre-hook: on an embedding it reports token ids, on a stack their kind (source, target or tokens)."""
 
     def __init__(self, reader: TokenReader, kind: int | None) -> None:
         self.reader, self.kind = reader, kind

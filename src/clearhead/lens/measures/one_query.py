@@ -1,4 +1,4 @@
-"""The measures of one query, as in a decoding step: one pass without tiles, whose planning would dominate."""
+"""The measures of one query, as in a decoding step: one pass without tiles, as planning them would take longer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LOG2E = math.log2(math.e)
 
 
 class _PreparedHead(NamedTuple):
-    """One head in float32 or better, and for each block whether the mask shows some of it, and all of it."""
+    """One head in float32 or better; `some` and `every` say of each block whether any or all of it is visible."""
 
     q: Float[Tensor, "queries d"]
     k: Float[Tensor, "keys d"]

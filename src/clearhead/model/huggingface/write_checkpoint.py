@@ -139,7 +139,7 @@ def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
         return {}
     names = list(labels) or [f"LABEL_{number}" for number in range(config.labels)]
     if len(names) != config.labels:
-        raise CheckpointError(f"labels names {len(names)} labels, but the model has {config.labels}")
+        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {config.labels}")
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 

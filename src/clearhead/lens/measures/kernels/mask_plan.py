@@ -25,7 +25,7 @@ DENSE = 2**28  # most cells of a mask that is made dense
 
 
 class Bound(NamedTuple):
-    """A bound: `number`, or `number + sign * lengths[sample]`; `place` is the code of what it bounds, see `Term`."""
+    """A bound: `number`, or `number + sign * lengths[sample]`; `place` says what is bounded, coded as in `Term`."""
 
     place: int
     number: int
