@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.attention import KeyValueCache, Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DecodeError, ShapeError
-from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model import Decoder, EncoderDecoder, PointerGenerator
 from clearhead.model.inference_view import refresh
 
 
@@ -113,6 +113,7 @@ class Writer:
         with torch.inference_mode():
             if self._context is None and self._source is not None:
                 self._context = self._encode(self._source.to(self.device))
+            self._set_copied()
             return self._compute_logits(tokens)
 
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
@@ -133,6 +134,9 @@ class Writer:
         if kept_rows is not None:
             of_context = None if self._context_lengths is None else self._context_lengths[kept_rows]
             self._set_lengths(self._lengths[kept_rows], of_context)
+            if self._copied is not None:
+                context, source = self._copied
+                self._copied = context[kept_rows], source[kept_rows]
 
     def _set_lengths(self, lengths: Tensor, context_lengths: Tensor | None) -> None:
         """Sets the lengths of each row's prompt and context, and the mask that hides the padding of the context."""
@@ -140,6 +144,14 @@ class Writer:
         if context_lengths is not None and not bool((context_lengths == self._context_tokens).all()):
             with torch.inference_mode(False):  # a mask cannot cache anything for an inference tensor
                 self._context_mask = Mask.padding(context_lengths.clone())
+
+    def _set_copied(self) -> None:
+        """Sets the context and tokens that a PointerGenerator copies from, one for each row that is not finished."""
+        self._copied: tuple[Tensor, Tensor] | None = None
+        if isinstance(self._view, PointerGenerator):
+            if self._context is None or self._source is None or self._source.is_floating_point():
+                raise DecodeError("a PointerGenerator copies tokens of its source; pass source tokens, not vectors")
+            self._copied = self._context, self._source.to(self.device)
 
     def _encode(self, source: Tensor) -> Tensor:
         assert isinstance(self._view, EncoderDecoder)
@@ -163,7 +175,12 @@ class Writer:
             hidden = self._view(
                 tokens, positions=positions, mask=mask, context=self._context, context_mask=context_mask, cache=cache
             )
-        logits = self._view.logits(hidden[:, -1])
+        if self._copied is not None:
+            assert isinstance(self._view, PointerGenerator)
+            last = hidden[:, -1].unflatten(0, (self.rows, self.beams))
+            logits = self._view.mix_scores(last, *self._copied, context_mask).flatten(0, 1)
+        else:
+            logits = self._view.logits(hidden[:, -1])
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
