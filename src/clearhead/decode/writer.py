@@ -47,6 +47,7 @@ class Writer:
         self._all_lengths = None if context_lengths is None else context_lengths.to(self.device)
         read = source if context is None else context
         self._context_tokens = 0 if read is None else read.shape[1]
+        self._copied: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def translating(
@@ -147,7 +148,7 @@ class Writer:
 
     def _set_copied(self) -> None:
         """Sets the context and tokens that a PointerGenerator copies from, one for each row that is not finished."""
-        self._copied: tuple[Tensor, Tensor] | None = None
+        self._copied = None
         if isinstance(self._view, PointerGenerator):
             if self._context is None or self._source is None or self._source.is_floating_point():
                 raise DecodeError("a PointerGenerator copies tokens of its source; pass source tokens, not vectors")

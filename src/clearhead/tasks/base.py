@@ -124,6 +124,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
+    baseline_learns: ClassVar[bool] = True  # whether `baseline` needs the training rows
     # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
     actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
     config: ModelConfig

@@ -74,6 +74,7 @@ class Text(Section):
     vocabulary: int = Field(8000, ge=300)
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
+    pieces: list[str] = []  # texts that are one token wherever they are written, such as #Person1#
 
     def make_tokenizer(self, texts: Iterable[str], start: Pretrained | None) -> Tokenizer:
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
@@ -84,7 +85,8 @@ class Text(Section):
         from clearhead.text import Tokenizer
 
         size, kind = vocabulary or self.vocabulary, self.tokenizer
-        return Tokenizer.train(texts, kind=kind, vocabulary=size, script=self.script, lowercase=self.lowercase)
+        more: dict[str, Any] = {"script": self.script, "lowercase": self.lowercase, "pieces": self.pieces}
+        return Tokenizer.train(texts, kind=kind, vocabulary=size, **more)
 
 
 class TaskRecipe(Section):

@@ -46,6 +46,8 @@ def read(
     source: str | Path | Mapping[str, str | Path],
     wanted: Sequence[str],
     columns: Sequence[str] | Mapping[str, str] | None = None,
+    *,
+    lists: bool = False,
 ) -> Iterator[Row]:
     """The rows of a corpus, with the values of the `wanted` columns in that order, whatever the order in the file.
 
@@ -54,8 +56,8 @@ def read(
     line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. The fields of a `.txt`
     have a space between, and the last one takes the rest of the line; its `columns` must be given, such as
     ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text per line, and needs no
-    `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
-    and missing files are refused before the first row.
+    `columns`. With `lists` a value in a `.jsonl` may also be a list of texts. A name that ends in `.gz` is unpacked on
+    the way. Files are streamed, never held whole; wrong `columns` and missing files are refused before the first row.
 
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp()) / "pairs.tsv"
@@ -75,7 +77,7 @@ def read(
     if kind == ".csv":
         return _read_csv(path, names)
     if kind == ".jsonl":
-        return _read_jsonl(path, names)
+        return _read_jsonl(path, names, lists)
     if kind == ".txt" and (columns is None or isinstance(columns, Mapping)):
         raise ConfigError(
             f"{path}: say which fields the lines of a .txt have, as columns = {json.dumps(list(wanted)[::-1])}, where "
@@ -225,7 +227,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"{path} has a header line and no rows")
 
 
-def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+def _read_jsonl(path: Path, wanted: Sequence[str], lists: bool) -> Iterator[Row]:
     lines = read_lines(path)
     for line, text in lines:
         try:
@@ -239,13 +241,20 @@ def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
             refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
             refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {describe_type(example)}", text)
-        yield Row(tuple(_get_text(example, column, path, line) for column in wanted), str(path), line)
+        yield Row(tuple(_get_value(example, column, path, line, lists) for column in wanted), str(path), line)
 
 
-def _get_text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
+def _get_value(example: dict[str, Any], column: str, path: Path, line: int, lists: bool) -> str | tuple[str, ...]:
+    """The text under a name, or with `lists` also the list of texts."""
     if column not in example:
         refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
+    if lists and isinstance(value, list):
+        return tuple(_check_text(one, f"{column}[{place}]", path, line) for place, one in enumerate(value))
+    return _check_text(value, column, path, line)
+
+
+def _check_text(value: Any, column: str, path: Path, line: int) -> str:
     if not isinstance(value, str):
         refuse_line(path, line, f"{column!r} must be a text, not {describe_type(value)}")
     try:

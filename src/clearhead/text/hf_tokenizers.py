@@ -6,6 +6,8 @@ Imported only when a tokenizer is made or loaded, because the library is an opti
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -31,11 +33,11 @@ WORDS = "|".join(
 )
 
 
-def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
+def make_normalizer(lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> normalizers.Normalizer:
     """Normaliser: NFKC, no control or invisible characters, single spaces, none at the ends; optionally lower case.
 
-    With `spaced`, a text that begins with a word gets a space before it, so that this word is the same piece as inside
-    a sentence.
+    With `spaced`, a text that begins with a word (or one of the `whole` pieces) gets a space before it, so that this
+    word is the same piece as inside a sentence.
     """
     steps = [
         normalizers.Replace(Regex(r"[[\p{Cc}\u00AD\u200B\u2060\uFEFF]&&[^\s]]"), ""),
@@ -46,19 +48,27 @@ def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
         normalizers.Strip(),
     ]
     if spaced:
-        steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(rf"\A (?!{LETTER})"), "")]
+        words = "|".join([LETTER, *_list_patterns(whole)])
+        steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(rf"\A (?!{words})"), "")]
     return normalizers.Sequence(steps)
 
 
-def make_word_splitter() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(Regex(WORDS), "isolated")
+def make_word_splitter(whole: Sequence[str] = ()) -> pre_tokenizers.PreTokenizer:
+    """Splits text into words; `whole` pieces, such as #Person1#, are never split."""
+    pieces = [rf" ?(?:{'|'.join(_list_patterns(whole))})"] if whole else []
+    return pre_tokenizers.Split(Regex("|".join([*pieces, WORDS])), "isolated")
 
 
-def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool) -> Tokenizer:
+def _list_patterns(whole: Sequence[str]) -> list[str]:
+    """Regular expressions of these pieces, the longest first."""
+    return [re.escape(piece) for piece in sorted(whole, key=len, reverse=True)]
+
+
+def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> Tokenizer:
     """A tokenizer of the library: this vocabulary model with our normaliser, word splitter and decoder."""
     engine = Tokenizer(model)
-    engine.normalizer = make_normalizer(lowercase, spaced)
-    engine.pre_tokenizer = make_word_splitter()
+    engine.normalizer = make_normalizer(lowercase, spaced, whole)
+    engine.pre_tokenizer = make_word_splitter(whole)
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
 

@@ -66,11 +66,13 @@ class Tokenizer:
         vocabulary: int = 8000,
         script: str | None = None,
         lowercase: bool = False,
+        pieces: Sequence[str] = (),
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
-        "character". `script="simplified"` reads traditional Chinese characters as simplified ones.
+        "character". `script="simplified"` reads traditional Chinese characters as simplified ones. Each of `pieces`,
+        such as #Person1#, is one number wherever it is written.
         """
         library = _import_library()
         if kind not in KINDS:
@@ -79,15 +81,21 @@ class Tokenizer:
             raise ConfigError(
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
-        settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
+        settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         spaced = kind != "character"
         blank = cls(library.make_tokenizer(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
+        if whole := list(dict.fromkeys(map(blank.normal, pieces))):
+            _check_pieces(whole, vocabulary - library.FIXED)
+            settings["pieces"] = whole
+            engine = library.make_tokenizer(library.models.BPE(), lowercase=lowercase, spaced=spaced, whole=whole)
+            blank = cls(engine, settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
-        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
+        model = train_vocabulary(normal, kind, vocabulary, whole)
+        engine = library.make_tokenizer(model, lowercase=lowercase, spaced=spaced, whole=whole)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
@@ -264,6 +272,14 @@ class Tokenizer:
                 "is this the tokenizer that they come from?"
             )
         return numbers
+
+
+def _check_pieces(pieces: Sequence[str], room: int) -> None:
+    """Raises ConfigError for a piece that is empty or contains a space, or too many of them."""
+    if wrong := [piece for piece in pieces if not piece or " " in piece]:
+        raise ConfigError(f"pieces must be texts without spaces, got {wrong[0]!r}")
+    if 2 * len(pieces) >= room:
+        raise ConfigError(f"{len(pieces)} pieces leave no room in the vocabulary; make it larger, or name fewer")
 
 
 def _trim(text: str, places: list[int] | None, begin: int, end: int) -> tuple[int, int]:
