@@ -187,7 +187,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         context = model.encode(batch.source, mask)
         hidden = model.decode(batch.target, context, context_mask=mask)
         if isinstance(model, PointerGenerator):
-            return self.pointer_loss(model, hidden, context, batch.source, mask, batch.labels, smoothing)
+            read = batch.source, batch.target
+            return self.pointer_loss(model, hidden, context, *read, mask, batch.labels, smoothing)
         return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)
 
     def compile_loss(self) -> None:
