@@ -93,5 +93,6 @@ def _show(piece: str) -> str:
 
 
 def _join(pieces: Sequence[str]) -> str:
-    text = "".join(_show(piece) for piece in pieces)
-    return re.sub("\ufffd+", "\ufffd", text).strip()
+    """The text of pieces; bytes that are no character become �."""
+    raw = (bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else _show(piece).encode() for piece in pieces)
+    return b"".join(raw).decode("utf-8", "replace").strip()

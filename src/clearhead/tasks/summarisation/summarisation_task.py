@@ -144,8 +144,8 @@ class Summarisation(TextToText):
             source, target = self.source.encode(text), self.target.encode(summary)
             pieces, received = self.source.pieces(source), torch.zeros(len(source))
             if source and target:
-                read = [*source, self.source.end]
-                weights = cross_attentions(model, [read], [target], start=self.target.start)[0]
+                read, written = [*source, self.source.end], [*target, self.target.end]
+                weights = cross_attentions(model, [read], [written], start=self.target.start)[0]
                 received = weights.float().mean((0, 1)).sum(0)[:-1].cpu()
             found.append(measure_coverage(received, pieces))
         return found
