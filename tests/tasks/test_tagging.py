@@ -485,19 +485,20 @@ def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
     rows = rows_of(tagged(7, seed=3), tmp_path)
 
     def losses(masked: float) -> tuple[float, float]:
-        recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.5}, loss={"masked": masked})
+        model = {"width": 20, "heads": 5, "dropout": 0.0}
+        recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.5}, loss={"masked": masked}, model=model)
         task = Tagging.prepare(rows, recipe)
         task.configure(recipe)
         examples = task.examples(rows, Report())
         batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
         torch.manual_seed(0)
-        model = task.build()
+        tagger = task.build().train()
         torch.manual_seed(1)
-        trained = task.loss(model.train(), batch).item()
+        trained = task.loss(tagger, batch).item()
         torch.manual_seed(1)
         places = task._draw_hidden(batch)
         tokens = batch.tokens.masked_fill(places, task.encoder.unknown_piece)
-        guesses = model.logits(model.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
+        guesses = tagger.logits(tagger.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
         right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][places]
         return trained, -right.sum().item() / 0.5
 
