@@ -1,8 +1,7 @@
-"""Prepares a tagger from its data and settings: the window length, and the most frequent pairs of words."""
+"""Prepares a tagger from its data and settings: the window length, and what a model folder must hold."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,19 +11,12 @@ from clearhead.errors import CheckpointError
 from clearhead.model import ModelConfig
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags
 from clearhead.tasks.tagging.sentences import Sentence
-from clearhead.tasks.tagging.tagging_examples import WordEncoder, list_bigrams
+from clearhead.tasks.tagging.tagging_examples import WordEncoder
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
 
 SHORTEST_WINDOW = 64  # pieces, even if all sentences of the training data are shorter
-
-
-def count_bigrams(sentences: Sequence[Sentence], most: int) -> list[str]:
-    """The pairs of neighbouring words that occur more than once, the most frequent first."""
-    counts = Counter(pair for sentence in sentences for pair in list_bigrams(sentence.word_texts())) if most else {}
-    ranked = sorted(counts, key=lambda pair: (-counts[pair], pair))
-    return [pair for pair in ranked[:most] if counts[pair] > 1]
 
 
 def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
@@ -48,7 +40,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         "tags": str,
         "crf": bool,
         "letter_case": bool,
-        "neighbours": int,
+        "convolutions": int,
         "unknown": (int, float),
         "characters": bool,
         "scheme": (str, type(None)),

@@ -16,8 +16,7 @@ class TaggingData(Data):
 
 class TaggingText(Text):
     letter_case: bool = False  # the model also reads how a word is capitalised; for lower-case tokenizers
-    bigrams: int = Field(0, ge=0)  # so many frequent pairs of neighbouring words have a vector of their own
-    neighbours: int = Field(1, ge=1)  # a convolution over so many pieces is added to their embeddings; 1: none
+    convolutions: int = Field(0, ge=0)  # layers over three neighbouring pieces, before the first layer of attention
     # This share of pieces is read as unknown in training; in use, words with characters that training never saw are.
     unknown: float = Field(0.05, ge=0, lt=1)
 
@@ -26,6 +25,8 @@ class TaggingLoss(Section):
     tags: Literal["bioes", "iob2"] = "bioes"  # what the model predicts for each word, whatever the files have
     crf: bool = True  # scores of steps from tag to tag are learned, and whole sequences are
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    # Pieces that text.unknown hides in training are also predicted, as in masked language models; weight of that loss.
+    masked: float = Field(0.0, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -39,3 +40,9 @@ class TaggingRecipe(TaskRecipe):
     data: TaggingData
     text: TaggingText = TaggingText()
     loss: TaggingLoss = TaggingLoss()
+
+    @model_validator(mode="after")
+    def _check_masked(self) -> TaggingRecipe:
+        if self.loss.masked and not self.text.unknown:
+            raise ValueError("loss.masked predicts hidden pieces, and text.unknown = 0 hides none; set it to 0.15")
+        return self

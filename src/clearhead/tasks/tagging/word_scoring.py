@@ -26,9 +26,8 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
         some = [windows[place] for place in places]
         tokens, lengths = _pad([window.tokens for window in some], pad, device)
         cases, _ = _pad([window.cases for window in some], 0, device)
-        bigrams, _ = _pad([window.bigrams for window in some], 0, device)
         words, _ = _pad([window.words for window in some], 0, device)
-        scores = model.word_scores(tokens, lengths, cases, bigrams, words).float().cpu()
+        scores = model.word_scores(model.encode(tokens, lengths, cases), words).float().cpu()
         for place, row, window in zip(places, scores, some, strict=True):
             found[place] = row[: len(window.words)]
     parts = iter(found)
