@@ -32,7 +32,7 @@ def coverage(source: Record | Forward, *, sample: int = 0, title: str | None = N
         figure = style.make_figure(TEXT_WIDTH + BAR_WIDTH + 0.6, sum(heights) + 1.3)
         axes = figure.subplots()
         _draw_bars(axes, shown, lines, heights)
-        notes = [f"The summary attended to {found.attended:.0%} of the text's tokens (more than an even share)."]
+        notes = [f"{found.attended:.0%} of the text's tokens got at least an even share of the attention."]
         if len(shown) < len(found.sentences):
             notes.append(f"The {len(shown)} of {len(found.sentences)} sentences with the most attention.")
         notes.append(style.note_missing_fonts([one.text for one in shown]))

@@ -124,6 +124,8 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
             sizes = {"vocabulary": target.size}
         elif start is not None:
             raise ConfigError("train.init_from uses one tokenizer for source and target: set text.shared = true")
+        elif recipe.model.get("copying"):
+            raise ConfigError("model.copying needs one tokenizer for source and target: set text.shared = true")
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}

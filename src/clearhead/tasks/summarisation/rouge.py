@@ -29,7 +29,7 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
 
     >>> scores = rouge_scores(["the cat sat on the mat"], [["the cats sat", "a dog"]])
     >>> scores["rouge1"], scores["rouge2"], scores["rouge_signature"]
-    (66.67, 57.14, 'rouge-score 0.1.2|stemmed words|best of 1–2 references')
+    (66.67, 57.14, 'rouge-score 0.1.2|stemmed words|best of 2 references')
     >>> rouge_scores(["我爱北京"], [["我爱上海"]])["rouge1"]
     50.0
     """

@@ -79,7 +79,7 @@ def split_sentences(pieces: Sequence[str]) -> list[slice]:
         ends.append(len(written))
     cuts = {found.end() for found in END.finditer(written)} | {found.start() for found in TURN.finditer(written)}
     spans, first = list[slice](), 0
-    for cut in sorted({*cuts, len(written)}):
+    for cut in sorted({*cuts, len(written)} - {0}):
         last = next((place + 1 for place, end in enumerate(ends) if end >= cut), len(pieces))
         if last > first:
             spans.append(slice(first, last))
