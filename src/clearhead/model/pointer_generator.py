@@ -67,9 +67,10 @@ class PointerGenerator(EncoderDecoder):
         """Copy weights and gate for each token of the target; `recent` has the last tokens read, the newest first."""
         matches = find_continuations(source, recent)
         bonus = sum(GAIN * self.copy_matches[n] * found for n, found in enumerate(matches))
-        queries, keys = self.copy_query(hidden)[:, None], context[:, None]
-        bias = torch.as_tensor(bonus)[:, None].to(_at_least_float(hidden).dtype)
-        weights = attention_weights(_at_least_float(queries), _at_least_float(keys), mask, bias=bias)[:, 0]
+        queries, keys = _at_least_float(self.copy_query(hidden))[:, None], _at_least_float(context)[:, None]
+        bias = torch.as_tensor(bonus)[:, None].to(queries.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):  # half precision would blur which place is copied
+            weights = attention_weights(queries, keys, mask, bias=bias)[:, 0]
         gate = _at_least_float(self.copy_gate(hidden))[..., 0]
         for number, found in enumerate(matches):
             gate = gate - GAIN * self.gate_matches[number] * (weights * found).sum(-1)
