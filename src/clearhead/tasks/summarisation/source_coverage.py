@@ -94,5 +94,8 @@ def _show(piece: str) -> str:
 
 def _join(pieces: Sequence[str]) -> str:
     """The text of pieces; bytes that are no character become �."""
-    raw = (bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else _show(piece).encode() for piece in pieces)
-    return b"".join(raw).decode("utf-8", "replace").strip()
+    raw = b"".join(
+        bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else _show(piece).encode("utf-8", "replace")
+        for piece in pieces
+    )
+    return raw.decode("utf-8", "replace").strip()
