@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.base import SMALL, Baseline, Evaluation, Scores, Task
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.settings import Options, TaskRecipe
 from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.entity_tables import Tables, count_tables
@@ -211,10 +211,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         hidden = model.encode(tokens, batch.lengths, batch.cases)
         loss = self._tag_loss(model, model.word_scores(hidden, batch.words), batch)
         if hiding and self.masked:
-            right = batch.tokens.masked_fill(~hidden_pieces, UNCOUNTED)
-            guessed = model.logits(model.dropout(hidden)).flatten(0, 1)
-            guesses = F.cross_entropy(guessed, right.flatten(), ignore_index=UNCOUNTED, reduction="sum")
-            loss = loss + self.masked / self.unknown * guesses  # on average as many guesses count as there are words
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, hidden_pieces)
+            loss = loss + self.masked * batch.word_lengths.sum() * guesses
         return loss
 
     def _tag_loss(self, model: Tagger, scores: Tensor, batch: TaggedWords) -> Tensor:
