@@ -46,6 +46,8 @@ def read(
     source: str | Path | Mapping[str, str | Path],
     wanted: Sequence[str],
     columns: Sequence[str] | Mapping[str, str] | None = None,
+    *,
+    labels: Sequence[str] = (),
 ) -> Iterator[Row]:
     """The rows of a corpus, with the values of the `wanted` columns in that order, whatever the order in the file.
 
@@ -55,7 +57,8 @@ def read(
     have a space between, and the last one takes the rest of the line; its `columns` must be given, such as
     ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text per line, and needs no
     `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
-    and missing files are refused before the first row.
+    and missing files are refused before the first row. In the columns `labels` a `.jsonl` may have integers, true and
+    false instead of texts: {"label": 1} is read as "1".
 
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp()) / "pairs.tsv"
@@ -75,7 +78,7 @@ def read(
     if kind == ".csv":
         return _read_csv(path, names)
     if kind == ".jsonl":
-        return _read_jsonl(path, names)
+        return _read_jsonl(path, names, [name for name, own in zip(names, wanted, strict=True) if own in labels])
     if kind == ".txt" and (columns is None or isinstance(columns, Mapping)):
         raise ConfigError(
             f"{path}: say which fields the lines of a .txt have, as columns = {json.dumps(list(wanted)[::-1])}, where "
@@ -225,7 +228,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"{path} has a header line and no rows")
 
 
-def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str]) -> Iterator[Row]:
     lines = read_lines(path)
     for line, text in lines:
         try:
@@ -239,15 +242,19 @@ def _read_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
             refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
             refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {describe_type(example)}", text)
-        yield Row(tuple(_get_text(example, column, path, line) for column in wanted), str(path), line)
+        yield Row(tuple(_get_text(example, column, path, line, column in labels) for column in wanted), str(path), line)
 
 
-def _get_text(example: dict[str, Any], column: str, path: Path, line: int) -> str:
+def _get_text(example: dict[str, Any], column: str, path: Path, line: int, label: bool) -> str:
     if column not in example:
         refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
+    if label and type(value) in (int, bool):
+        return json.dumps(value)
     if not isinstance(value, str):
-        refuse_line(path, line, f"{column!r} must be a text, not {describe_type(value)}")
+        wanted = "a text, an integer, true or false" if label else "a text"
+        said = "a number with a fraction" if label and isinstance(value, float) else describe_type(value)
+        refuse_line(path, line, f"{column!r} must be {wanted}, not {said}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

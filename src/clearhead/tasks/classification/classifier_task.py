@@ -26,16 +26,17 @@ from clearhead.tasks.classification.classifier_examples import (
     TextExamples,
     hide_tokens,
     mark_segments,
-    text_windows,
 )
 from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
 from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
-from clearhead.tasks.losses import consistency_loss, masked_token_loss
+from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
+from clearhead.tasks.text_windows import surface_windows, text_windows
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
+from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 PAIRS = ("text", "other", "label")
 TOKENS = 1024  # of a batch in prediction, pads included: what a CPU's cache holds is computed fastest
 GPU_TOKENS = 32_768  # on other devices, where a batch should be large
+UNSEEN = Flaw(
+    "row with a label that is not in the training data, counted as wrong",
+    "rows with a label that is not in the training data, counted as wrong",
+)
 Input = str | tuple[str, str]
 
 
@@ -104,7 +109,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         from clearhead.text import read
 
         named = source if isinstance(source, Mapping) else columns or ()
-        return read(source, PAIRS if "other" in named else cls.columns, columns)
+        return read(source, PAIRS if "other" in named else cls.columns, columns, labels=("label",))
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Classification:
@@ -150,22 +155,28 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         used: list[Row] = []
         for row, parts in zip(rows, self._encode([self.input_of(row) for row in rows]), strict=True):
             windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
+            flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
+            elif flaws and recipe is not None:
+                report.drop(row, "with a label that is not in the training data")
             elif longest is not None and sum(map(len, parts)) > longest:
                 report.drop(row, f"longer than {longest} tokens")
             elif longest is not None and len(windows) > 1:
                 report.drop(row, f"longer than the model's {limit} positions")
             else:
                 report.keep()
+                for flaw, count in flaws.items():
+                    report.add_flaw(row, flaw, count)
                 if len(windows) > 1:
                     report.remark(f"longer than the model's {limit} positions (the loss is of the first ones)")
                 texts.append(windows[0])
                 answers.append(self._label_numbers(row))
                 used.append(row)
-        if not used:
-            raise DataError(f"no text is left to use: {report}")
-        return TextExamples(texts, answers, used, self.tokenizer.pad)
+        found = TextExamples(texts, answers, used, self.tokenizer.pad)
+        if not found.counts.any():
+            raise DataError(f"no text with a known label is left to use: {report}")
+        return found
 
     def input_of(self, row: Row) -> Input:
         return (row.values[0], row.values[1]) if self.pairs else row.values[0]
@@ -188,17 +199,24 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         labels = self.column.parse(written)
         if not labels and not self.column.multi_label:
             return "without a label"
-        if any(label not in self.labels for label in labels):
-            return "with a label that is not in the training data"
         return None if all(map(self._has_text, texts)) else "without a text"
+
+    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+        return {UNSEEN: 1} if self._unseen([row]) else {}
+
+    def _unseen(self, rows: Sequence[Row]) -> list[str]:
+        """The labels of these rows that are not in the training data."""
+        found = {label for row in rows for label in self.column.parse(row.values[-1])}
+        return sorted(found - set(self.labels))
 
     def _has_text(self, text: str) -> bool:
         return any(map(str.isalnum, text)) or bool(self.tokenizer.normal(text).strip())
 
     def _label_numbers(self, row: Row) -> int | list[float]:
+        """The index of the label, or a multi-hot row; labels that training never saw have no loss."""
         labels = self.column.parse(row.values[-1])
         if not self.column.multi_label:
-            return self.labels.index(labels[0])
+            return self.labels.index(labels[0]) if labels[0] in self.labels else UNCOUNTED
         return [float(label in labels) for label in self.labels]
 
     def _encode(self, inputs: Sequence[Input]) -> list[list[list[int]]]:
@@ -246,7 +264,9 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         self, scores: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
         if not self.column.multi_label:
-            return F.cross_entropy(scores, labels, weights, reduction="sum", label_smoothing=smoothing)
+            return F.cross_entropy(
+                scores, labels, weights, ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing
+            )
         aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
 
@@ -267,7 +287,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
         """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
-        rows = [row for row in dev if not self.row_problem(row)]
+        rows = [row for row in dev if not self.row_problem(row) and not self.find_flaws(row)]
         if not rows:
             return
         logits, _ = self._logits(model, [self.input_of(row) for row in rows], LabelOptions())
@@ -329,8 +349,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     def report(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> str:
         right = [self.column.parse(row.values[-1]) for row in rows]
-        table = label_table(right, [one.answers for one in predictions], self.labels)
-        return format_label_table(table, self.labels)
+        labels = [*self.labels, *self._unseen(rows)]
+        return format_label_table(label_table(right, [one.answers for one in predictions], labels), labels)
 
     def confusion(
         self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]
@@ -338,7 +358,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         if self.column.multi_label:
             raise ConfigError("texts with several labels have no confusion matrix; --report has a table of the labels")
         right = [self.column.parse(row.values[-1])[0] for row in rows]
-        return self.labels, count_confusions(right, [one.label for one in predictions], self.labels)
+        labels = [*self.labels, *self._unseen(rows)]
+        return labels, count_confusions(right, [one.label for one in predictions], labels)
 
     def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
         """TF-IDF with logistic regression; the texts of a pair are joined."""
@@ -362,10 +383,13 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         if answer is not None:
             raise DataError("the task classification cannot use --answer; omit it")
         checked = self.check_input(given)
-        [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
-        windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
+        [prediction] = self.predict(model, [checked], options)
         notes = [prediction.describe(), *prediction.notes]
-        return [Trace({"tokens": window}, text=prediction.text, notes=notes) for window in windows]
+        texts = checked if isinstance(checked, tuple) else (checked,)
+        return [
+            Trace({"tokens": tokens}, (), prediction.text, False, notes, {"tokens": surfaces}, prediction.parts())
+            for tokens, surfaces in surface_windows(self.tokenizer, texts, self._limit())
+        ]
 
     def run_trace(self, model: Classifier, trace: Trace) -> None:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
