@@ -40,7 +40,7 @@ def test_every_attention_and_head_is_seen(model):
     found = states(model)
     names = [f"{name}.{layer}.{kind}" for name, layer, kind in _attentions()]
     assert sorted(found) == sorted(names)
-    assert all(len(values) == 3 for state in found.values() for values in state)
+    assert all(len(values) == 3 for state in found.values() for values in state.measured().values())
     assert not model.encoder.layers[0].self_attention.observer, "and nobody watches any more"
 
 
