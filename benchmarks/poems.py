@@ -86,7 +86,7 @@ def main() -> int:
         sys.exit(f"{given.train} has poems of held-out titles, such as {min(known)}")
     options = {name: json.loads(value) for name, value in (one.split("=") for one in given.set)}
     began = time.monotonic()
-    poems = [one.output for one in clearhead.load(given.model).predict(titles, seed=given.seed, **options)]
+    poems = [one.text for one in clearhead.load(given.model).predict(titles, seed=given.seed, **options)]
     seconds = time.monotonic() - began
     shared = find_shared(poems, training)
     right = [has_right_form(poem) for poem in poems]
