@@ -12,6 +12,9 @@ import torch
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.explore import Scene
+from clearhead.explore.live_model import LiveModel
+from clearhead.lens import Record
 from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks import Tagging
@@ -263,7 +266,7 @@ def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_
     scores = tagger.evaluate(tmp_path / "new.conll")
     assert scores["entity_recall"] == 0.5
     assert scores["note"] == (
-        f"1 entities with a label that is not in the training data (first {tmp_path / 'new.conll'}:4)"
+        f"1 entity with a label that is not in the training data, counted as missed (first {tmp_path / 'new.conll'}:4)"
     )
     rows = list(Tagging.read(tmp_path / "new.conll"))
     assert len(tagger.task.examples(rows, Report()).rows) == 2, "the loss on dev takes them as O"
@@ -327,7 +330,7 @@ def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
     text = tagger.task.report(found.rows, found.predictions)
     assert "I-PER" not in text
     assert text.count("weighted avg") == 2
-    assert "1 tags out of sequence, repaired as conlleval reads them" in text
+    assert "1 tag out of sequence, repaired as conlleval reads it" in text
     names, matrix = tagger.task.confusion(found.rows, found.predictions)
     assert names == ["LOC", "PER", "O"]
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -355,6 +358,32 @@ def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
     assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
     with pytest.raises(DataError, match="the task tagging cannot use --answer; omit it"):
         tagger.look("Anna", answer="PER")
+
+
+def test_a_look_shows_what_training_never_saw_as_the_text_has_it(tagger, tmp_path):
+    record = tagger.look("Anna saw 住 and 😀 , ROME")
+    record.save(tmp_path / "one.record")
+    for call in (record.calls[0], Record.load(tmp_path / "one.record").calls[0]):
+        unknown = [number == tagger.task.tokenizer.pad for number in call.ids["tokens"][0].tolist()]
+        texts = call.texts("tokens", 0, [0])
+        assert [text for text, hidden in zip(texts, unknown, strict=True) if hidden][:2] == ["▁住", "▁😀"]
+        assert "".join(texts[1:-1]).replace("▁", "") == "Annasaw住and😀,ROME", "in the letter case of the text"
+        assert call.text("tokens", 0, texts.index("▁住"), [0]) == "▁住"
+        (note,) = call.about["notes"]
+        assert note.startswith("read as unknown, for the vocabulary lacks them: 住, 😀")
+    record.label(lambda number: f"#{number}")
+    assert record.calls[0].texts("tokens", 0, [0])[0] == f"#{tagger.task.tokenizer.start}", "labels of one's own win"
+
+
+def test_the_page_of_a_tagger_has_its_entities_and_works_without_heads(tagger):
+    live = LiveModel.from_predictor(tagger)
+    record = live.look("Anna saw Rome")
+    output = Scene(record).to_json()["output"]
+    assert output["axis"] == "", "it writes no tokens"
+    assert [part[:2] for part in output["parts"]] == [["Anna", "PER"], [" saw ", ""], ["Rome", "LOC"]]
+    assert output["parts"][1][2] is None
+    assert 0 < output["parts"][0][2] <= 1
+    assert live.answer_without(record, 0, {record.names[0]: [0]})["before_text"] == "[Anna](PER) saw [Rome](LOC)"
 
 
 def test_a_long_text_is_looked_at_in_windows_that_show_it_once(tagger):
@@ -500,7 +529,7 @@ def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
         tokens = batch.tokens.masked_fill(places, task.encoder.unknown_piece)
         guesses = tagger.logits(tagger.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
         right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][places]
-        return trained, -right.sum().item() / 0.5
+        return trained, -right.mean().item() * int(batch.word_lengths.sum())
 
     (plain, _), (both, guessed) = losses(0.0), losses(0.25)
     assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig
-from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_unknown, validate
+from clearhead.tasks.settings import Data, Options, TaskRecipe, option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
     from clearhead.text.batches import Batch
+    from clearhead.text.report import Flaw
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 InputT = TypeVar("InputT")
@@ -127,6 +128,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     baseline_learns: ClassVar[bool] = True  # whether `baseline` needs the training rows
     # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
     actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
+    fixed_shapes: ClassVar[bool] = False
+    # Whether its answers are texts with line breaks, which a terminal shows while they are written.
+    writes_lines: ClassVar[bool] = False
     config: ModelConfig
 
     @property
@@ -146,6 +151,27 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         from clearhead.text import read
 
         return read(source, cls.columns, columns)
+
+    @classmethod
+    def read_source(cls, source: str | Path | Mapping[str, str | Path], data: Data) -> Iterator[Row]:
+        """The rows of one of the files that a recipe's `[data]` names."""
+        return cls.read(source, data.columns)
+
+    def read_rows(
+        self,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """The rows of a file that is to be scored, read as the training data were."""
+        return self.read(source, columns)
+
+    @classmethod
+    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+        """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""
+        count = max(1, round(share * len(rows)))
+        chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
+        kept = [row for place, row in enumerate(rows) if place not in chosen]
+        return kept, [row for place, row in enumerate(rows) if place in chosen]
 
     @classmethod
     @abstractmethod
@@ -260,10 +286,15 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
         return None
 
+    def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
+        """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""
+        return {}
+
     @torch.no_grad()
     def evaluate(self, model: ModelT, rows: Sequence[Row], options: OptionsT) -> Evaluation:
-        """Scores of a model's answers; a `note` says which rows were left out, if any were."""
+        """Scores of a model's answers; a `note` says which rows were left out, and what is wrong in others."""
         from clearhead.text import Report, Row
+        from clearhead.text.report import describe_flaws
 
         report, usable = Report(), list[Row]()
         for row in rows:
@@ -278,7 +309,8 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         scores = self.score(usable, predictions, options)
         missing = {*self.metrics, self.metric} - scores.keys()
         assert not missing, f"score of {self.name} gives {', '.join(scores)}; metrics promises {', '.join(missing)}"
-        return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
+        notes = [*([str(report)] if report.dropped else []), *describe_flaws(usable, self.find_flaws)]
+        return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
 
     def report(self, rows: Sequence[Row], predictions: Sequence[Any]) -> str:
         """The tables that `evaluate --report` prints below the scores."""

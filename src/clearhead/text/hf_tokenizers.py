@@ -31,6 +31,8 @@ WORDS = "|".join(
         r"(?m:.)",  # what is left: the space before a digit or an unspaced script
     ]
 )
+# In a text that is kept as it is: line breaks, and spaces but for the one before a word.
+EXACT_WORDS = rf"\n{{1,{LONGEST}}}| {{1,{LONGEST}}}(?= )|{WORDS}"
 
 
 def make_normalizer(lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> normalizers.Normalizer:
@@ -48,27 +50,39 @@ def make_normalizer(lowercase: bool, spaced: bool, whole: Sequence[str] = ()) ->
         normalizers.Strip(),
     ]
     if spaced:
-        words = "|".join([LETTER, *_list_patterns(whole)])
+        words = "|".join([LETTER, *list_patterns(whole)])
         steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(rf"\A (?!{words})"), "")]
     return normalizers.Sequence(steps)
 
 
-def make_word_splitter(whole: Sequence[str] = ()) -> pre_tokenizers.PreTokenizer:
-    """Splits text into words; `whole` pieces, such as #Person1#, are never split."""
-    pieces = [rf" ?(?:{'|'.join(_list_patterns(whole))})"] if whole else []
-    return pre_tokenizers.Split(Regex("|".join([*pieces, WORDS])), "isolated")
+def make_exact_normalizer(lowercase: bool) -> normalizers.Normalizer | None:
+    """Normaliser of a tokenizer that keeps texts as they are, but for their case if `lowercase` says so."""
+    return normalizers.Lowercase() if lowercase else None
 
 
-def _list_patterns(whole: Sequence[str]) -> list[str]:
+def make_word_splitter(*, exact: bool = False, whole: Sequence[str] = ()) -> pre_tokenizers.PreTokenizer:
+    """Splits a text into words; with `exact`, runs of line breaks and of spaces stay together, too.
+
+    The `whole` pieces, such as #Person1#, are never split.
+    """
+    pieces = [rf" ?(?:{'|'.join(list_patterns(whole))})"] if whole else []
+    return pre_tokenizers.Split(Regex("|".join([*pieces, EXACT_WORDS if exact else WORDS])), "isolated")
+
+
+def list_patterns(whole: Sequence[str]) -> list[str]:
     """Regular expressions of these pieces, the longest first."""
     return [re.escape(piece) for piece in sorted(whole, key=len, reverse=True)]
 
 
-def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> Tokenizer:
+def make_tokenizer(
+    model: models.Model, *, lowercase: bool, spaced: bool, exact: bool = False, whole: Sequence[str] = ()
+) -> Tokenizer:
     """A tokenizer of the library: this vocabulary model with our normaliser, word splitter and decoder."""
     engine = Tokenizer(model)
-    engine.normalizer = make_normalizer(lowercase, spaced, whole)
-    engine.pre_tokenizer = make_word_splitter(whole)
+    normalizer = make_exact_normalizer(lowercase) if exact else make_normalizer(lowercase, spaced, whole)
+    if normalizer is not None:
+        engine.normalizer = normalizer
+    engine.pre_tokenizer = make_word_splitter(exact=exact, whole=whole)
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
 

@@ -11,37 +11,36 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, make_word_splitter
+from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, list_patterns, make_word_splitter
 
 COVERED = 0.9998  # of all characters are pieces of their own; rarer ones are spelled in bytes
 ALPHABET = 0.75  # of the pieces are single characters, at most
 LONGEST = 16  # of a piece, in characters
-GAP = "\n"  # replaces characters without a piece; normalised text contains none
+GAP = "\0"  # replaces characters without a piece; it has none itself
 
 
-def train_vocabulary(texts: list[str], kind: str, vocabulary: int, whole: Sequence[str] = ()) -> models.Model:
+def train_vocabulary(
+    texts: list[str], kind: str, vocabulary: int, *, exact: bool = False, whole: Sequence[str] = ()
+) -> models.Model:
     """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters.
 
-    The `whole` pieces, such as #Person1#, are part of it, each also with a space before it.
+    With `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces. The `whole` pieces,
+    such as #Person1#, are part of it, each also with a space before it.
     """
     fixed = [space + piece for piece in whole for space in (" ", "")]
     room = vocabulary - FIXED - len(fixed)
     if whole:
-        texts = [re.sub("|".join(_escape_longest_first(whole)), GAP, text) for text in texts]
+        texts = [re.sub("|".join(list_patterns(whole)), GAP, text) for text in texts]
     counts = Counter[str]()
     for text in texts:
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        return _make_bpe([*fixed, *ranked[:room]], [], bool(fixed))
-    kept = set(ranked[: _count_alphabet(ranked, counts, room)])
+        return _make_bpe([*fixed, *[one for one in ranked if one != GAP or not whole][:room]], [], bool(fixed))
+    kept = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room, fixed) if kind == "bpe" else _train_unigram(texts, room, fixed)
-
-
-def _escape_longest_first(whole: Sequence[str]) -> list[str]:
-    return [re.escape(piece) for piece in sorted(whole, key=len, reverse=True)]
+    return _train_bpe(texts, room, exact, fixed) if kind == "bpe" else _train_unigram(texts, room, exact, fixed)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -52,12 +51,12 @@ def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _train_bpe(texts: list[str], room: int, fixed: list[str]) -> models.Model:
+def _train_bpe(texts: list[str], room: int, exact: bool, whole: list[str]) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
-    model = _run_trainer(models.BPE(), texts, trainer)
+    model = _run_trainer(models.BPE(), texts, trainer, exact)
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(left, right) for left, right in model["merges"]]
-    return _make_bpe([*fixed, *learned], merges, bool(fixed))
+    return _make_bpe([*whole, *learned], merges, bool(whole))
 
 
 def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: bool) -> models.Model:
@@ -66,7 +65,7 @@ def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: b
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, ignore_merges=has_whole)
 
 
-def _train_unigram(texts: list[str], room: int, whole: list[str]) -> models.Model:
+def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str]) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
         vocab_size=room + 1,  # the unknown token is removed below
@@ -75,7 +74,7 @@ def _train_unigram(texts: list[str], room: int, whole: list[str]) -> models.Mode
         max_piece_length=LONGEST,
         show_progress=False,
     )
-    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer)["vocab"])
+    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer, exact)["vocab"])
     del found[unknown]
     scores = _make_deterministic(found)
     lowest = min(scores.values())
@@ -98,10 +97,12 @@ def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:
     return {piece: round(score, 4) for piece, score in settled.items()}
 
 
-def _run_trainer(model: models.Model, texts: list[str], trainer: Any) -> dict[str, Any]:
+def _run_trainer(model: models.Model, texts: list[str], trainer: Any, exact: bool) -> dict[str, Any]:
     """Runs the library's trainer; the trained model as the library writes it to JSON."""
     engine = Tokenizer(model)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(GAP, "removed"), make_word_splitter()])
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(GAP, "removed"), make_word_splitter(exact=exact)]
+    )
     engine.train_from_iterator(texts, trainer, length=len(texts))
     found: dict[str, Any] = json.loads(engine.to_str())["model"]
     return found

@@ -61,6 +61,22 @@ class WordEncoder:
             known[word] = EncodedWord((pieces or self._blank)[: self.longest], word_case(word))
         return [known[word] for word in words]
 
+    def surfaces(self, words: Sequence[str]) -> list[list[str]]:
+        """The pieces of each word with the characters of the word itself, also where they are read as unknown."""
+        from clearhead.text.surface_forms import mark_word, surface_forms
+
+        found = []
+        for word, encoded in zip(words, self.encode(words), strict=True):
+            numbers, own = surface_forms(self.tokenizer, word)
+            whole = len(encoded.pieces) == 1 and numbers != encoded.pieces  # unknown, or left empty by normalisation
+            found.append([mark_word(self.tokenizer, word)] if whole else own[: len(encoded.pieces)])
+        return found
+
+    def find_unknown(self, words: Sequence[str]) -> list[str]:
+        """The different words that have a piece for what the vocabulary has not."""
+        encoded = zip(words, self.encode(words), strict=True)
+        return list(dict.fromkeys(word for word, one in encoded if self.unknown_piece in one.pieces))
+
 
 class WindowTokens(NamedTuple):
     """One window as the model reads it: with start and end, and where the first pieces of the scored words are."""

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
-from clearhead.tasks.base import SMALL, Baseline, Evaluation, Scores, Task
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.base import SMALL, Baseline, Scores, Task
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.settings import Options, TaskRecipe
 from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.entity_tables import Tables, count_tables
-from clearhead.tasks.tagging.evaluation import count_confusions, describe_flaws, find_flaws, tag_by_frequency
+from clearhead.tasks.tagging.evaluation import count_confusions, find_flaws, tag_by_frequency
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.preparation import check_settings, choose_window
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
@@ -38,7 +38,8 @@ from clearhead.tasks.tagging.tagging_examples import (
 )
 from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
 from clearhead.tasks.tagging.word_scoring import score_words
-from clearhead.tasks.trace import Trace
+from clearhead.tasks.trace import Trace, note_unknown
+from clearhead.text.report import Flaw, describe_flaws
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -142,8 +143,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             report.keep()
             kept.append(row)
             sentences.append(self.input_of(row))
-            for what, count in find_flaws(sentences[-1], self.types).items():
-                report.add_flaw(row, what, count)
+            for flaw, count in self.find_flaws(row).items():
+                report.add_flaw(row, flaw, count)
         if not kept:
             raise DataError(f"no sentence is left to use: {report}")
         numbers = self.decoder.numbers
@@ -159,6 +160,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.input_of(row).words else "without a word"
+
+    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+        return find_flaws(self.input_of(row), self.types)
 
     def input_of(self, row: Row) -> Sentence:
         return read_sentence(row, self.scheme, self.characters)
@@ -211,10 +215,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         hidden = model.encode(tokens, batch.lengths, batch.cases)
         loss = self._tag_loss(model, model.word_scores(hidden, batch.words), batch)
         if hiding and self.masked:
-            right = batch.tokens.masked_fill(~hidden_pieces, UNCOUNTED)
-            guessed = model.logits(model.dropout(hidden)).flatten(0, 1)
-            guesses = F.cross_entropy(guessed, right.flatten(), ignore_index=UNCOUNTED, reduction="sum")
-            loss = loss + self.masked / self.unknown * guesses  # on average as many guesses count as there are words
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, hidden_pieces)
+            loss = loss + self.masked * batch.word_lengths.sum() * guesses
         return loss
 
     def _tag_loss(self, model: Tagger, scores: Tensor, batch: TaggedWords) -> Tensor:
@@ -253,15 +255,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def score(self, rows: Sequence[Row], predictions: Sequence[TaggedText], options: Options) -> Scores:
         return self._count(rows, predictions).scores()
 
-    def evaluate(self, model: Tagger, rows: Sequence[Row], options: Options) -> Evaluation:
-        found = super().evaluate(model, rows, options)
-        flaws = describe_flaws(found.rows, self.input_of, self.types)
-        notes = [str(found.scores["note"])] if "note" in found.scores else []
-        return found._replace(scores={**found.scores, "note": "; ".join([*notes, *flaws])}) if flaws else found
-
     def report(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> str:
         """The table of tags, word by word and with "O", the table of entities, and what was wrong in the data."""
-        flaws = describe_flaws(rows, self.input_of, self.types)
+        flaws = describe_flaws(rows, self.find_flaws)
         return "\n".join([self._count(rows, predictions).format(), *([""] if flaws else []), *flaws])
 
     def confusion(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> tuple[list[str], NDArray[np.int64]]:
@@ -284,14 +280,22 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         sentence = given if isinstance(given, Sentence) else self.check_input(given)
         [prediction] = self.predict(model, [sentence], options)
         [windows] = self._windows([sentence])
-        made = []
+        words = sentence.word_texts()
+        surfaces, made = self.encoder.surfaces(words), list[Trace]()
+        [start, end] = self.tokenizer.pieces([self.tokenizer.start, self.tokenizer.end])
         for one in windows:
+            begin, until, first, last = one.window
+            inside = [piece for word in surfaces[begin:until] for piece in word]
             trace = TaggingTrace(
-                {"tokens": one.tokens}, text=prediction.mark_words(sentence, one.window.first, one.window.last)
+                {"tokens": one.tokens},
+                text=prediction.mark_words(sentence, first, last),
+                notes=[*prediction.notes, *note_unknown(self.encoder.find_unknown(words[begin:until]))],
+                surfaces={"tokens": [start, *inside, end]},
+                parts=prediction.split_parts(sentence, first, last),
             )
             trace.window = one
             made.append(trace)
-        return list[Trace](made)
+        return made
 
     def run_trace(self, model: Tagger, trace: Trace) -> None:
         assert isinstance(trace, TaggingTrace)
