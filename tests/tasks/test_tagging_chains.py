@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging import linear_chain
+from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.linear_chain import (
     IMPOSSIBLE,
     Steps,
