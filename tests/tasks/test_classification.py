@@ -19,6 +19,7 @@ from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks import Classification
 from clearhead.tasks.classification import LabelOptions, LabelPrediction, TextExamples
+from clearhead.tasks.classification.classifier_examples import hide_tokens
 from clearhead.tasks.metrics import label_scores
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -396,3 +397,33 @@ def test_learned_positions_must_have_room_for_start_and_end():
     with pytest.raises(ConfigError, match=r"too few for data\.longest = 256 with start and end; make it at least 258"):
         recipe_of(model={"positions": "learned", "max_length": 257})
     recipe_of(model={"positions": "learned", "max_length": 258})
+
+
+def test_hidden_tokens_are_guessed_with_the_weight_of_the_recipe(tmp_path):
+    rows = [Row((f"good film {number}", "yes"), "a.tsv", number) for number in range(5)]
+    rows += [Row((f"bad plot {number}", "no"), "a.tsv", number) for number in range(5, 12)]
+
+    def losses(masked: float) -> tuple[float, float]:
+        values = {"task": "classification", "data": {"train": "a.tsv"}, "text": {"vocabulary": 310}}
+        values["model"] = {"width": 20, "heads": 5, "dropout": 0.0}
+        values["loss"] = {"token_dropout": 0.5, "masked": masked}
+        recipe = check_recipe(values, "test")
+        task = Classification.prepare(rows, recipe)
+        task.configure(recipe)
+        examples = task.examples(rows, Report())
+        batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+        torch.manual_seed(0)
+        model = task.build().train()
+        torch.manual_seed(1)
+        trained = task.loss(model, batch).item()
+        torch.manual_seed(1)
+        kept = (task.tokenizer.start, task.tokenizer.end)
+        tokens = hide_tokens(batch.tokens, 0.5, task.tokenizer.pad, kept)
+        guesses = model.logits(task._hidden_states(model, tokens, batch.lengths)).log_softmax(-1)
+        right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][tokens != batch.tokens]
+        return trained, -right.mean().item() * len(rows)
+
+    (plain, _), (both, guessed) = losses(0.0), losses(0.25)
+    assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"loss\.token_dropout = 0 hides none"):
+        check_recipe({"task": "classification", "data": {"train": "a.tsv"}, "loss": {"masked": 0.3}}, "test")

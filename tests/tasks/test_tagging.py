@@ -47,8 +47,7 @@ dev = "dev.conll"
 [text]
 vocabulary = 320
 letter_case = true
-bigrams = 50
-neighbours = 3
+convolutions = 2
 
 [model]
 shape = "tiny"
@@ -465,16 +464,6 @@ def test_chinese_is_read_character_by_character(tmp_path):
     assert fresh.pieces == [task.tokenizer.pad], "a character that training never saw is unknown, not spelled in bytes"
 
 
-def test_pairs_of_words_are_numbered_from_training_data_within_a_sentence(tmp_path):
-    sentences = [[("Anna", "B-PER"), ("Lee", "I-PER")], [("Anna", "B-PER"), ("Lee", "I-PER")], [("Lee", "O")]]
-    rows = rows_of(sentences, tmp_path)
-    task = Tagging.prepare(rows, recipe_of(text={"vocabulary": 320, "bigrams": 9}))
-    assert task.bigrams == ["Lee\n", "Anna\nLee"], "those that occur twice, the most frequent first"
-    assert task.encoder.number_bigrams(["Anna", "Lee", "Anna"]) == [2, 0, 0]
-    task.save(tmp_path)
-    assert Tagging.load(tmp_path, task.config, task.settings).bigrams == task.bigrams
-
-
 # loss
 
 
@@ -485,7 +474,7 @@ def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
     model = task.build().double().eval()
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()) + 2,)))
-    scores = model.word_scores(*batch[:4], batch.words).log_softmax(-1)
+    scores = model.word_scores(model.encode(*batch[:3]), batch.words).log_softmax(-1)
     by_hand = -sum(
         scores[row, word, tag].item()
         for row, tags in enumerate(batch.tags.tolist())
@@ -513,14 +502,39 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     task.configure(recipe)
     tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
     torch.manual_seed(0)
-    pairs = torch.full_like(tokens, 5)
-    hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
-    assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
-    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would reveal it"
+    hidden = task._draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens))
+    assert hidden.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
     model = task.build().eval()
     assert task.loss(model, batch).item() == task.loss(model, batch).item()
+
+
+def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
+    rows = rows_of(tagged(7, seed=3), tmp_path)
+
+    def losses(masked: float) -> tuple[float, float]:
+        model = {"width": 20, "heads": 5, "dropout": 0.0}
+        recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.5}, loss={"masked": masked}, model=model)
+        task = Tagging.prepare(rows, recipe)
+        task.configure(recipe)
+        examples = task.examples(rows, Report())
+        batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+        torch.manual_seed(0)
+        tagger = task.build().train()
+        torch.manual_seed(1)
+        trained = task.loss(tagger, batch).item()
+        torch.manual_seed(1)
+        places = task._draw_hidden(batch)
+        tokens = batch.tokens.masked_fill(places, task.encoder.unknown_piece)
+        guesses = tagger.logits(tagger.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
+        right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][places]
+        return trained, -right.mean().item() * int(batch.word_lengths.sum())
+
+    (plain, _), (both, guessed) = losses(0.0), losses(0.25)
+    assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"text\.unknown = 0 hides none"):
+        recipe_of(text={"vocabulary": 320, "unknown": 0.0}, loss={"masked": 0.3})
 
 
 def test_smoothing_and_crf_are_refused_together():
@@ -557,16 +571,16 @@ def test_a_plain_tagger_scores_words_as_transformers_scores_their_first_pieces(t
     words = torch.tensor([[1, 4, 9], [1, 2, 5], [1, 0, 0]])
     with torch.no_grad():
         logits = theirs(tokens, attention_mask=(torch.arange(11) < lengths[:, None]).long()).logits
-        scores = model.word_scores(tokens, lengths, torch.zeros_like(tokens), torch.zeros_like(tokens), words)
+        scores = model.word_scores(model.encode(tokens, lengths, torch.zeros_like(tokens)), words)
     wanted = logits.gather(1, words[:, :, None].expand(-1, -1, 5))
     for row, count in enumerate((3, 3, 1)):
         assert torch.allclose(scores[row, :count], wanted[row, :count], atol=1e-5)
 
 
-@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"bigrams": 7}, {"neighbours": 3}])
+@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"convolutions": 2}])
 def test_what_transformers_cannot_express_is_refused(extra, tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|bigrams|neig)"
+        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|convolutions)"
     ):
         clearhead.to_huggingface(Tagger(BERT, **extra), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -32,7 +32,7 @@ from clearhead.tasks.classification.classifier_settings import ClassificationRec
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
-from clearhead.tasks.losses import UNCOUNTED, consistency_loss
+from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
 from clearhead.tasks.text_windows import surface_windows, text_windows
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
@@ -80,7 +80,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         self.metric = "macro_f1" if self.column.multi_label else "accuracy"
         self.temperature = 1.0  # that the model's scores were divided by
         self.thresholds = [0.5] * len(self.labels)
-        self.label_smoothing = self.token_dropout = self.r_drop = 0.0
+        self.label_smoothing = self.token_dropout = self.masked = self.r_drop = 0.0
         self.weights: Tensor | None = None  # of the labels in the loss
 
     @property
@@ -131,6 +131,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         assert isinstance(recipe, ClassificationRecipe)
         loss = recipe.loss
         self.label_smoothing, self.token_dropout, self.r_drop = loss.label_smoothing, loss.token_dropout, loss.r_drop
+        self.masked = loss.masked
         self.weights = None if loss.class_weights is None else torch.tensor(self._weigh(loss.class_weights))
 
     def _weigh(self, wanted: str | Mapping[str, float]) -> list[float]:
@@ -237,14 +238,27 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
         if not model.training:
             return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
-        scores = self._label_scores(model, batch.tokens, batch.lengths)
-        weights = None if self.weights is None else self.weights.to(scores)
-        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        scores, loss = self._training_pass(model, batch)
         if not self.r_drop:
             return loss
-        again = self._label_scores(model, batch.tokens, batch.lengths)
-        other = self._cross_entropy(again, batch.labels, self.label_smoothing, weights)
+        again, other = self._training_pass(model, batch)
         return (loss + other) / 2 + self.r_drop * self._divergence(scores, again)
+
+    def _training_pass(self, model: Classifier, batch: LabelledTexts) -> tuple[Tensor, Tensor]:
+        """Scores of the labels, with some tokens hidden, and their loss, with that of the hidden tokens."""
+        tokens = batch.tokens
+        if self.token_dropout:
+            kept = (self.tokenizer.start, self.tokenizer.end)
+            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
+        hidden = self._hidden_states(model, tokens, batch.lengths)
+        scores = model.label_scores(hidden, batch.lengths, tokens)
+        weights = None if self.weights is None else self.weights.to(scores)
+        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        if self.masked:
+            places = tokens != batch.tokens
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
+            loss = loss + self.masked * len(tokens) * guesses
+        return scores, loss
 
     def _cross_entropy(
         self, scores: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
@@ -263,12 +277,12 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         return consistency_loss(one, other)
 
     def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
+        return model.label_scores(self._hidden_states(model, tokens, lengths), lengths, tokens)
+
+    def _hidden_states(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
         segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
-        if model.training and self.token_dropout:
-            kept = (self.tokenizer.start, self.tokenizer.end)
-            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
-        hidden = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
-        return model.label_scores(hidden, lengths, tokens)
+        hidden: Tensor = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
+        return hidden
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,12 +56,10 @@ class WordEncoder:
 
     A word of more than `longest` pieces is read by its first ones. With `unknown` a word with characters that the
     vocabulary has not is read as one unknown piece, instead of being spelled in bytes that were never trained.
-    `bigrams` are the pairs of neighbouring words that have a number.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, longest: int, unknown: bool, bigrams: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, longest: int, unknown: bool) -> None:
         self.tokenizer, self.longest, self.unknown = tokenizer, longest, unknown
-        self._bigrams = {bigram: number for number, bigram in enumerate(bigrams, start=1)}
         self._known: dict[str, EncodedWord] = {}
         own = tokenizer.settings["kind"] != "huggingface"
         self._bytes = range(3, 259) if own and unknown else range(0)
@@ -104,26 +101,6 @@ class WordEncoder:
         encoded = zip(words, self.encode(words), strict=True)
         return list(dict.fromkeys(word for word, one in encoded if self.unknown_piece in one.pieces))
 
-    def number_bigrams(self, words: Sequence[str]) -> list[int]:
-        """The number of each word's pair with the next one in a sentence; 0 if it has none."""
-        return [self._bigrams.get(bigram, 0) for bigram in list_bigrams(words)] if self._bigrams else [0] * len(words)
-
-
-def list_bigrams(words: Sequence[str]) -> list[str]:
-    """Each word of a sentence with the next one, a line feed between.
-
-    >>> list_bigrams(["我", "爱", "你"])
-    ['我\\n爱', '爱\\n你', '你\\n']
-    """
-    return [f"{one}\n{other}" for one, other in zip(words, [*words[1:], ""], strict=False)]
-
-
-def count_bigrams(sentences: Sequence[Sentence], most: int) -> list[str]:
-    """The pairs of neighbouring words that occur more than once, the most frequent first."""
-    counts = Counter(pair for sentence in sentences for pair in list_bigrams(sentence.word_texts())) if most else {}
-    ranked = sorted(counts, key=lambda pair: (-counts[pair], pair))
-    return [pair for pair in ranked[:most] if counts[pair] > 1]
-
 
 def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
     """How many pieces are read together: as many as training sentences have, within the limits.
@@ -144,25 +121,21 @@ class WindowTokens(NamedTuple):
 
     tokens: list[int]
     cases: list[int]
-    bigrams: list[int]
     words: list[int]
     window: Window
 
 
-def make_windows(
-    words: Sequence[EncodedWord], bigrams: Sequence[int], *, size: int, ends: tuple[int, int]
-) -> list[WindowTokens]:
+def make_windows(words: Sequence[EncodedWord], *, size: int, ends: tuple[int, int]) -> list[WindowTokens]:
     """The windows of a sentence, of at most `size` pieces beside the tokens at both `ends`."""
     made = []
     for window in plan_windows([len(word.pieces) for word in words], size):
-        tokens, cases, pairs, places = [ends[0]], [0], [0], list[int]()
+        tokens, cases, places = [ends[0]], [0], list[int]()
         for place in range(window.begin, window.end):
             if window.first <= place < window.last:
                 places.append(len(tokens))
             tokens += words[place].pieces
             cases += [words[place].case] * len(words[place].pieces)
-            pairs += [bigrams[place]] * len(words[place].pieces)
-        made.append(WindowTokens([*tokens, ends[1]], [*cases, 0], [*pairs, 0], places, window))
+        made.append(WindowTokens([*tokens, ends[1]], [*cases, 0], places, window))
     return made
 
 
@@ -172,7 +145,6 @@ class TaggedWords(NamedTuple):
     tokens: Tensor
     lengths: Tensor
     cases: Tensor
-    bigrams: Tensor
     words: Tensor
     word_lengths: Tensor
     tags: Tensor
@@ -183,8 +155,7 @@ class TaggedExamples(Examples[TaggedWords]):
 
     def __init__(self, windows: Sequence[WindowTokens], tags: Sequence[Sequence[int]], pad: int) -> None:
         self.tokens, self.words = Ragged([one.tokens for one in windows]), Ragged([one.words for one in windows])
-        self.cases, self.bigrams = Ragged([one.cases for one in windows]), Ragged([one.bigrams for one in windows])
-        self.tags, self.pad = Ragged(tags), pad
+        self.cases, self.tags, self.pad = Ragged([one.cases for one in windows]), Ragged(tags), pad
         self.lengths = self.tokens.lengths.numpy()[:, None]
         self.counts = np.array([len(one) for one in tags], dtype=np.int64)
         self.rows: Sequence[Row] = ()
@@ -199,7 +170,7 @@ class TaggedExamples(Examples[TaggedWords]):
         return self.rows[self.origins[example]].where
 
     def to(self, device: torch.device) -> TaggedExamples:
-        for part in (self.tokens, self.cases, self.bigrams, self.words, self.tags):
+        for part in (self.tokens, self.cases, self.words, self.tags):
             part.to(device)
         return self
 
@@ -210,7 +181,6 @@ class TaggedExamples(Examples[TaggedWords]):
         return TaggedWords(
             *self.tokens.pad(rows, size, self.pad),
             self.cases.pad(rows, size, 0)[0],
-            self.bigrams.pad(rows, size, 0)[0],
             *self.words.pad(rows, words, 0),
             self.tags.pad(rows, words, UNCOUNTED)[0],
         )

@@ -20,8 +20,7 @@ class TaggingData(Data):
 
 class TaggingText(Text):
     letter_case: bool = False  # the model also reads how a word is capitalised; for lower-case tokenizers
-    bigrams: int = Field(0, ge=0)  # so many frequent pairs of neighbouring words have a vector of their own
-    neighbours: int = Field(1, ge=1)  # a convolution over so many pieces is added to their embeddings; 1: none
+    convolutions: int = Field(0, ge=0)  # layers over three neighbouring pieces, before the first layer of attention
     # This share of pieces is read as unknown in training; in use, words with characters that training never saw are.
     unknown: float = Field(0.05, ge=0, lt=1)
 
@@ -30,6 +29,8 @@ class TaggingLoss(Section):
     tags: Literal["bioes", "iob2"] = "bioes"  # what the model predicts for each word, whatever the files have
     crf: bool = True  # scores of steps from tag to tag are learned, and whole sequences are
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    # Pieces that text.unknown hides in training are also predicted, as in masked language models; weight of that loss.
+    masked: float = Field(0.0, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -44,6 +45,12 @@ class TaggingRecipe(TaskRecipe):
     text: TaggingText = TaggingText()
     loss: TaggingLoss = TaggingLoss()
 
+    @model_validator(mode="after")
+    def _check_masked(self) -> TaggingRecipe:
+        if self.loss.masked and not self.text.unknown:
+            raise ValueError("loss.masked predicts hidden pieces, and text.unknown = 0 hides none; set it to 0.15")
+        return self
+
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuses a model folder whose settings are not those of a tagger."""
@@ -52,7 +59,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         "tags": str,
         "crf": bool,
         "letter_case": bool,
-        "neighbours": int,
+        "convolutions": int,
         "unknown": (int, float),
         "characters": bool,
         "scheme": (str, type(None)),
