@@ -83,8 +83,19 @@ class Text(Section):
         """A tokenizer for these texts, with another size of vocabulary if one is given."""
         from clearhead.text import Tokenizer
 
-        size, kind = vocabulary or self.vocabulary, self.tokenizer
-        return Tokenizer.train(texts, kind=kind, vocabulary=size, script=self.script, lowercase=self.lowercase)
+        return Tokenizer.train(
+            texts,
+            kind=self.tokenizer,
+            vocabulary=vocabulary or self.vocabulary,
+            script=self.script,
+            lowercase=self.lowercase,
+            exact=self.keeps_layout,
+        )
+
+    @property
+    def keeps_layout(self) -> bool:
+        """Whether texts stay as they are, with their line breaks and spaces, instead of being normalised."""
+        return False
 
 
 class TaskRecipe(Section):

@@ -66,11 +66,16 @@ class Tokenizer:
         vocabulary: int = 8000,
         script: str | None = None,
         lowercase: bool = False,
+        exact: bool = False,
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
-        "character". `script="simplified"` reads traditional Chinese characters as simplified ones.
+        "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
+        nothing else is normalised: line breaks, spaces and all characters come back as they were.
+
+        >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
+        ' a\\n\\n  ①'
         """
         library = _import_library()
         if kind not in KINDS:
@@ -80,14 +85,16 @@ class Tokenizer:
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
         settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
-        spaced = kind != "character"
-        blank = cls(library.make_tokenizer(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
+        if exact:
+            settings["exact"] = True
+        kept = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
+        blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
-        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary), lowercase=lowercase, spaced=spaced)
+        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary, exact=exact), **kept)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
@@ -150,7 +157,7 @@ class Tokenizer:
         >>> Tokenizer.train(["a"], script="simplified", lowercase=True).normal(" Ｈello\\n\\n 漢語　①！")
         'hello 汉语 1!'
         """
-        return self._normal(text).removeprefix(" ")
+        return self._without_first_space(self._normal(text))
 
     def encode(self, text: str) -> list[int]:
         """The numbers of a text, without start and end."""
@@ -190,7 +197,11 @@ class Tokenizer:
         text: str = self.engine.decode(kept, skip_special_tokens=False)
         if "\ufffd" in text and self.settings["kind"] != HUGGINGFACE:
             text = self._decode_bytes(kept)
-        return text.removeprefix(" ")
+        return self._without_first_space(text)
+
+    def _without_first_space(self, text: str) -> str:
+        """A text without the space that normalisation puts before its first word."""
+        return text if self.settings.get("exact") else text.removeprefix(" ")
 
     def _decode_bytes(self, numbers: Sequence[int]) -> str:
         """Decodes like the library, but an invalid byte replaces one character, not all that are written in bytes."""
