@@ -22,6 +22,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.formatting import format_count
+from clearhead.model.lora import count_adapter_weights
 from clearhead.storage import check_free
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
@@ -98,6 +99,9 @@ def run_training(
         if processes.first and transfer is not None and not steps:
             print_message(f"starting from {wanted.train.init_from}:")
             print_transfer(transfer)
+            if wanted.train.lora_rank:
+                where_on, count = " and ".join(wanted.train.lora_on), count_adapter_weights(trainer.model)
+                print_message(f"LoRA adapters of rank {wanted.train.lora_rank} on {where_on}: {count:,} weights")
         with (
             _attach_observers(trainer, where, wanted, processes, observers),
             _handle_signals(trainer),
