@@ -4,11 +4,12 @@ from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
 from clearhead.tasks.classification import Classification
 from clearhead.tasks.language_model import LanguageModel
+from clearhead.tasks.summarisation import Summarisation
 from clearhead.tasks.tagging import Tagging
 from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
-    task.name: task for task in (Translation, Classification, Tagging, Answers, LanguageModel)
+    task.name: task for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation)
 }
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Examples",
     "LanguageModel",
     "Prediction",
+    "Summarisation",
     "Tagging",
     "Task",
     "Translation",

@@ -6,6 +6,7 @@ runs/NAME/
   metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
   loss.png         the same, as a curve                      tensorboard/
   heads.jsonl      measures of every head during training    heads.png     the same, drawn
+  roles.png        of a language model: when previous-token and induction heads appear, below the loss
   model/           the finished model: `clearhead predict runs/NAME`
 """
 
@@ -33,6 +34,7 @@ from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressRe
 from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
 from clearhead.train.processes import Processes, join_processes
 from clearhead.train.recipe import Recipe, read_recipe, resolve_sources
+from clearhead.train.role_plot import RolePlot
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
 
 
@@ -141,7 +143,7 @@ def _attach_observers(
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))
         if recipe.train.heads_every != 0:
-            observers.append(HeadLog(where, begun))
+            observers += [HeadLog(where, begun), RolePlot(where)]
     trainer.observers = observers
     with ExitStack() as stack:
         for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote
