@@ -3,9 +3,10 @@
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
 from clearhead.tasks.classification import Classification
+from clearhead.tasks.pretraining import Pretraining
 from clearhead.tasks.tagging import Tagging
 from clearhead.tasks.translation import Translation
 
-TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification, Tagging, Answers)}
+TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification, Tagging, Answers, Pretraining)}
 
-__all__ = ["TASKS", "Answers", "AnyTask", "Classification", "Examples", "Prediction", "Tagging", "Task", "Translation"]
+__all__ = ["TASKS", "Answers", "AnyTask", "Classification", "Examples", "Prediction", "Pretraining", "Tagging", "Task", "Translation"]

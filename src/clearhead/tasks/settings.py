@@ -79,12 +79,15 @@ class Text(Section):
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
         return self.train_tokenizer(texts) if start is None else start.tokenizer
 
-    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
-        """A tokenizer for these texts, with another size of vocabulary if one is given."""
+    def train_tokenizer(
+        self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False
+    ) -> Tokenizer:
+        """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
         from clearhead.text import Tokenizer
 
         size, kind = vocabulary or self.vocabulary, self.tokenizer
-        return Tokenizer.train(texts, kind=kind, vocabulary=size, script=self.script, lowercase=self.lowercase)
+        options: dict[str, Any] = {"script": self.script, "lowercase": self.lowercase, "mask": mask}
+        return Tokenizer.train(texts, kind=kind, vocabulary=size, **options)
 
 
 class TaskRecipe(Section):

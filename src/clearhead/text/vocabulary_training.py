@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,19 +18,22 @@ LONGEST = 16  # of a piece, in characters
 GAP = "\n"  # replaces characters without a piece; normalised text contains none
 
 
-def train_vocabulary(texts: list[str], kind: str, vocabulary: int) -> models.Model:
-    """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters."""
-    room = vocabulary - FIXED
+def train_vocabulary(texts: list[str], kind: str, vocabulary: int, last: Sequence[str] = ()) -> models.Model:
+    """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters.
+
+    Special tokens in `last` get the highest numbers. No text can contain them: word splitting takes them apart.
+    """
+    room = vocabulary - FIXED - len(last)
     counts = Counter[str]()
     for text in texts:
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        return _make_bpe(ranked[:room], [])
+        return _make_bpe([*ranked[:room], *last], [])
     kept = set(ranked[: _count_alphabet(ranked, counts, room)])
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room) if kind == "bpe" else _train_unigram(texts, room)
+    return _train_bpe(texts, room, last) if kind == "bpe" else _train_unigram(texts, room, last)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -41,12 +44,11 @@ def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _train_bpe(texts: list[str], room: int) -> models.Model:
+def _train_bpe(texts: list[str], room: int, last: Sequence[str]) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
     model = _run_trainer(models.BPE(), texts, trainer)
-    return _make_bpe(
-        sorted(model["vocab"], key=model["vocab"].__getitem__), [(left, right) for left, right in model["merges"]]
-    )
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return _make_bpe([*pieces, *last], [(left, right) for left, right in model["merges"]])
 
 
 def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Model:
@@ -54,7 +56,7 @@ def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Mo
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True)
 
 
-def _train_unigram(texts: list[str], room: int) -> models.Model:
+def _train_unigram(texts: list[str], room: int, last: Sequence[str]) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
         vocab_size=room + 1,  # the unknown token is removed below
@@ -70,7 +72,8 @@ def _train_unigram(texts: list[str], room: int) -> models.Model:
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
     fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)]
     # The library needs an id for unknown characters; with byte fallback it is never used.
-    return models.Unigram([*fixed, *((piece, scores[piece]) for piece in pieces)], unk_id=0, byte_fallback=True)
+    ranked = [*((piece, scores[piece]) for piece in pieces), *((piece, lowest) for piece in last)]
+    return models.Unigram([*fixed, *ranked], unk_id=0, byte_fallback=True)
 
 
 def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,49 @@
+"""What users may set for pre-training: the sections of its recipe."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from clearhead.tasks.sequence_to_sequence import Decode
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
+
+Objective = Literal["masked", "denoise", "next"]
+
+
+class Masking(Section):
+    """`[masking]`: what is hidden from the model, of objective "masked" and "denoise"."""
+
+    share: float = Field(0.15, gt=0, lt=1)  # of the tokens
+    random: float = Field(0.1, ge=0, le=1)  # of the masked tokens: a random token instead of <mask>; only "masked"
+    kept: float = Field(0.1, ge=0, le=1)  # of the masked tokens: read as they are, and predicted; only "masked"
+    span: float = Field(3.0, ge=1)  # mean words of a span, which one <mask> replaces; only "denoise"
+    shuffle: bool = True  # sentences are shuffled; only "denoise"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_sum(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            random, kept = values.get("random", 0.1), values.get("kept", 0.1)
+            if isinstance(random, (int, float)) and isinstance(kept, (int, float)) and random + kept > 1:
+                raise ValueError("random and kept are shares of the masked tokens: together at most 1")
+        return values
+
+
+class PretrainingRecipe(TaskRecipe):
+    objective: Objective = "masked"
+    data: Data
+    text: Text = Text()
+    masking: Masking = Masking()
+    decode: Decode = Decode()
+
+
+class FillOptions(Options):
+    """Options of a masked language model."""
+
+    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best > 1
