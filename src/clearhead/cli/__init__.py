@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import evaluate_command, look_commands, models_command, torchrun
+from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
 from clearhead.cli.options import Device, Json, Model, Threads
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
@@ -128,6 +128,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_commands.look,
     "figures": look_commands.figures,
     "models": models_command.models,
+    "merge": merge_command.merge,
 }
 
 

@@ -189,6 +189,11 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         This is the only place where one is made: trainer, model folder and memory check call it.
         """
 
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        """The stacks of layers that the model of such a recipe has: "encoder", "decoder" or both, in this order."""
+        return ("encoder",)
+
     def input_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
         return getattr(self, "tokenizer", None)
@@ -201,9 +206,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            plain = {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
-            head = {} if cls.predicts_tokens else plain
-            return start.config.change(**{"labels": None, **head, **sizes, **changes})
+            config = start.adapt_config(cls.stacks(recipe), predicts_tokens=cls.predicts_tokens)
+            # Some checkpoints have more rows than their tokenizer has tokens: the rest stays, unused.
+            sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
+            return config.change(**{**sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 
     @classmethod
