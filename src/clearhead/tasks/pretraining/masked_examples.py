@@ -125,7 +125,7 @@ class MaskedExamples(Examples[MaskedTexts]):
         texts, lengths = self.texts.pad(rows, size, self.pad)
         tokens, _ = self.inputs.pad(rows, size, self.pad)
         chosen, _ = self.chosen.pad(rows, size, 0)
-        most = int(count_masked(torch.tensor(size - 2), self.masking.share))  # one for each size: few shapes
+        most = int(count_masked(torch.tensor([size - 2]), self.masking.share))  # one for each size: few shapes
         places = chosen.sort(dim=1, descending=True, stable=True).indices[:, :most]
         counted = torch.arange(most, device=device) < self.masked[rows][:, None]
         return MaskedTexts(tokens, lengths, places, texts.gather(1, places).masked_fill(~counted, UNCOUNTED))

@@ -36,6 +36,11 @@ class Pretraining(MaskedPretraining):
         return OBJECTIVES[recipe.objective].make_config(recipe, start, **sizes)
 
     @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        assert isinstance(recipe, PretrainingRecipe)
+        return OBJECTIVES[recipe.objective].stacks(recipe)
+
+    @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> AnyTask:  # type: ignore[override]
         name = settings.get("objective")
         if name not in OBJECTIVES:
