@@ -58,7 +58,9 @@ def read_bmes(file: Path) -> list[str]:
 
 def read_column(file: Path, column: int, separator: str = "\t") -> list[str]:
     with file.open(encoding="utf-8", newline="") as opened:
-        rows = csv.reader(opened, delimiter=separator, quoting=csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE)
+        rows = csv.reader(
+            opened, delimiter=separator, quoting=csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
+        )
         return [row[column] for row in rows if len(row) > column]
 
 
@@ -249,7 +251,10 @@ def write_report(report: Report, metric: str, results: dict[str, list[Run]]) -> 
     for arm, runs in results.items():
         scores = [one.score for one in runs]
         cells = [arm, f"{statistics.mean(scores):.2f}", f"{statistics.stdev(scores):.2f}"]
-        cells += [f"{statistics.mean(one.minutes for one in runs):.2f}", f"{statistics.mean(one.steps for one in runs):.0f}"]
+        cells += [
+            f"{statistics.mean(one.minutes for one in runs):.2f}",
+            f"{statistics.mean(one.steps for one in runs):.0f}",
+        ]
         if arm == "scratch":
             cells += ["", ""]
         else:

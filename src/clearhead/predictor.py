@@ -134,7 +134,7 @@ class Predictor:
         if not isinstance(data, DATA):
             return _rows(data, columns, self.task)
         own = isinstance(data, Mapping) or str(data).startswith(SHIPPED)
-        return list(self.task.read(_located(data), self.columns if columns is None and not own else columns))
+        return list(self.task.read_rows(_located(data), self.columns if columns is None and not own else columns))
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())

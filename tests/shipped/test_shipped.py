@@ -16,7 +16,8 @@ PARTS = ("dev", "train")
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
     split = ("entities-en", "sentiment-en", "service-en", "tatoeba-zh-en")
-    assert shipped.corpora() == sorted(["phrases-zh-en", *(f"{name}.{part}" for name in split for part in PARTS)])
+    parts = [f"{name}.{part}" for name in split for part in PARTS]
+    assert shipped.corpora() == sorted(["phrases-zh-en", "shakespeare", *parts])
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_it_has_learned_which_words_fit(model):
 def test_candidates_of_each_mask_come_with_probabilities(model):
     one = model.predict("we feed the <mask>.", best=4)
     assert {candidate.text for candidate in one.candidates[0][:4]} == {f" {word}" for word in ANIMALS}
-    assert [text for text, _ in one.ranking()][0] == one.text
+    assert next(text for text, _ in one.ranking()) == one.text
     assert len(one.ranking()) == 4
     scores = [score for _, score in one.ranking()]
     assert scores == sorted(scores, reverse=True)
@@ -188,7 +189,7 @@ def test_a_run_resumes_exactly(folder, run, tmp_path):
 def test_a_denoiser_restores_a_text(denoiser):
     assert isinstance(denoiser.model, EncoderDecoder)
     restored = denoiser.predict("we feed <mask> cat. Good <mask>!")
-    assert restored.text.startswith("we feed the cat. good")
+    assert re.fullmatch(r"we feed the (cat|dog|horse|fish)\. good (day|night)!", restored.text)
     assert set(denoiser.evaluate([("we feed the cat. Good day!",)])) == {"loss", "perplexity"}
 
 
@@ -257,7 +258,9 @@ def test_a_damaged_folder_is_refused(model, tmp_path):
             kind.load(tmp_path, task.config, {**task.settings, **wrong})
 
 
-@pytest.mark.parametrize(("recipe", "fine"), [("pretrain-sst2", "classify-sst2-scratch"), ("pretrain-zh", "tag-resume-zh")])
+@pytest.mark.parametrize(
+    ("recipe", "fine"), [("pretrain-sst2", "classify-sst2-scratch"), ("pretrain-zh", "tag-resume-zh")]
+)
 def test_recipes_that_belong_together_have_the_same_tokenizer(recipe, fine):
     one, other = (read_recipe(name)[0].model_dump()["text"] for name in (recipe, fine))
     assert {key: one[key] for key in ("tokenizer", "script", "lowercase")} == {

@@ -1,5 +1,7 @@
 """What pre-training hides: whole words, the right share, drawn anew each epoch; the target keeps every token."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,16 @@ def test_words_begin_where_the_tokenizer_splits_and_at_every_chinese_piece(token
     for piece, start in zip(pieces, english.starts, strict=True):
         words += [word] if start and word else []
         word = piece if start else word + piece
-    assert [one.replace("▁", " ") for one in [*words, word]] == [" newest", " <0x28>", "low", "<0x29>", " 3", ".", "1", "4"]
+    assert [one.replace("▁", " ") for one in [*words, word]] == [
+        " newest",
+        " <0x28>",
+        "low",
+        "<0x29>",
+        " 3",
+        ".",
+        "1",
+        "4",
+    ]
     joined = list(zip(tokenizer.pieces(chinese.tokens.tolist()), chinese.starts.tolist(), strict=True))
     assert joined == [
         *(("我爱", True), ("你", True), ("▁", True), ("他们", False)),
@@ -104,7 +115,8 @@ def test_only_masked_places_count_and_the_rest_is_read_as_it_is(tokenizer):
         counted = batch.labels[number] != UNCOUNTED
         assert batch.places[number][counted].tolist() == places[: made.counts[number]]
         assert batch.labels[number][counted].tolist() == [text[place] for place in places][: made.counts[number]]
-        assert 0 not in places and len(text) - 1 not in places  # start and end stay
+        assert 0 not in places
+        assert len(text) - 1 not in places
 
 
 def test_the_loss_is_that_of_the_masked_places_alone(tokenizer):
@@ -135,7 +147,8 @@ def test_the_share_of_masked_tokens_and_of_their_kinds_is_as_set(tokenizer):
     assert float((inputs[masked] == tokens[masked]).double().mean()) == pytest.approx(0.1, abs=0.02)
     assert torch.equal(inputs[~masked], tokens[~masked])
     others = inputs[masked & (inputs != tokens) & (inputs != tokenizer.mask)]
-    assert 259 <= int(others.min()) and int(others.max()) < tokenizer.size - 1  # neither special nor bytes
+    assert int(others.min()) >= 259
+    assert int(others.max()) < tokenizer.size - 1
 
 
 @pytest.mark.parametrize("kind", [MaskedExamples, DenoisingExamples])
@@ -186,7 +199,7 @@ def test_the_source_has_the_other_tokens_and_one_mask_for_each_span(tokenizer):
             rest, place = [token for token in source if token != tokenizer.mask], 0
             for token in rest:  # in their order
                 place = target.index(token, place) + 1
-            both = zip(source, source[1:], strict=False)
+            both = itertools.pairwise(source)
             assert all(pair != (tokenizer.mask, tokenizer.mask) for pair in both)
 
 

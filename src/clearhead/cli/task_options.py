@@ -40,7 +40,7 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
     @wraps(command)
     def run(**values: Any) -> None:
         names = {one.name for one in added}
-        command(**{key: value for key, value in values.items() if key not in names or value is not None})
+        command(**{key: value for key, value in values.items() if key not in names or value not in (None, [], ())})
 
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in [*fixed, *added]]
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
     if kind in (int, float):
         found = {type(one).__name__: one for one in field.metadata}
         limits = {"min": getattr(found.get("Ge"), "ge", None), "max": getattr(found.get("Le"), "le", None)}
-    plain = kind is not bool and field.default not in (None, "")
+    plain = kind is not bool and field.default not in (None, "", [])
     option = typer.Option(
         flag, help=field.description, show_default=str(field.default) if plain else False, rich_help_panel=panel
     )
@@ -109,11 +109,13 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def _plain_type(name: str, annotation: Any) -> Any:
-    """The plain type (bool, int, float or str) of a field.
+    """The plain type (bool, int, float, str, or list[str] of an option that may be repeated) of a field.
 
     >>> _plain_type("beams", Annotated[int, "strict"] | None), _plain_type("kind", Literal["a", "b"])
     (<class 'int'>, <class 'str'>)
     """
+    if annotation == list[str]:
+        return annotation
     inner = get_args(annotation)
     names = {annotation, *inner, *(one for each in inner for one in get_args(each))}
     for kind in (bool, float, int, str):

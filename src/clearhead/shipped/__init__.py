@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CORPORA, RECIPES, MODELS = HERE / "corpora", HERE / "recipes", HERE / "models"
 FONT = HERE / "fonts" / "clearhead-cjk.ttf"
-TABLE, RECIPE = ".tsv.gz", ".toml"
+TABLE, TEXT, RECIPE = ".tsv.gz", ".txt.gz", ".toml"
 
 
 def corpora() -> list[str]:
@@ -19,7 +19,7 @@ def corpora() -> list[str]:
     >>> [name for name in corpora() if name.endswith(".dev")]
     ['entities-en.dev', 'sentiment-en.dev', 'service-en.dev', 'tatoeba-zh-en.dev']
     """
-    return sorted(path.name.removesuffix(TABLE) for path in CORPORA.glob(f"*{TABLE}"))
+    return sorted(path.name.removesuffix(kind) for kind in (TABLE, TEXT) for path in CORPORA.glob(f"*{kind}"))
 
 
 def recipes() -> list[str]:
@@ -32,7 +32,10 @@ def models() -> list[str]:
 
 def corpus(name: str) -> Path | None:
     """The file of a corpus: `tatoeba-zh-en.train` has Chinese, English and attribution, separated by tabs."""
-    return CORPORA / f"{name}{TABLE}" if name in corpora() else None
+    if name not in corpora():
+        return None
+    table = CORPORA / f"{name}{TABLE}"
+    return table if table.exists() else CORPORA / f"{name}{TEXT}"
 
 
 def recipe(name: str) -> Path | None:

@@ -3,10 +3,25 @@
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
 from clearhead.tasks.classification import Classification
+from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
 from clearhead.tasks.tagging import Tagging
 from clearhead.tasks.translation import Translation
 
-TASKS: dict[str, type[AnyTask]] = {task.name: task for task in (Translation, Classification, Tagging, Answers, Pretraining)}
+TASKS: dict[str, type[AnyTask]] = {
+    task.name: task for task in (Translation, Classification, Tagging, Answers, LanguageModel, Pretraining)
+}
 
-__all__ = ["TASKS", "Answers", "AnyTask", "Classification", "Examples", "Prediction", "Pretraining", "Tagging", "Task", "Translation"]
+__all__ = [
+    "TASKS",
+    "Answers",
+    "AnyTask",
+    "Classification",
+    "Examples",
+    "LanguageModel",
+    "Prediction",
+    "Pretraining",
+    "Tagging",
+    "Task",
+    "Translation",
+]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig
-from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_unknown, validate
+from clearhead.tasks.settings import Data, Options, TaskRecipe, option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
@@ -126,6 +126,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     splits_batches: ClassVar[bool] = True
     # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
     actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
+    fixed_shapes: ClassVar[bool] = False
+    # Whether its answers are texts with line breaks, which a terminal shows while they are written.
+    writes_lines: ClassVar[bool] = False
     config: ModelConfig
 
     @property
@@ -145,6 +149,27 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         from clearhead.text import read
 
         return read(source, cls.columns, columns)
+
+    @classmethod
+    def read_source(cls, source: str | Path | Mapping[str, str | Path], data: Data) -> Iterator[Row]:
+        """The rows of one of the files that a recipe's `[data]` names."""
+        return cls.read(source, data.columns)
+
+    def read_rows(
+        self,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """The rows of a file that is to be scored, read as the training data were."""
+        return self.read(source, columns)
+
+    @classmethod
+    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+        """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""
+        count = max(1, round(share * len(rows)))
+        chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
+        kept = [row for place, row in enumerate(rows) if place not in chosen]
+        return kept, [row for place, row in enumerate(rows) if place in chosen]
 
     @classmethod
     @abstractmethod

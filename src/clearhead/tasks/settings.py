@@ -79,15 +79,24 @@ class Text(Section):
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
         return self.train_tokenizer(texts) if start is None else start.tokenizer
 
-    def train_tokenizer(
-        self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False
-    ) -> Tokenizer:
+    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False) -> Tokenizer:
         """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
         from clearhead.text import Tokenizer
 
-        size, kind = vocabulary or self.vocabulary, self.tokenizer
-        options: dict[str, Any] = {"script": self.script, "lowercase": self.lowercase, "mask": mask}
-        return Tokenizer.train(texts, kind=kind, vocabulary=size, **options)
+        return Tokenizer.train(
+            texts,
+            kind=self.tokenizer,
+            vocabulary=vocabulary or self.vocabulary,
+            script=self.script,
+            lowercase=self.lowercase,
+            exact=self.keeps_layout,
+            mask=mask,
+        )
+
+    @property
+    def keeps_layout(self) -> bool:
+        """Whether texts stay as they are, with their line breaks and spaces, instead of being normalised."""
+        return False
 
 
 class TaskRecipe(Section):

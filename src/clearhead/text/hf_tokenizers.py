@@ -30,6 +30,8 @@ WORDS = "|".join(
         r"(?m:.)",  # what is left: the space before a digit or an unspaced script
     ]
 )
+# In a text that is kept as it is: line breaks, and spaces but for the one before a word.
+EXACT_WORDS = rf"\n{{1,{LONGEST}}}| {{1,{LONGEST}}}(?= )|{WORDS}"
 
 
 def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
@@ -51,15 +53,23 @@ def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
     return normalizers.Sequence(steps)
 
 
-def make_word_splitter() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(Regex(WORDS), "isolated")
+def make_exact_normalizer(lowercase: bool) -> normalizers.Normalizer | None:
+    """Normaliser of a tokenizer that keeps texts as they are, but for their case if `lowercase` says so."""
+    return normalizers.Lowercase() if lowercase else None
 
 
-def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool) -> Tokenizer:
+def make_word_splitter(*, exact: bool = False) -> pre_tokenizers.PreTokenizer:
+    """Splits a text into words; with `exact`, runs of line breaks and of spaces stay together, too."""
+    return pre_tokenizers.Split(Regex(EXACT_WORDS if exact else WORDS), "isolated")
+
+
+def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool, exact: bool = False) -> Tokenizer:
     """A tokenizer of the library: this vocabulary model with our normaliser, word splitter and decoder."""
     engine = Tokenizer(model)
-    engine.normalizer = make_normalizer(lowercase, spaced)
-    engine.pre_tokenizer = make_word_splitter()
+    normalizer = make_exact_normalizer(lowercase) if exact else make_normalizer(lowercase, spaced)
+    if normalizer is not None:
+        engine.normalizer = normalizer
+    engine.pre_tokenizer = make_word_splitter(exact=exact)
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
 

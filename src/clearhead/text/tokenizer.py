@@ -69,13 +69,18 @@ class Tokenizer:
         vocabulary: int = 8000,
         script: str | None = None,
         lowercase: bool = False,
+        exact: bool = False,
         mask: bool = False,
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
-        "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `mask` the last
+        "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
+        nothing else is normalised: line breaks, spaces and all characters come back as they were. With `mask`, the last
         number is that of a mask token.
+
+        >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
+        ' a\\n\\n  ①'
         """
         library = _import_library()
         if kind not in KINDS:
@@ -85,17 +90,20 @@ class Tokenizer:
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
         settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
-        last = [library.MASK] if mask else []
-        spaced = kind != "character"
-        blank = cls(library.make_tokenizer(library.models.BPE(), lowercase=lowercase, spaced=spaced), settings)
+        if exact:
+            settings["exact"] = True
+        if mask:
+            settings["mask"] = library.MASK
+        kept = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
+        blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
-        model = train_vocabulary(normal, kind, vocabulary, last)
-        engine = library.make_tokenizer(model, lowercase=lowercase, spaced=spaced)
-        return cls(engine, {**settings, "size": engine.get_vocab_size(), **({"mask": library.MASK} if mask else {})})
+        last = [library.MASK] if mask else []
+        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary, last, exact=exact), **kept)
+        return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
     def from_huggingface(cls, folder: str | Path) -> Tokenizer:
@@ -158,7 +166,7 @@ class Tokenizer:
         >>> Tokenizer.train(["a"], script="simplified", lowercase=True).normal(" Ｈello\\n\\n 漢語　①！")
         'hello 汉语 1!'
         """
-        return self._normal(text).removeprefix(" ")
+        return self._without_first_space(self._normal(text))
 
     def encode(self, text: str) -> list[int]:
         """The numbers of a text, without start and end."""
@@ -203,7 +211,11 @@ class Tokenizer:
         text: str = self.engine.decode(kept, skip_special_tokens=False)
         if "\ufffd" in text and self.settings["kind"] != HUGGINGFACE:
             text = self._decode_bytes(kept)
-        return text.removeprefix(" ")
+        return self._without_first_space(text)
+
+    def _without_first_space(self, text: str) -> str:
+        """A text without the space that normalisation puts before its first word."""
+        return text if self.settings.get("exact") else text.removeprefix(" ")
 
     def _decode_bytes(self, numbers: Sequence[int]) -> str:
         """Decodes like the library, but an invalid byte replaces one character, not all that are written in bytes."""

@@ -15,13 +15,16 @@ from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, make_word_splitt
 COVERED = 0.9998  # of all characters are pieces of their own; rarer ones are spelled in bytes
 ALPHABET = 0.75  # of the pieces are single characters, at most
 LONGEST = 16  # of a piece, in characters
-GAP = "\n"  # replaces characters without a piece; normalised text contains none
+GAP = "\0"  # replaces characters without a piece; it has none itself
 
 
-def train_vocabulary(texts: list[str], kind: str, vocabulary: int, last: Sequence[str] = ()) -> models.Model:
+def train_vocabulary(
+    texts: list[str], kind: str, vocabulary: int, last: Sequence[str] = (), *, exact: bool = False
+) -> models.Model:
     """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters.
 
-    Special tokens in `last` get the highest numbers. No text can contain them: word splitting takes them apart.
+    Special tokens in `last` get the highest numbers. No text can contain them: word splitting takes them apart. With
+    `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces.
     """
     room = vocabulary - FIXED - len(last)
     counts = Counter[str]()
@@ -30,10 +33,10 @@ def train_vocabulary(texts: list[str], kind: str, vocabulary: int, last: Sequenc
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
         return _make_bpe([*ranked[:room], *last], [])
-    kept = set(ranked[: _count_alphabet(ranked, counts, room)])
+    kept = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room, last) if kind == "bpe" else _train_unigram(texts, room, last)
+    return _train_bpe(texts, room, last, exact) if kind == "bpe" else _train_unigram(texts, room, last, exact)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -44,9 +47,9 @@ def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _train_bpe(texts: list[str], room: int, last: Sequence[str]) -> models.Model:
+def _train_bpe(texts: list[str], room: int, last: Sequence[str], exact: bool) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
-    model = _run_trainer(models.BPE(), texts, trainer)
+    model = _run_trainer(models.BPE(), texts, trainer, exact)
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return _make_bpe([*pieces, *last], [(left, right) for left, right in model["merges"]])
 
@@ -56,7 +59,7 @@ def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Mo
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True)
 
 
-def _train_unigram(texts: list[str], room: int, last: Sequence[str]) -> models.Model:
+def _train_unigram(texts: list[str], room: int, last: Sequence[str], exact: bool) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
         vocab_size=room + 1,  # the unknown token is removed below
@@ -65,7 +68,7 @@ def _train_unigram(texts: list[str], room: int, last: Sequence[str]) -> models.M
         max_piece_length=LONGEST,
         show_progress=False,
     )
-    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer)["vocab"])
+    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer, exact)["vocab"])
     del found[unknown]
     scores = _make_deterministic(found)
     lowest = min(scores.values())
@@ -89,10 +92,12 @@ def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:
     return {piece: round(score, 4) for piece, score in settled.items()}
 
 
-def _run_trainer(model: models.Model, texts: list[str], trainer: Any) -> dict[str, Any]:
+def _run_trainer(model: models.Model, texts: list[str], trainer: Any, exact: bool) -> dict[str, Any]:
     """Runs the library's trainer; the trained model as the library writes it to JSON."""
     engine = Tokenizer(model)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(GAP, "removed"), make_word_splitter()])
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(GAP, "removed"), make_word_splitter(exact=exact)]
+    )
     engine.train_from_iterator(texts, trainer, length=len(texts))
     found: dict[str, Any] = json.loads(engine.to_str())["model"]
     return found

@@ -7,8 +7,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
@@ -98,20 +96,12 @@ def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
     return recipe.model_copy(update={"model": chosen["model"], "train": recipe.train.model_copy(update=train)})
 
 
-def split_off(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Splits a random share of the rows (at least one) off; the same split for the same seed."""
-    count = max(1, round(share * len(rows)))
-    chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
-    kept = [row for place, row in enumerate(rows) if place not in chosen]
-    return kept, [row for place, row in enumerate(rows) if place in chosen]
-
-
 def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Row], list[Row]]:
     """Training rows, and those split off for dev (none, where dev has files of its own)."""
     rows = [row for file in files for row in islice(file, recipe.data.lines)]
     if not isinstance(recipe.data.dev, float):
         return rows, []
-    kept, chosen = split_off(rows, recipe.data.dev, recipe.seed)
+    kept, chosen = TASKS[recipe.task].split_off(rows, recipe.data.dev, recipe.seed)
     if rows and not kept:
         raise DataError(
             f"data.dev = {recipe.data.dev} splits off all {format_count(len(rows), 'row')} of data.train, and none is "
@@ -132,10 +122,9 @@ def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
 
 
 def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
-    columns = recipe.data.columns
-    return (
-        [] if given is None else [TASKS[recipe.task].read(source, columns) for source in resolve_sources(given, base)]
-    )
+    if given is None:
+        return []
+    return [TASKS[recipe.task].read_source(source, recipe.data) for source in resolve_sources(given, base)]
 
 
 def _prepare_task(

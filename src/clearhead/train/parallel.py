@@ -61,14 +61,15 @@ def unshard_weights(model: Model) -> Iterator[None]:
 
 
 def compile_layers(model: Model, task: AnyTask) -> None:
-    """Compiles each layer by itself, for dynamic sizes: this takes seconds, a whole model a minute.
+    """Compiles each layer by itself: this takes seconds, a whole model a minute. Sizes are dynamic, unless all batches
+    of the task have the same.
 
     Compilation happens at the first passes, which should run within `distinguish_equal_sizes`.
     """
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
-                layer.compile(dynamic=True)
+                layer.compile(dynamic=not task.fixed_shapes)
     task.compile_loss()
 
 

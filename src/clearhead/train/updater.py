@@ -74,7 +74,8 @@ class Updater:
         The loss is divided by the predictions of the whole window over all processes, so that splitting a batch, or
         sharing it among processes, changes nothing but the order of additions.
         """
-        total = sum(int(self.examples.counts[batch.examples].sum()) for batch in window)
+        # At least 1: a batch of packed rows may have nothing to predict.
+        total = max(1, sum(int(self.examples.counts[batch.examples].sum()) for batch in window))
         self._seed_random(step)
         self.model.train()
         losses, shares = [], self.share_window(window)

@@ -12,6 +12,7 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.base import Evaluation, Examples, Scores
 from clearhead.tasks.pretraining.denoising_examples import DenoisingExamples
+from clearhead.tasks.pretraining.document_reading import DocumentReading
 from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import encode_masked
 from clearhead.tasks.pretraining.masked_task import SAMPLES, read_saved
@@ -21,39 +22,46 @@ from clearhead.tasks.sequence_to_sequence import GeneratedText, Pairs, Search, S
 from clearhead.tasks.sequence_to_sequence.text_to_text import PartDecode
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
+from clearhead.text.report import Report
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
+    from clearhead.text import Row, Tokenizer
 
 
-class DenoisingPretraining(TextToText):
+class SampleOptions(SearchOptions):
+    """Options of the evaluations during training: a few texts are restored; the trainer computes the loss itself."""
+
+
+class DenoisingPretraining(DocumentReading, TextToText):
     """`objective = "denoise"`: noise of BART (Lewis et al. 2020), with spans of whole words."""
 
     name = "pretraining"
     objective: ClassVar[str] = "denoise"
     output_name = "restored text"
     recipe = PretrainingRecipe
-    columns: tuple[str, ...] = ("text",)
+    columns: tuple[str, ...] = ("text",)  # type: ignore[assignment]
     metrics = ()
     metric = "loss"
     default_shape = "tiny"
 
     def __init__(
-        self, tokenizer: Tokenizer, config: ModelConfig, decode: PartDecode, longest: int, masking: Masking
+        self,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        longest: int,
+        masking: Masking,
+        documents: str = "file",
+        decode: PartDecode | None = None,
     ) -> None:
-        super().__init__(tokenizer, tokenizer, config, decode)
-        self.longest, self.masking = longest, masking
+        super().__init__(tokenizer, tokenizer, config, decode or PartDecode())
+        self.longest, self.masking, self.documents = longest, masking, documents
 
     @property
     def settings(self) -> dict[str, Any]:
+        own = {"longest": self.longest, "documents": self.documents, "masking": self.masking.model_dump()}
         decode = {"beam": self.decode.beam, "length_penalty": self.decode.length_penalty}
-        return {
-            "objective": self.objective,
-            "longest": self.longest,
-            "masking": self.masking.model_dump(),
-            "decode": decode,
-        }
+        return {"objective": self.objective, **own, "decode": decode}
 
     @property
     def mask(self) -> int:
@@ -63,19 +71,16 @@ class DenoisingPretraining(TextToText):
     # Data
 
     @classmethod
-    def prepare(
-        cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None
-    ) -> DenoisingPretraining:
+    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> DenoisingPretraining:
         assert isinstance(recipe, PretrainingRecipe)
         texts = (row.values[0] for row in rows)
         tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        decode = PartDecode(**recipe.decode.model_dump())
-        return cls(tokenizer, config, decode, recipe.data.longest, recipe.masking)
+        return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, PretrainingRecipe)
-        self.decode = PartDecode(**recipe.decode.model_dump())
+        self.decode = PartDecode(beam=recipe.decode.beam, length_penalty=recipe.decode.length_penalty)
 
     def examples(  # type: ignore[override]  # a batch is the same: Pairs
         self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None
@@ -106,16 +111,23 @@ class DenoisingPretraining(TextToText):
     @torch.no_grad()
     def evaluate(self, model: EncoderDecoder, rows: Sequence[Row], options: SearchOptions) -> Evaluation:
         """Loss and perplexity of the original texts, given the same noise at every call; the first texts restored."""
-        examples, scores = measure_loss(self, model, rows)
+        if isinstance(options, SampleOptions):
+            examples: Examples[Pairs] = self.examples(rows[:SAMPLES], Report())
+            scores: Scores = {}
+        else:
+            examples, scores = measure_loss(self, model, rows)
         assert isinstance(examples, DenoisingExamples)
         firsts = [examples.origins.index(row) for row in range(min(SAMPLES, len(examples.rows)))]
         noisy = [self._source_tokens(examples, place) for place in firsts]
         training = model.training
         model.eval()
-        found = self.write(model, noisy, Search.of(self.quick_options(), self.decode))
+        found = self.write(model, noisy, Search.of(SampleOptions(beams=1), self.decode))
         model.train(training)
         restored = [GeneratedText(self.decode_text(one.hypotheses[0])) for one in found]
         return Evaluation(scores, examples.rows, restored)
+
+    def quick_options(self) -> SearchOptions:
+        return SampleOptions(beams=1)
 
     def _source_tokens(self, examples: DenoisingExamples, place: int) -> list[int]:
         """The noisy source of an example, without its end."""
@@ -141,4 +153,4 @@ class DenoisingPretraining(TextToText):
             decode = validate(PartDecode, settings.get("decode", {}))
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
-        return cls(tokenizer, config, decode, settings["longest"], masking)
+        return cls(tokenizer, config, settings["longest"], masking, settings["documents"], decode)

@@ -105,9 +105,7 @@ def _rank_tokens(
     return found
 
 
-def _describe(
-    tokenizer: Tokenizer, text: str, masks: Sequence[Sequence[tuple[int, float]]], best: int
-) -> FilledText:
+def _describe(tokenizer: Tokenizer, text: str, masks: Sequence[Sequence[tuple[int, float]]], best: int) -> FilledText:
     if not masks:
         return FilledText(text, [f"the text has no {MASK} to fill"])
     candidates = [[Candidate(piece_text(tokenizer, token), chance) for token, chance in one] for one in masks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.base import Evaluation, Examples, Scores, Task
 from clearhead.tasks.losses import token_loss
+from clearhead.tasks.pretraining.document_reading import DocumentReading
 from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
@@ -24,15 +25,20 @@ from clearhead.tasks.pretraining.text_windows import EMPTY, make_text_windows
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Batch
+from clearhead.text.report import Report
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
+    from clearhead.text import Row, Tokenizer
 
 SAMPLES = 3  # texts that are filled at each evaluation, to be shown
 
 
-class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
+class SampleOptions(FillOptions):
+    """Options of the evaluations during training: a few texts are filled; the trainer computes the loss itself."""
+
+
+class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOptions]):
     """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
 
     name = "pretraining"
@@ -46,12 +52,16 @@ class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
     default_shape = "tiny"
     predicts_tokens = True
 
-    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking, documents: str = "file"
+    ) -> None:
         self.tokenizer, self.config, self.longest, self.masking = tokenizer, config, longest, masking
+        self.documents = documents
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"objective": self.objective, "longest": self.longest, "masking": self.masking.model_dump()}
+        own = {"longest": self.longest, "documents": self.documents}
+        return {"objective": self.objective, **own, "masking": self.masking.model_dump()}
 
     @property
     def mask(self) -> int:
@@ -66,7 +76,7 @@ class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
         texts = (row.values[0] for row in rows)
         tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        return cls(tokenizer, config, recipe.data.longest, recipe.masking)
+        return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
     @classmethod
     def make_config(cls, recipe: TaskRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
@@ -115,12 +125,19 @@ class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
     @torch.no_grad()
     def evaluate(self, model: Encoder, rows: Sequence[Row], options: FillOptions) -> Evaluation:
         """Loss and perplexity of masked words, the same ones at every call; and the first texts as they are restored."""
-        examples, scores = measure_loss(self, model, rows)
-        assert isinstance(examples, MaskedExamples)
+        if isinstance(options, SampleOptions):
+            examples: Examples[MaskedTexts] = self.examples(rows[:SAMPLES], Report())
+            examples, scores = examples.to(model.vocabulary.words.weight.device), Scores()
+        else:
+            examples, scores = measure_loss(self, model, rows)
         return Evaluation(scores, examples.rows, self._restore_texts(model, examples))
 
-    def _restore_texts(self, model: Encoder, examples: MaskedExamples) -> list[FilledText]:
+    def quick_options(self) -> FillOptions:
+        return SampleOptions()
+
+    def _restore_texts(self, model: Encoder, examples: Examples[MaskedTexts]) -> list[FilledText]:
         """The first texts, each with the likeliest token at every place that was to be predicted."""
+        assert isinstance(examples, MaskedExamples)
         count = min(SAMPLES, len(examples.rows))
         firsts = np.array([examples.origins.index(row) for row in range(count)], dtype=np.int64)
         batch = examples.collate(Batch(firsts, (int(examples.lengths[firsts].max()),)))
@@ -129,7 +146,8 @@ class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
         tokens, best = batch.tokens.clone(), model.logits(masked).argmax(-1)
         counted = batch.labels >= 0
         tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
-        return [FilledText(self.tokenizer.decode(row[:length])) for row, length in zip(tokens.tolist(), batch.lengths.tolist(), strict=True)]
+        rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
+        return [FilledText(self.tokenizer.decode(row[:length])) for row, length in rows]
 
     # Attention
 
@@ -157,7 +175,7 @@ class MaskedPretraining(Task[Encoder, str, MaskedTexts, FillOptions]):
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> MaskedPretraining:
         tokenizer, masking = read_saved(folder, config, settings)
-        return cls(tokenizer, config, settings["longest"], masking)
+        return cls(tokenizer, config, settings["longest"], masking, settings["documents"])
 
 
 def read_saved(folder: Path, config: ModelConfig, settings: Mapping[str, Any]) -> tuple[Tokenizer, Masking]:
@@ -168,8 +186,9 @@ def read_saved(folder: Path, config: ModelConfig, settings: Mapping[str, Any]) -
         masking = validate(Masking, settings.get("masking", {}))
     except ConfigError as error:
         raise CheckpointError(f"the settings of {folder} are invalid: masking.{error}") from None
-    if not isinstance(settings.get("longest"), int):
-        raise CheckpointError(f"the settings of {folder} are damaged: longest is {settings.get('longest')!r:.60}")
+    for key, kind in (("longest", int), ("documents", str)):
+        if not isinstance(settings.get(key), kind):
+            raise CheckpointError(f"the settings of {folder} are damaged: {key} is {settings.get(key)!r:.60}")
     tokenizer = Tokenizer.load(folder)
     if tokenizer.size != config.vocabulary:
         raise CheckpointError(

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clearhead.tasks.sequence_to_sequence import Decode
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
+from clearhead.tasks.language_model.language_settings import DocumentText, LanguageDecode, LanguageModelRecipe
+from clearhead.tasks.settings import Options, Section, option
 
 Objective = Literal["masked", "denoise", "next"]
 
@@ -31,12 +31,24 @@ class Masking(Section):
         return values
 
 
-class PretrainingRecipe(TaskRecipe):
+class PretrainingText(DocumentText):
+    """`[text]`: as of a language model, but normalised as other tasks expect it that start from the weights."""
+
+    exact: bool = False
+
+
+class PretrainingDecode(LanguageDecode):
+    """`[decode]`: that of a language model for "next"; beam search for "denoise"."""
+
+    beam: int = Field(5, ge=1)
+    length_penalty: float = 1.0
+
+
+class PretrainingRecipe(LanguageModelRecipe):
     objective: Objective = "masked"
-    data: Data
-    text: Text = Text()
+    text: PretrainingText = PretrainingText()
     masking: Masking = Masking()
-    decode: Decode = Decode()
+    decode: PretrainingDecode = PretrainingDecode()
 
 
 class FillOptions(Options):

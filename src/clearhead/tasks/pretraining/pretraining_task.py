@@ -12,6 +12,7 @@ from clearhead.model import ModelConfig
 from clearhead.tasks.base import AnyTask
 from clearhead.tasks.pretraining.denoising_task import DenoisingPretraining
 from clearhead.tasks.pretraining.masked_task import MaskedPretraining
+from clearhead.tasks.pretraining.next_token_task import NextTokenPretraining
 from clearhead.tasks.pretraining.pretraining_settings import PretrainingRecipe
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from clearhead.tasks.settings import TaskRecipe
     from clearhead.text import Row
 
-OBJECTIVES: dict[str, type[AnyTask]] = {kind.objective: kind for kind in (MaskedPretraining, DenoisingPretraining)}
+OBJECTIVES: dict[str, type[AnyTask]] = {
+    "masked": MaskedPretraining,
+    "denoise": DenoisingPretraining,
+    "next": NextTokenPretraining,
+}
 
 
 class Pretraining(MaskedPretraining):

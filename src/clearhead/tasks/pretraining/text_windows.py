@@ -82,5 +82,7 @@ def find_sentences(windows: Sequence[TextWindow], tokenizer: Tokenizer) -> list[
     found = []
     for tokens, roles, _ in windows:
         follows = zip(tokens, tokens[1:], roles[1:], strict=False)
-        found.append([1, *(int(one in ends and other not in digits and role == BEGINS) for one, other, role in follows)])
+        found.append(
+            [1, *(int(one in ends and other not in digits and role == BEGINS) for one, other, role in follows)]
+        )
     return found

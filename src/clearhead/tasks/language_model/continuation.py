@@ -1,0 +1,192 @@
+"""Continuation: prompts are continued token by token, beyond the model's context, until an end, a stop or a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.decode import Writer, distribution
+from clearhead.errors import DecodeError
+from clearhead.model import Decoder
+from clearhead.tasks.base import Prediction
+from clearhead.tasks.language_model.language_settings import LanguageDecode
+
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
+TAIL = 8  # tokens of the prompt that are decoded together with the first that are written: spaces depend on them
+BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet a whole one
+
+
+@dataclass(frozen=True)
+class Continuation(Prediction):
+    """The text that continues a prompt; `finish` says why it ends: "end", "stop" (a stop text) or "length"."""
+
+    finish: str = "length"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"output": self.text, "finish": self.finish, "notes": list(self.notes)}
+
+
+class Writing(NamedTuple):
+    """What all texts of one request have in common."""
+
+    tokenizer: Tokenizer
+    context: int  # tokens that the model reads at once
+    decode: LanguageDecode
+    seed: int = 0
+    stops: Sequence[str] = ()
+
+
+class WrittenText:
+    """One prompt and what has been written after it so far.
+
+    `number` is its place among the inputs: with the seed it decides the random numbers, so that a text comes out the
+    same whatever else is in its batch.
+    """
+
+    def __init__(self, prompt: Sequence[int], writing: Writing, number: int) -> None:
+        self.writing, self.tokens, self.prompt = writing, list(prompt), len(prompt)
+        self.finish: str | None = None
+        self.text = self.stable = ""  # all of the continuation, and the part that further tokens cannot change
+        self._before = writing.tokenizer.decode(self.tokens[-TAIL:])
+        seed = np.random.SeedSequence([writing.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
+        generator = torch.Generator().manual_seed(int(seed))
+        self.chances = torch.rand(writing.decode.longest, generator=generator, dtype=torch.float64)
+        self._followers: dict[tuple[int, ...], set[int]] = {}  # of each run of no_repeat_ngram − 1 tokens
+        for end in range(1, len(self.tokens) + 1):
+            self._remember(end)
+
+    @property
+    def written(self) -> int:
+        """How many tokens have been written."""
+        return len(self.tokens) - self.prompt
+
+    @property
+    def window(self) -> int:
+        """The first token that the model reads for the next one."""
+        return window_begin(len(self.tokens), self.writing.context)
+
+    def append(self, token: int) -> None:
+        """Adds a token; sets `finish` if the text ends with it."""
+        if token == self.writing.tokenizer.end:
+            self.finish = "end"
+        else:
+            self.tokens.append(token)
+            self._remember(len(self.tokens))
+            if self.written >= self.writing.decode.longest:
+                self.finish = "length"
+
+    def update_text(self) -> None:
+        """Decodes what has been written; a stop text in it ends the text before it."""
+        tail = self.tokens[max(0, self.prompt - TAIL) :]
+        self.text = self.writing.tokenizer.decode(tail)[len(self._before) :]
+        found = [place for stop in self.writing.stops if (place := self.text.find(stop)) >= 0]
+        if found:
+            self.text, self.finish = self.text[: min(found)], "stop"
+        self.stable = self.text
+        if self.finish is None:
+            self.stable = hold_back(self.text.rstrip(BROKEN), self.writing.stops)
+
+    def forbidden(self) -> list[int]:
+        """Tokens that would repeat a run of `no_repeat_ngram` tokens."""
+        size = self.writing.decode.no_repeat_ngram
+        if not 0 < size <= len(self.tokens) + 1:
+            return []
+        return list(self._followers.get(tuple(self.tokens[len(self.tokens) - size + 1 :]), ()))
+
+    def _remember(self, end: int) -> None:
+        size = self.writing.decode.no_repeat_ngram
+        if 0 < size <= end:
+            *before, last = self.tokens[end - size : end]
+            self._followers.setdefault(tuple(before), set()).add(last)
+
+
+def window_begin(tokens: int, context: int) -> int:
+    """Where the model begins to read a text of so many tokens: it moves on by half a context at a time.
+
+    >>> [window_begin(tokens, context=8) for tokens in (8, 9, 12, 13)]
+    [0, 4, 4, 8]
+    """
+    half = max(1, context // 2)
+    return max(0, -(-(tokens - context) // half) * half)
+
+
+def hold_back(text: str, stops: Sequence[str]) -> str:
+    """The text without an end that may become one of the stop texts.
+
+    >>> hold_back("To be\\n", ["\\n\\n"])
+    'To be'
+    """
+    longest = max((len(stop) for stop in stops), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-size:]) for stop in stops if len(stop) > size):
+            return text[:-size]
+    return text
+
+
+def write_texts(model: Decoder, texts: Sequence[WrittenText], *, stream: bool = False) -> Iterator[None]:
+    """Writes all texts to their ends, one token at each step; `stream` keeps their `text` up to date.
+
+    The model reads at most a context. A longer text is read from a later token on, as the rows of long documents were
+    in training, and the keys and values are computed anew from there.
+    """
+    active = list(texts)
+    while active:
+        windows = [one.window for one in active]
+        writer = Writer.continuing(model, [one.tokens[one.window :] for one in active])
+        logits = writer.begin(None)
+        while True:
+            tokens = _choose_tokens(logits, active)
+            for one, token in zip(active, tokens.tolist(), strict=True):
+                one.append(token)
+                if stream or one.writing.stops or one.finish:
+                    one.update_text()
+            yield
+            kept = [place for place, one in enumerate(active) if one.finish is None]
+            moved = any(active[place].window != windows[place] for place in kept)
+            if len(kept) < len(active):
+                active, windows = [active[place] for place in kept], [windows[place] for place in kept]
+            if not active or moved:
+                break
+            if len(kept) < len(tokens):
+                places = torch.tensor(kept, device=tokens.device)
+                writer.select_beams(places[:, None], places)
+                tokens = tokens[places]
+            logits = writer.advance(tokens)
+
+
+@torch.inference_mode()
+def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
+    """The next token of each text."""
+    writing = texts[0].writing
+    decode, tokenizer = writing.decode, writing.tokenizer
+    if not bool(torch.isfinite(logits).all()):
+        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
+    for row, one in zip(logits, texts, strict=True):
+        if decode.repetition_penalty != 1:
+            _penalise(row, one.tokens, decode.repetition_penalty)
+        if banned := one.forbidden():
+            row[banned] = -torch.inf
+    never = [token for token in (tokenizer.pad, tokenizer.start) if token != tokenizer.end]
+    logits[:, [*never, *range(tokenizer.size, logits.shape[1])]] = -torch.inf
+    if decode.temperature == 0:
+        return logits.argmax(-1)
+    cuts = {"top_k": decode.top_k, "top_p": decode.top_p, "min_p": decode.min_p}
+    sums = distribution(logits.double(), temperature=decode.temperature, **cuts).cumsum(-1)  # type: ignore[arg-type]
+    total = sums[:, -1:]
+    drawn = torch.stack([one.chances[one.written] for one in texts]).to(logits.device)[:, None] * total
+    below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
+    return torch.searchsorted(sums, torch.minimum(drawn, below), right=True)[:, 0]
+
+
+def _penalise(logits: Tensor, tokens: Sequence[int], penalty: float) -> None:
+    """Divides positive scores of tokens that came before by the penalty, and multiplies negative ones (Keskar 2019)."""
+    came = torch.tensor(sorted(set(tokens)), device=logits.device)
+    scores = logits[came]
+    logits[came] = torch.where(scores > 0, scores / penalty, scores * penalty)

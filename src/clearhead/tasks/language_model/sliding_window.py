@@ -1,0 +1,103 @@
+"""Losses of documents of any length: a window slides over each, and every token is predicted once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from clearhead.model import Decoder
+from clearhead.tasks.base import Prediction, Scores
+from clearhead.tasks.losses import UNCOUNTED
+from clearhead.text.batches import Ragged, token_batches
+
+TOKENS, GPU_TOKENS = 4096, 65_536  # of a batch, pads included
+
+
+@dataclass(frozen=True)
+class DocumentLoss(Prediction):
+    """How well a document was predicted: the sum of the losses of its tokens, in nats, and how many they are."""
+
+    nats: float = 0.0
+    tokens: int = 0  # predicted: all of the text, and its end
+
+
+class Window(NamedTuple):
+    """A span of a document's tokens that the model reads at once; the first ones only as context."""
+
+    document: int
+    begin: int
+    end: int  # of the tokens that are read; each predicts the next one
+    counted: int  # the first of them whose prediction counts
+
+
+def slide_windows(predictions: Sequence[int], context: int, stride: int) -> list[Window]:
+    """Windows of at most `context` tokens over documents with so many predictions, each of which counts once.
+
+    The window moves on by `stride`: after the first one, a token is predicted from context − stride tokens at least.
+
+    >>> slide_windows([7], context=4, stride=2)
+    [Window(document=0, begin=0, end=4, counted=0), Window(document=0, begin=2, end=6, counted=4), \
+Window(document=0, begin=4, end=7, counted=6)]
+    """
+    windows = []
+    for document, total in enumerate(predictions):
+        begin = done = 0
+        while done < total:
+            end = min(begin + context, total)
+            windows.append(Window(document, begin, end, done))
+            begin, done = begin + stride, end
+    return windows
+
+
+@torch.no_grad()
+def score_documents(
+    model: Decoder, documents: Sequence[Sequence[int]], *, context: int, stride: int, pad: int = 0
+) -> list[DocumentLoss]:
+    """The loss of each document, given with its start and end token; `slide_windows` says what each token sees."""
+    windows = slide_windows([len(document) - 1 for document in documents], context, stride)
+    device = model.vocabulary.words.weight.device
+    sums = torch.zeros(len(documents), dtype=torch.float64, device=device)
+    budget = TOKENS if device.type == "cpu" else GPU_TOKENS
+    for places in token_batches([one.end - one.begin for one in windows], budget):
+        some = [windows[place] for place in places]
+        reads = Ragged([documents[one.document][one.begin : one.end] for one in some])
+        wanted = Ragged(
+            [
+                [UNCOUNTED] * (one.counted - one.begin) + list(documents[one.document][one.counted + 1 : one.end + 1])
+                for one in some
+            ]
+        )
+        rows, size = torch.arange(len(some)), int(reads.lengths.max())
+        tokens, labels = reads.pad(rows, size, pad)[0], wanted.pad(rows, size, UNCOUNTED)[0]
+        # Pads come last, so causality hides them from every token.
+        logits = model.logits(model(tokens.to(device)))
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), labels.to(device).flatten(), ignore_index=UNCOUNTED, reduction="none"
+        )
+        numbers = torch.tensor([one.document for one in some], device=device)
+        sums.index_add_(0, numbers, losses.double().view(len(some), size).sum(1))
+    return [
+        DocumentLoss("", nats=nats, tokens=len(document) - 1)
+        for nats, document in zip(sums.tolist(), documents, strict=True)
+    ]
+
+
+def score_losses(losses: Sequence[DocumentLoss], size: int) -> Scores:
+    """Loss in nats a token, perplexity, and bits for each of the `size` bytes of all documents in UTF-8.
+
+    >>> score_losses([DocumentLoss("", nats=8 * math.log(2), tokens=4)], 16)
+    {'loss': 1.3863, 'perplexity': 4.0, 'bits_per_byte': 0.5}
+    """
+    nats, tokens = sum(one.nats for one in losses), sum(one.tokens for one in losses)
+    loss = nats / tokens
+    return {
+        "loss": round(loss, 4),
+        "perplexity": round(math.exp(min(loss, 700.0)), 4),
+        "bits_per_byte": round(nats / math.log(2) / size, 4),
+    }

@@ -1,0 +1,89 @@
+"""Documents: whole texts to learn a language from, read from text files or from the column of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import suggest_name
+from clearhead.text.corpora import Row, check_file, read, read_lines
+
+COLUMN = "text"
+Documents = Literal["file", "lines", "paragraphs"]
+KINDS = ("file", "lines", "paragraphs")
+
+
+def read_documents(
+    source: str | Path | Mapping[str, str | Path],
+    documents: str = "file",
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """The documents of a file, each a row with one value, its text.
+
+    A `.txt` file (also gzipped) is one document (`"file"`), or each of its lines is one (`"lines"`), or each paragraph
+    (`"paragraphs"`: blank lines separate them). Blank lines are no documents of their own. A TSV, CSV or JSONL has a
+    document in each row, in its column `text`; `clearhead.text.read` explains `columns`. Line breaks are line feeds in
+    every document, whatever the file has; the one at the end of the file is kept.
+
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp()) / "poems.txt"
+    >>> _ = file.write_text("Moon\\nbright\\n\\n\\nRiver\\n", encoding="utf-8")
+    >>> [row.values[0] for row in read_documents(file, "paragraphs")]
+    ['Moon\\nbright', 'River']
+    """
+    if documents not in KINDS:
+        raise ConfigError(f"documents: {documents!r} is not known; {suggest_name(documents, KINDS)}")
+    if isinstance(source, Mapping) or columns is not None or not _is_plain(Path(source)):
+        return read(source, [COLUMN], columns)
+    path = check_file(Path(source))
+    if documents == "file":
+        return _read_whole(path)
+    return _read_lines(path) if documents == "lines" else _read_paragraphs(path)
+
+
+def split_document(row: Row, share: float) -> tuple[Row, Row]:
+    """The first part of a document, and its last `share` by characters.
+
+    >>> split_document(Row(("abcdefghij",), "a.txt", 1), 0.2)
+    (Row(values=('abcdefgh',), file='a.txt', line=1), Row(values=('ij',), file='a.txt', line=1))
+    """
+    text: str = row.values[0]
+    first = int(len(text) * (1 - share))
+    if not 0 < first < len(text):
+        raise DataError(
+            f"{row.where}: a document of {len(text)} characters cannot be split into {1 - share:g} and {share:g}; "
+            "give more text, or a dev file of its own"
+        )
+    line = row.line + text.count("\n", 0, first)
+    return row._replace(values=(text[:first],)), Row((text[first:],), row.file, line)
+
+
+def _is_plain(path: Path) -> bool:
+    return path.name.lower().removesuffix(".gz").endswith(".txt")
+
+
+def _plain_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, which end in a line feed, not in a carriage return before it."""
+    for line, text in read_lines(path):
+        yield line, f"{text[:-2]}\n" if text.endswith("\r\n") else text
+
+
+def _read_whole(path: Path) -> Iterator[Row]:
+    yield Row(("".join(text for _, text in _plain_lines(path)),), str(path), 1)
+
+
+def _read_lines(path: Path) -> Iterator[Row]:
+    for line, text in _plain_lines(path):
+        if text.strip():
+            yield Row((text.removesuffix("\n"),), str(path), line)
+
+
+def _read_paragraphs(path: Path) -> Iterator[Row]:
+    for blank, lines in groupby(_plain_lines(path), key=lambda pair: not pair[1].strip()):
+        if not blank:
+            first, *rest = lines
+            text = first[1] + "".join(text for _, text in rest)
+            yield Row((text.removesuffix("\n"),), str(path), first[0])
