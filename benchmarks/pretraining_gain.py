@@ -5,15 +5,16 @@
     python benchmarks/pretraining_gain.py tiny --out gain-tiny --smoke        # shipped data, a minute on a CPU
 
 In this order: writes the texts to pre-train on (none of the task's dev set), pre-trains once, fine-tunes the recipe of
-the task from scratch with every seed, and then from the pre-trained weights, for as many minutes as the slowest run from
-scratch took (or both for --minutes). With --same-model the pre-trained model's sizes are also trained from scratch.
-Finished runs in --out are not repeated. DATA is a folder with the corpora that `TEXTS` names.
+the task from scratch with every seed, and then from the pre-trained weights, for as many minutes as the slowest run
+from scratch took (or both for --minutes). With --same-model the pre-trained model's sizes are also trained from
+scratch. Finished runs in --out are not repeated. DATA is a folder with the corpora that the functions *_texts name.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import datetime
 import json
 import math
 import os
@@ -28,7 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from measuring import Report
+import torch
+
+from measuring import RESULTS, hardware
 
 # The 97.5 % quantile of Student's t, by degrees of freedom from 1.
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -202,31 +205,28 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    given = read_arguments()
-    case = CASES[given.case]
-    threads = max(1, (os.cpu_count() or 1) // given.jobs)
-    seeds = range(1, (2 if given.smoke else given.seeds) + 1)
-    few = ["train.steps=20", "train.evaluate_every=10", "train.warmup=5", "train.compile=false"] if given.smoke else []
-    report = Report("pretraining_gain", f"{case.fine_tune} with and without {case.pretrain}")
-    pretrained = given.pretrained
-    if pretrained is None:
-        settings = [*few, *given.pretrain_set]
-        if case.texts is not None:
-            file = given.out / "texts.txt"
-            count = write_texts(given.case, given.data, file)
-            print(f"{count:,} texts, {file.stat().st_size / 1e6:.1f} MB", flush=True)
-            settings.insert(0, f"data.train={file.resolve()}")
-        begin = time.monotonic()
-        pretrained = train(case.pretrain, given.out / "pretrain", settings, 1, given.device, os.cpu_count() or 1)
-        print(f"pre-trained in {(time.monotonic() - begin) / 60:.1f} min", flush=True)
+def pretrain(given: argparse.Namespace, few: Sequence[str]) -> Path:
+    """Pre-trains once, on the texts of the case; the run folder."""
+    case, settings = CASES[given.case], [*few, *given.pretrain_set]
+    if case.texts is not None:
+        file = given.out / "texts.txt"
+        count = write_texts(given.case, given.data, file)
+        print(f"{count:,} texts, {file.stat().st_size / 1e6:.1f} MB", flush=True)
+        settings.insert(0, f"data.train={file.resolve()}")
+    begin = time.monotonic()
+    out = train(case.pretrain, given.out / "pretrain", settings, 1, given.device, os.cpu_count() or 1)
+    print(f"pre-trained in {(time.monotonic() - begin) / 60:.1f} min", flush=True)
+    return out
+
+
+def fine_tune(given: argparse.Namespace, pretrained: Path, few: Sequence[str]) -> dict[str, list[Run]]:
+    """Fine-tunes with every seed, from scratch first: that says how many minutes the others have."""
+    case, threads = CASES[given.case], max(1, (os.cpu_count() or 1) // given.jobs)
     data = [f"data.{key}={(given.data / path).resolve()}" for key, path in case.files.items()]
-    data += ["data.lines=300"] if given.smoke else []
-    folder = Path(pretrained).resolve()
     arms = {"scratch": given.scratch_set}
     if given.same_model:
-        arms["same model"] = [*size_settings(folder), *given.scratch_set]
-    arms["pre-trained"] = [f"train.init_from={folder}", *case.changes, *given.init_set]
+        arms["same model"] = [*size_settings(pretrained), *given.scratch_set]
+    arms["pre-trained"] = [f"train.init_from={pretrained}", *case.changes, *given.init_set]
     results: dict[str, list[Run]] = {}
     minutes = given.minutes
     with ThreadPoolExecutor(given.jobs) as pool:
@@ -238,14 +238,31 @@ def main() -> None:
                 out = given.out / f"{arm.replace(' ', '-')}-{seed}"
                 return read_run(train(case.fine_tune, out, settings, seed, given.device, threads), case.metric)
 
-            results[arm] = list(pool.map(run, seeds))
-            scores = ", ".join(f"{one.score:.2f}" for one in results[arm])
-            print(f"{arm}: {case.metric} {scores}", flush=True)
+            results[arm] = list(pool.map(run, range(1, given.seeds + 1)))
+            print(f"{arm}: {case.metric} {', '.join(f'{one.score:.2f}' for one in results[arm])}", flush=True)
             minutes = minutes or max(one.minutes for one in results["scratch"])
-    write_report(report, case.metric, results)
+    return results
 
 
-def write_report(report: Report, metric: str, results: dict[str, list[Run]]) -> None:
+def main() -> None:
+    given = read_arguments()
+    case, few = CASES[given.case], list[str]()
+    if given.smoke:
+        few = ["data.lines=300", "train.steps=20", "train.evaluate_every=10", "train.warmup=5", "train.compile=false"]
+        given.seeds = 2
+    pretrained = pretrain(given, few) if given.pretrained is None else given.pretrained
+    results = fine_tune(given, pretrained.resolve(), few)
+    lines = [f"# {case.fine_tune} with and without {case.pretrain}", "", f"- hardware: {hardware()}"]
+    lines += [f"- command: `python {' '.join(sys.argv)}`", "", *make_table(case.metric, results)]
+    print("\n".join(lines))
+    if not given.smoke:
+        kind = "h200" if "H200" in hardware() else "gpu" if torch.cuda.is_available() else "cpu"
+        file = RESULTS / f"pretraining_gain_{given.case}_{kind}_{datetime.date.today()}.md"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def make_table(metric: str, results: dict[str, list[Run]]) -> list[str]:
+    """A Markdown table: a row for each arm, with its gain over training from scratch."""
     header = ["arm", f"{metric}, mean of {len(results['scratch'])} seeds", "deviation", "minutes", "steps", "gain", "±"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for arm, runs in results.items():
@@ -261,7 +278,7 @@ def write_report(report: Report, metric: str, results: dict[str, list[Run]]) -> 
             gain, half = gain_interval([one.score for one in results["scratch"]], scores)
             cells += [f"{gain:+.2f}", f"{half:.2f} (95 %: {gain - half:+.2f} to {gain + half:+.2f})"]
         lines.append("| " + " | ".join(cells) + " |")
-    print("\n".join(lines))
+    return lines
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def test_whole_words_are_chosen_by_hand():
     for seed in range(40):
         chosen = choose_words(roles, row, torch.tensor([2, 2]), make_generator(torch.device("cpu"), seed))
         seen.add(tuple(chosen.nonzero()[:, 0].tolist()))
-    # A a is two tokens, B is one (with A a there would be three); C is one; D d d alone is more than two but comes first.
+    # A a is two tokens; B is one, and with A a there would be three. D d d is too long, but may come first.
     assert seen == {(1, 2, 6), (1, 2, 7, 8, 9), (3, 6), (3, 7, 8, 9)}
 
 

@@ -49,7 +49,7 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[str]) -> list[EncodedWord
 
 @lru_cache(maxsize=8)
 def _pieces_alone(tokenizer: Tokenizer) -> tuple[NDArray[np.bool_], int]:
-    """Which numbers of the vocabulary begin a word wherever they are, and the number of the space (−1: there is none)."""
+    """Which numbers of the vocabulary begin a word wherever they are, and the number of the space (−1: none)."""
     pieces = [tokenizer.engine.id_to_token(number) or "" for number in range(tokenizer.size)]
     alone = np.array([UNSPACED.match(piece.removeprefix("▁")) is not None for piece in pieces], dtype=np.bool_)
     if tokenizer.settings["kind"] != HUGGINGFACE:

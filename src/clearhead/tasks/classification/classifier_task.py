@@ -246,7 +246,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
         if model.training and self.token_dropout:
             kept = (self.tokenizer.start, self.tokenizer.end)
-            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
+            hidden_token = self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+            tokens = hide_tokens(tokens, self.token_dropout, hidden_token, kept)
         hidden = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
         return model.label_scores(hidden, lengths, tokens)
 

@@ -1,4 +1,4 @@
-"""Pre-training of an encoder-decoder: it reads texts with masked spans and shuffled sentences and writes the original."""
+"""Pre-training of an encoder-decoder: it restores texts with masked spans and shuffled sentences."""
 
 from __future__ import annotations
 

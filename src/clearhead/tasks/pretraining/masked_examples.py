@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.tasks.base import Examples
@@ -112,6 +112,12 @@ class MaskedExamples(Examples[MaskedTexts]):
         masked = torch.zeros_like(lengths).index_add_(0, row, chosen.long())
         self.masked, self.epoch = masked.minimum(limits), epoch
         self.counts = self.masked.cpu().numpy()
+
+    def log_frequencies(self, vocabulary: int) -> Float[Tensor, " vocabulary"]:
+        """The logarithm of how often each token comes in the texts, less its mean; one that never comes counts ½."""
+        counts = torch.bincount(self.texts.flat[:-1].long(), minlength=vocabulary).double().clamp(min=0.5)
+        logs = counts.log()
+        return (logs - logs.mean()).float()
 
     def to(self, device: torch.device) -> MaskedExamples:
         for part in (self.texts, self.roles, self.inputs, self.chosen):

@@ -90,8 +90,16 @@ class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOpt
         return MaskedExamples(windows, used, self.tokenizer, self.masking, 0 if recipe is None else recipe.seed)
 
     def refresh(self, model: Encoder, examples: Examples[MaskedTexts], epoch: int) -> None:
+        """Masks other words for every epoch; before the first, sets the output bias to how frequent tokens are.
+
+        Without that the first hundreds of steps learn nothing but frequencies. A bias that was trained stays.
+        """
         assert isinstance(examples, MaskedExamples)
         examples.draw(epoch)
+        bias = model.vocabulary.bias
+        if epoch == 0 and bias is not None and not bool(bias.any()):
+            with torch.no_grad():
+                bias.copy_(examples.log_frequencies(len(bias)))
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(row.values[0]).strip() else EMPTY
@@ -124,7 +132,7 @@ class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOpt
 
     @torch.no_grad()
     def evaluate(self, model: Encoder, rows: Sequence[Row], options: FillOptions) -> Evaluation:
-        """Loss and perplexity of masked words, the same ones at every call; and the first texts as they are restored."""
+        """Loss and perplexity of masked words, the same ones at every call; and the first texts, restored."""
         if isinstance(options, SampleOptions):
             examples: Examples[MaskedTexts] = self.examples(rows[:SAMPLES], Report())
             examples, scores = examples.to(model.vocabulary.words.weight.device), Scores()

@@ -49,7 +49,6 @@ class Pretraining(MaskedPretraining):
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> AnyTask:  # type: ignore[override]
         name = settings.get("objective")
         if name not in OBJECTIVES:
-            raise CheckpointError(
-                f"the settings of {folder}: objective {name!r} is not known; {suggest_name(str(name), list(OBJECTIVES))}"
-            )
+            hint = suggest_name(str(name), list(OBJECTIVES))
+            raise CheckpointError(f"the settings of {folder}: objective {name!r} is not known; {hint}")
         return OBJECTIVES[name].load(folder, config, settings)
