@@ -231,9 +231,11 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            config = start.adapt_config(cls.stacks(recipe), predicts_tokens=cls.predicts_tokens)
-            # Some checkpoints have more rows than their tokenizer has tokens: the rest stays, unused.
-            sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
+            stacks = cls.stacks(recipe)
+            config = start.adapt_config(stacks, predicts_tokens=cls.predicts_tokens)
+            if stacks == ("decoder",) == start.stacks:
+                # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
+                sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
             return config.change(**{**sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STACKS = ("encoder", "decoder")
 TRUNK = (*STACKS, "vocabulary", "source_vocabulary", "pooler")  # the rest of a model depends on the labels
+ROWS = ("vocabulary.words.weight", "vocabulary.output.weight", "vocabulary.bias")  # a row for each token
 
 
 class Transfer(NamedTuple):
@@ -73,6 +74,8 @@ class Pretrained:
             if tensor is None or (not trunk and (not same or tensor.shape != parameter.shape)):
                 new[name] = parameter.numel()
                 continue
+            if name in ROWS and len(tensor) > len(parameter) == self.tokenizer.size:
+                tensor = tensor[: len(parameter)]  # the checkpoint has more rows than its tokenizer has tokens
             if tensor.shape != parameter.shape:
                 raise ConfigError(self._explain_shape(name, tensor, parameter))
             parameter.copy_(tensor)

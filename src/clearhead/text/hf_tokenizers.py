@@ -74,8 +74,10 @@ def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool, exact:
     return engine
 
 
-def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int]) -> processors.PostProcessor:
-    """A post-processor that puts a text between two special tokens, each given with its number."""
+def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int] | None) -> processors.PostProcessor:
+    """A post-processor that puts a text between two special tokens, or only after the first; with their numbers."""
+    if end is None:
+        return processors.TemplateProcessing(single=f"{start[0]} $A", special_tokens=[start])
     return processors.TemplateProcessing(single=f"{start[0]} $A {end[0]}", special_tokens=[start, end])
 
 

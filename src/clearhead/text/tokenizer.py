@@ -52,6 +52,10 @@ class Tokenizer:
             self.pad, self.start, self.end = (engine.token_to_id(special[role]) for role in ROLES)
         named = settings.get("mask") or settings.get("tokens", {}).get("mask_token")
         self.mask = None if named is None else engine.token_to_id(named)
+        self._adds_space = not settings.get("exact")  # before the first word of a text
+        if settings["kind"] == HUGGINGFACE:
+            probe: str = engine.decode(engine.encode("a", add_special_tokens=False).ids, skip_special_tokens=False)
+            self._adds_space = probe.startswith(" ")
         self.notes: list[str] = []  # differences from the time of training, such as another OpenCC version
         self._convert: Callable[[str], str] | None = None
         if settings["script"] is not None:
@@ -123,15 +127,19 @@ class Tokenizer:
             known = [token for token in named if engine.token_to_id(token) is not None]
             if known:
                 special[role] = known[0]
-        special.setdefault("pad", special.get("end", ""))
+        for role in ("pad", "start"):  # GPT-2 has no padding, Qwen2 no start: the end of a text takes their place
+            special.setdefault(role, special.get("end", ""))
         if missing := [role for role in ROLES if not special.get(role)]:
             raise CheckpointError(f"{folder}: no token for {', '.join(missing)} is named in tokenizer_config.json")
         settings = {"format": FORMAT, "kind": HUGGINGFACE, "script": None, "lowercase": False}
         settings |= {"size": engine.get_vocab_size(), "special": special, "tokens": config}
         return cls(_read_plainly(engine), settings)
 
-    def to_huggingface(self, folder: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
+    def to_huggingface(self, folder: str | Path, *, decoder: bool = False) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
+
+        For a `decoder`, a text gets a start but no end, and no token types, which GPT-2 would take for words.
+        """
         if self._convert is not None:
             raise ConfigError(
                 f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r}); "
@@ -143,8 +151,10 @@ class Tokenizer:
             pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
             tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
             tokens |= {} if self.mask is None else {"mask_token": engine.id_to_token(self.mask)}
-            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), (end, self.end))
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+            ends = None if decoder else (end, self.end)
+            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), ends)
+        typed = not decoder and "cls_token" in tokens
+        inputs = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +225,7 @@ class Tokenizer:
 
     def _without_first_space(self, text: str) -> str:
         """A text without the space that normalisation puts before its first word."""
-        return text if self.settings.get("exact") else text.removeprefix(" ")
+        return text.removeprefix(" ") if self._adds_space else text
 
     def _decode_bytes(self, numbers: Sequence[int]) -> str:
         """Decodes like the library, but an invalid byte replaces one character, not all that are written in bytes."""

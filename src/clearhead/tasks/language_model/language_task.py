@@ -162,6 +162,10 @@ class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
 
     # Model
 
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        return ("decoder",)
+
     def build(self) -> Decoder:
         return Decoder(self.config)
 
