@@ -95,7 +95,7 @@ CASES = {
         "classify-sst2-scratch",
         "accuracy",
         {"train": "classify/sst2/train.txt", "dev": "classify/sst2/dev.txt"},
-        ("model={ dropout = 0.3, ngrams = 3 }", "train.layer_decay=0.9"),
+        ("model={ dropout = 0.3, ngrams = 3 }", "train.layer_decay=0.75"),
         english_texts,
     ),
     "resume-zh": Case(

@@ -10,8 +10,9 @@ import torch
 
 import clearhead
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.model import Encoder, EncoderDecoder
+from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.predictor import Predictor
+from clearhead.tasks import LanguageModel
 from clearhead.text import Tokenizer
 from clearhead.train import run_training
 from clearhead.train.recipe import check_recipe, read_recipe
@@ -191,6 +192,20 @@ def test_a_denoiser_restores_a_text(denoiser):
     restored = denoiser.predict("we feed <mask> cat. Good <mask>!")
     assert re.fullmatch(r"we feed the (cat|dog|horse|fish)\. good (day|night)!", restored.text)
     assert set(denoiser.evaluate([("we feed the cat. Good day!",)])) == {"loss", "perplexity"}
+
+
+# the next token
+
+
+def test_the_next_token_is_learned_as_by_a_language_model(folder):
+    changes = ["objective=next", "train.steps=6", "train.batch_tokens=256", "decode.longest=5", "model.layers=1"]
+    out = run_training(str(folder / "toy.toml"), out=folder / "next", device="cpu", overrides=changes)
+    decoder = clearhead.load(out, device="cpu")
+    assert isinstance(decoder.model, Decoder)
+    assert isinstance(decoder.task, LanguageModel)
+    assert decoder.task.name == "pretraining"
+    assert decoder.predict("we feed") == decoder.predict("we feed")  # sampled with the same seed
+    assert {"loss", "perplexity"} <= set(decoder.evaluate(str(folder / "dev.tsv")))
 
 
 # what comes after

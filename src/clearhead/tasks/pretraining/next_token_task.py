@@ -32,9 +32,5 @@ class NextTokenPretraining(LanguageModel):
         self.decode = LanguageDecode(**own)
 
     @classmethod
-    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
-        return ("decoder",)
-
-    @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> LanguageModel:
         return super().load(folder, config, {key: value for key, value in settings.items() if key != "objective"})
