@@ -74,7 +74,7 @@ def english_texts(data: Path) -> Iterator[str]:
     yield from read_column(data / "zh-en/tatoeba.train.tsv", 1)
     yield from (data / "multi30k/train.en").read_text(encoding="utf-8").splitlines()
     for line in (data / "summarise/dialogsum/train.jsonl").read_text(encoding="utf-8").splitlines():
-        yield from json.loads(line)["dialogue"].splitlines()
+        yield from (turn.split(":", 1)[-1] for turn in json.loads(line)["dialogue"].splitlines())
     for line in (data / "lm/wikitext2/train.tokens").read_text(encoding="utf-8").splitlines():
         if not line.strip().startswith("="):
             yield line.replace("<unk>", "").replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".")

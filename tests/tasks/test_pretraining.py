@@ -45,13 +45,13 @@ layers = 2
 dropout = 0.0
 
 [train]
-steps = 100
+steps = 80
 batch_tokens = 512
 shapes = 3
 warmup = 10
 learning_rate = 0.02
 log_every = 20
-evaluate_every = 100
+evaluate_every = 80
 tensorboard = false
 heads_every = 0
 """
