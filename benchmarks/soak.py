@@ -1,7 +1,8 @@
-"""What is too long for every run: `python benchmarks/soak.py [tests] [resume]`; the outputs are kept.
+"""What is too long for every run: `python benchmarks/soak.py [tests] [resume] [tasks]`; the outputs are kept.
 
 tests: the property tests with many more examples, each time others, and training with what a C++ compiler makes of it.
 resume: a training run is killed again and again, and must end with the bits of one that never was.
+tasks: the same for every shipped recipe whose name ends in -tiny, on all of its data, killed at random steps.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from clearhead import shipped
+
 from measuring import RESULTS, hardware
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.storage.killed_save import FOLDER_POINTS as POINTS
 from tests.train.corpus import write_recipe
+from tests.train.forked_runs import import_packages, train_straight_and_killed
 from tests.train.test_resume import assert_same, finish, start
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
@@ -36,6 +40,15 @@ COMMANDS = [
 ]
 TRAIN = "steps = 96\nevaluate_every = 24\nsave_every = 8"
 KILLS = 20
+TASK_STEPS, TASK_KILLS = 60, 5
+TASK_SETTINGS: dict[str, object] = {
+    "train.steps": TASK_STEPS,
+    "train.log_every": 1,
+    "train.evaluate_every": 20,
+    "train.evaluate_lines": 20,
+    "train.save_every": 7,
+    "train.tensorboard": "false",
+}
 
 
 def tests(kept: IO[str]) -> bool:
@@ -131,6 +144,26 @@ def wait(process: subprocess.Popen[str], out: Path, chance: random.Random, secon
     return f"{delay:.2f} s after " + (f"line {after} of the metrics" if after else "its start")
 
 
+def tasks(kept: IO[str], seed: int) -> bool:
+    """Every tiny recipe, once undisturbed and once killed at random lines of its metrics."""
+    chance, passed = random.Random(seed), True
+    import_packages()
+    with TemporaryDirectory() as scratch:
+        for name in (name for name in shipped.recipes() if name.endswith("-tiny")):
+            lines = sorted(chance.sample(range(1, TASK_STEPS + 3), TASK_KILLS))
+            began, folder = time.monotonic(), Path(scratch) / name
+            problem = train_straight_and_killed(name, folder, lines, TASK_SETTINGS)
+            if not problem:
+                try:
+                    assert_same(folder / "straight", folder / "killed")
+                except AssertionError as error:
+                    problem = f"NOT IDENTICAL: {error}"
+            passed = passed and not problem
+            said = f"{TASK_STEPS} steps, killed at lines {', '.join(map(str, lines))} of its metrics"
+            tell(kept, f"{name}: {said}: {problem or 'identical'} ({time.monotonic() - began:.0f} s)")
+    return passed
+
+
 def killed_at(process: subprocess.Popen[str]) -> int:
     process.communicate(timeout=300)
     return process.returncode
@@ -158,19 +191,19 @@ def tell(kept: IO[str], text: str) -> None:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("parts", nargs="*", metavar="PART", choices=[[], "tests", "resume"], default=[])
+    arguments.add_argument("parts", nargs="*", metavar="PART", choices=[[], "tests", "resume", "tasks"], default=[])
     arguments.add_argument("--seed", type=int, default=1)
     given = arguments.parse_args()
     passed = True
-    for part in given.parts or ["tests", "resume"]:
-        path = RESULTS / f"soak_{part + '_' if part == 'resume' else ''}{datetime.date.today()}.txt"
+    for part in given.parts or ["tests", "resume", "tasks"]:
+        path = RESULTS / f"soak_{'' if part == 'tests' else part + '_'}{datetime.date.today()}.txt"
         with path.open("w", encoding="utf-8") as kept:
             tell(kept, f"hardware: {hardware()}")
             if part == "tests":
                 passed = tests(kept) and passed
             else:
-                tell(kept, f"command: python benchmarks/soak.py resume --seed {given.seed}\n")
-                passed = resume(kept, given.seed) and passed
+                tell(kept, f"command: python benchmarks/soak.py {part} --seed {given.seed}\n")
+                passed = {"resume": resume, "tasks": tasks}[part](kept, given.seed) and passed
         print(f"kept as {path}")
     return 0 if passed else 1
 

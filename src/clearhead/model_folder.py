@@ -21,7 +21,15 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model, ModelConfig
 from clearhead.model.devices import empty_weights
 from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
-from clearhead.storage import CHECKSUMS, atomic_folder, check_format, read_json, verify_checksums, write_json
+from clearhead.storage import (
+    CHECKSUMS,
+    atomic_folder,
+    check_format,
+    read_json,
+    restore_replaced,
+    verify_checksums,
+    write_json,
+)
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.text.corpora import SKIP
 
@@ -198,6 +206,8 @@ def _find_model(path: Path) -> Path:
     """The model folder: this one, or the one in this run's folder."""
     if path.is_file():
         raise CheckpointError(f"{path} is {_describe_file(path)}")
+    for folder in (path, path / "model"):
+        restore_replaced(folder)
     if not path.is_dir():
         raise CheckpointError(f"there is no {path}")
     if (path / CONFIG).exists():

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import clearhead
+from clearhead import ModelConfig
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model_folder import ModelFolder, merge
-from clearhead.tasks.pretrained import Transfer
+from clearhead.tasks.pretrained import Pretrained, Transfer
 from clearhead.train import run_training
 from clearhead.train.observers import LossPlot
 from clearhead.train.recipe import check_recipe
@@ -256,3 +257,34 @@ def test_a_rising_loss_on_dev_ends_the_run_and_the_best_weights_stay(folder, tmp
     best = min(found, key=lambda step: found[step])
     assert max(found) == best + 2 < 40
     assert json.loads((run / "model" / "metrics.json").read_text(encoding="utf-8"))["step"] == best
+
+
+@pytest.mark.parametrize(
+    ("source", "stacks", "kind", "new"),
+    [
+        (clearhead.EncoderDecoder, ("decoder",), clearhead.Decoder, set()),
+        (clearhead.EncoderDecoder, ("encoder",), clearhead.Encoder, set()),
+        (clearhead.Encoder, ("encoder", "decoder"), clearhead.EncoderDecoder, {"decoder"}),
+        (clearhead.Decoder, ("encoder", "decoder"), clearhead.EncoderDecoder, {"encoder", "decoder"}),
+    ],
+)
+def test_any_stack_can_be_taken_out_or_put_in(folder, source, stacks, kind, new):
+    tokenizer = read_pretrained("classification-base", folder).tokenizer
+    config = ModelConfig.named("tiny", vocabulary=tokenizer.size, width=16, heads=2, layers=3, decoder_layers=2)
+    start = Pretrained(folder, config, tokenizer, source(config).state_dict())
+    model = kind(start.adapt_config(stacks, predicts_tokens=True))
+    found = start.fill(model)
+    assert {name.split(".")[0] for name in found.taken} == {"vocabulary", *set(stacks) & set(start.stacks)}
+    assert {name.split(".")[0] for name in found.new} == new
+    if source is clearhead.EncoderDecoder and kind is clearhead.Decoder:
+        assert len(model.decoder.layers) == 2
+        assert any(".cross_attention." in name for name in found.left)
+    elif source is clearhead.Decoder:  # of its own decoder only cross-attention is new
+        assert all(".cross_" in name for name in found.new if name.startswith("decoder."))
+
+
+def test_models_without_a_common_stack_are_refused_in_one_line(folder):
+    start = read_pretrained("classification-base", folder)
+    config = start.adapt_config(("decoder",), predicts_tokens=True)
+    with pytest.raises(ConfigError, match="has only encoder layers, and this model only decoder layers"):
+        start.fill(clearhead.Decoder(config))

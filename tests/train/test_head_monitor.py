@@ -11,9 +11,14 @@ import pytest
 import torch
 
 import clearhead.train
-from clearhead import EncoderDecoder, Mask, ModelConfig
+from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
+from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
+from clearhead.tasks.language_model import PackedExamples
+from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor
-from clearhead.train.head_monitor import HeadState, choose_equal_lengths, measure_heads
+from clearhead.train.head_monitor import HeadMonitor, HeadState, choose_equal_lengths, measure_heads
+from clearhead.train.processes import Processes
+from clearhead.train.role_plot import RolePlot, read_role_history
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
 
@@ -40,7 +45,7 @@ def test_every_attention_and_head_is_seen(model):
     found = states(model)
     names = [f"{name}.{layer}.{kind}" for name, layer, kind in _attentions()]
     assert sorted(found) == sorted(names)
-    assert all(len(values) == 3 for state in found.values() for values in state)
+    assert all(len(values) == 3 for state in found.values() for values in state.measured().values())
     assert not model.encoder.layers[0].self_attention.observer, "and nobody watches any more"
 
 
@@ -163,3 +168,60 @@ def test_a_run_that_goes_on_looks_again_only_at_what_it_does_again(watched, tmp_
     clearhead.train.run(str(recipe), out=run, device="cpu", resume=True)
     assert [line["step"] for line in lines_of(run)] == [3, 4, 6, 7]
     assert lines_of(run)[-1] == lines_of(watched)[-1]
+
+
+def language_monitor(length: int = 22, seed: int = 0) -> tuple[Decoder, HeadMonitor]:
+    torch.manual_seed(0)
+    config = ModelConfig.named("tiny", vocabulary=31, width=24, heads=3, layers=2, dropout=0.0)
+    documents = torch.randint(5, 23, (8, length + 1)).tolist()
+    examples = PackedExamples(PackedDocuments(documents, context=length), [])
+    return Decoder(config), HeadMonitor(examples, None, Processes(0, 1, torch.device("cpu")), seed)
+
+
+def measured_by(monitor: HeadMonitor, model: Decoder) -> dict[str, HeadState]:
+    return monitor.measure(model, lambda batch: model(batch.tokens))
+
+
+def test_a_language_model_is_measured_on_tokens_of_its_data_that_are_repeated():
+    model, monitor = language_monitor()
+    found = measured_by(monitor, model)
+    assert monitor.probe.shape == (4, 22), "as long as the rows of the data"
+    assert 5 <= monitor.probe.min() <= monitor.probe.max() < 23, "of tokens that occur"
+    expected = score_repeated_tokens(model.eval(), monitor.probe)
+    for name, state in found.items():
+        assert (state.previous, state.induction) == (expected[name]["previous"], expected[name]["induction"])
+    probe = monitor.probe
+    assert measured_by(monitor, model) == found, "and again on the same"
+    assert monitor.probe is probe
+    model, other = language_monitor(seed=1)
+    measured_by(other, model)
+    assert not torch.equal(other.probe, probe), "another seed draws others"
+
+
+def test_rows_that_are_too_short_have_no_roles():
+    model, monitor = language_monitor(length=9)
+    assert all(state.induction is None for state in measured_by(monitor, model).values())
+
+
+def test_an_encoder_decoder_has_no_roles(model):
+    assert all("induction" not in state.measured() for state in states(model).values())
+
+
+def test_roles_are_drawn_below_the_loss_from_the_step_where_they_appear(tmp_path):
+    scores = {100: (0.1, 0.0), 200: (0.45, 0.1), 300: (0.8, 0.41), 400: (0.9, 0.7)}
+    heads = [
+        {"step": step, "heads": {"decoder.0.self": {"previous": [0.2, previous], "induction": [0.0, induction]}}}
+        for step, (previous, induction) in scores.items()
+    ]
+    found = [read_role_history(heads, role) for role in ("previous", "induction")]
+    assert [history.appeared for history in found] == [200, 300]
+    assert [history.best for history in found] == [("decoder.0.self", 1)] * 2
+    assert read_role_history(heads[:1], "previous").appeared is None
+    assert read_role_history([{"step": 1, "heads": {"encoder.0.self": {"entropy": [1.0]}}}], "previous") is None
+    RolePlot(tmp_path).close()
+    assert not list(tmp_path.iterdir()), "nothing was measured"
+    metrics = [{"step": step, "loss": 3.0 - step / 200} for step in scores] + [{"step": 400, "dev": {"loss": 1.2}}]
+    for name, lines in (("heads", heads), ("metrics", metrics)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    RolePlot(tmp_path).close()
+    assert (tmp_path / "roles.png").read_bytes().startswith(b"\x89PNG")

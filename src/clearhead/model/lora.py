@@ -106,6 +106,11 @@ def add_adapters(
     return adapted
 
 
+def count_adapter_weights(model: nn.Module) -> int:
+    """How many weights the low-rank matrices of a model have."""
+    return sum(one.numel() for name, one in model.named_parameters() if name.rpartition(".")[2] in (DOWN, UP))
+
+
 @torch.no_grad()
 def merge_adapters(model: ModelT) -> ModelT:
     """Adds all adapters to the weights that they adapt, in place: the model has plain linear layers again."""

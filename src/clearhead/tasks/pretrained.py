@@ -91,4 +91,6 @@ class Pretrained:
 
     def _explain_shape(self, name: str, tensor: Tensor, parameter: Tensor) -> str:
         shapes = f"{tuple(tensor.shape)} in {self.folder} and {tuple(parameter.shape)} here"
-        return f"train.init_from: {name} has shape {shapes}; leave the sizes out of [model]"
+        return (
+            f"train.init_from: {name} has shape {shapes}; leave the sizes out of [model] (--set model={{}} empties it)"
+        )

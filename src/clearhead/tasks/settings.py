@@ -74,6 +74,7 @@ class Text(Section):
     vocabulary: int = Field(8000, ge=300)
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
+    pieces: list[str] = []  # texts that are one token wherever they are written, such as #Person1#
 
     def make_tokenizer(self, texts: Iterable[str], start: Pretrained | None) -> Tokenizer:
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
@@ -90,6 +91,7 @@ class Text(Section):
             script=self.script,
             lowercase=self.lowercase,
             exact=self.keeps_layout,
+            pieces=self.pieces,
             mask=mask,
         )
 

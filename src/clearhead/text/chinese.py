@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from clearhead.errors import ConfigError, PackageError
 
 SCRIPTS = {"simplified": "t2s"}  # OpenCC's name for the conversion
+# Radicals, compatibility ideographs and enclosed words: OpenCC does not know ⾺, whose NFKC is 馬, which becomes 马.
+COMPATIBILITY = re.compile("[\u2e80-\u2fdf\u3200-\u33ff\uf900-\ufaff\U0002f800-\U0002fa1f]+")
 
 
 class Converter(NamedTuple):
@@ -17,10 +20,10 @@ class Converter(NamedTuple):
 
 
 def load_converter(script: str) -> Converter:
-    """The function that converts a text to `script`, and the version of OpenCC.
+    """The function that converts a text to `script`, and the version of OpenCC; punctuation stays as it is.
 
-    >>> load_converter("simplified").convert("漢語")
-    '汉语'
+    >>> load_converter("simplified").convert("漢語，⾺。")
+    '汉语，马。'
     """
     if script not in SCRIPTS:
         raise ConfigError(
@@ -35,7 +38,8 @@ def load_converter(script: str) -> Converter:
     convert: Callable[[str], str] = opencc.OpenCC(SCRIPTS[script]).convert
 
     def convert_text(text: str) -> str:
-        # NFKC first: OpenCC does not know ⾺, the radical, which becomes 馬, the character, which becomes 马.
-        return text if text.isascii() else convert(unicodedata.normalize("NFKC", text))
+        if text.isascii():
+            return text
+        return convert(COMPATIBILITY.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
 
     return Converter(convert_text, str(opencc.__version__))

@@ -74,14 +74,15 @@ class Tokenizer:
         script: str | None = None,
         lowercase: bool = False,
         exact: bool = False,
+        pieces: Sequence[str] = (),
         mask: bool = False,
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
         "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
-        nothing else is normalised: line breaks, spaces and all characters come back as they were. With `mask`, the last
-        number is that of a mask token.
+        nothing else is normalised: line breaks, spaces and all characters come back as they were. Each of `pieces`,
+        such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a mask token.
 
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'
@@ -93,20 +94,25 @@ class Tokenizer:
             raise ConfigError(
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
-        settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
+        settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         if exact:
             settings["exact"] = True
         if mask:
             settings["mask"] = library.MASK
-        kept = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
+        kept: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
         blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
+        if whole := list(dict.fromkeys(map(blank.normal, pieces))):
+            _check_pieces(whole, vocabulary - library.FIXED)
+            settings["pieces"] = kept["whole"] = whole
+            blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
         last = [library.MASK] if mask else []
-        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary, last, exact=exact), **kept)
+        model = train_vocabulary(normal, kind, vocabulary, last, exact=exact, whole=whole)
+        engine = library.make_tokenizer(model, **kept)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
@@ -301,6 +307,14 @@ class Tokenizer:
                 "is this the tokenizer that they come from?"
             )
         return numbers
+
+
+def _check_pieces(pieces: Sequence[str], room: int) -> None:
+    """Raises ConfigError for a piece that is empty or contains a space, or too many of them."""
+    if wrong := [piece for piece in pieces if not piece or " " in piece]:
+        raise ConfigError(f"pieces must be texts without spaces, got {wrong[0]!r}")
+    if 2 * len(pieces) >= room:
+        raise ConfigError(f"{len(pieces)} pieces leave no room in the vocabulary; make it larger, or name fewer")
 
 
 def _trim(text: str, places: list[int] | None, begin: int, end: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from clearhead.model.layers import Stack
 from clearhead.model.lora import merge_tensors
 from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
 from clearhead.model_folder import write as write_folder
-from clearhead.storage import temporary_path
+from clearhead.storage import hold_lock, replace_folder, restore_replaced, temporary_path
 from clearhead.tasks import AnyTask
 from clearhead.tasks.base import Evaluation, Task
 from clearhead.text import Row
@@ -32,6 +32,7 @@ from clearhead.train.recipe import Recipe, to_toml
 FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
 # Scoring is timed on TRIAL rows; it may take SHORTEST seconds, or this SHARE of the training time.
 TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1
+PATIENCE = 60.0  # seconds to wait for a process that is changing the model folder
 
 
 def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: TrainingData) -> None:
@@ -56,23 +57,18 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         if rows:
             metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
     metrics |= _score_baseline(trainer.task, trainer.examples.rows, data.test or (data.dev[1] if data.dev else []))
-    if target.exists() and (message := trainer.task.carry_over(model, target)):
-        print_message(message)
-    fresh = temporary_path(target, "new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    write_folder(
-        fresh,
-        task=trainer.task,
-        model=model,
-        metrics=metrics,
-        card=model_card(where.name, recipe, trainer.task, model, metrics),
-        recipe=to_toml(recipe),
-        weights=recipe.train.weights,
-        adapter=None if adapter is None else (adapter, _collect_adapter(model, weights)),
-    )
-    if target.exists():  # written before the run was resumed
-        shutil.rmtree(target)
-    fresh.rename(target)
+    stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
+    restore_replaced(target)
+    if not target.exists():
+        _write_model(target, where.name, recipe, trainer.task, model, metrics, stored)
+    else:  # written before the run was resumed, and perhaps changed since
+        with hold_lock(target, PATIENCE):
+            if message := trainer.task.carry_over(model, target):
+                print_message(message)
+            fresh = temporary_path(target, "new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            _write_model(fresh, where.name, recipe, trainer.task, model, metrics, stored)
+            replace_folder(fresh, target)
     for name in ("dev", "test"):
         scores = metrics.get(name, {})
         shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if not isinstance(value, str))
@@ -110,6 +106,27 @@ def _collect_adapter(model: Model, weights: dict[str, Tensor]) -> dict[str, Tens
     """The tensors of an adapter: low-rank matrices, and the other trained weights as calibration left them."""
     calibrated = model.state_dict()
     return {name: calibrated.get(name, tensor) for name, tensor in weights.items()}
+
+
+def _write_model(
+    folder: Path,
+    name: str,
+    recipe: Recipe,
+    task: AnyTask,
+    model: Model,
+    metrics: dict[str, Any],
+    adapter: tuple[Adapter, dict[str, Tensor]] | None,
+) -> None:
+    write_folder(
+        folder,
+        task=task,
+        model=model,
+        metrics=metrics,
+        card=model_card(name, recipe, task, model, metrics),
+        recipe=to_toml(recipe),
+        weights=recipe.train.weights,
+        adapter=adapter,
+    )
 
 
 def _why_ended(trainer: Trainer) -> str:

@@ -1,7 +1,9 @@
 """Head monitor: measures all attention heads on a few examples during training, cheap enough to leave on.
 
 Three things go wrong with heads: their entropy collapses (all weight on one word, and training becomes unstable, Zhai
-2023), they attend only to the first word (a sink, Xiao 2023), or they add nothing to the output (Michel 2019).
+2023), they attend only to the first word (a sink, Xiao 2023), or they add nothing to the output (Michel 2019). In a
+decoder without an encoder it also measures which heads attend to the previous token and which have become induction
+heads (Olsson 2022): train/role_plot.py draws them beside the loss.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from clearhead.lens import Record, watch
+from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, score_repeated_tokens
 from clearhead.lens.attention_names import find_attentions
-from clearhead.model import Model
+from clearhead.model import Decoder, Model
 from clearhead.storage import atomic_file
 from clearhead.tasks.base import Examples
 from clearhead.text.batches import Batch
@@ -39,6 +44,14 @@ class HeadState(NamedTuple):
     sink: list[float]  # the mass on the first visible key
     strength: list[float]  # Σ w·‖v W_O‖, what it can add to the output, against the mean of its layer's heads
     added: list[float]  # the same for one query, against √width: the length of a vector that a norm lets out
+    previous: list[float] | None = (
+        None  # weight on the token before, on repeated random tokens; only of a decoder alone
+    )
+    induction: list[float] | None = None  # weight on the token that followed the same token before; likewise
+
+    def measured(self) -> dict[str, list[float]]:
+        """The measures by name, without those that were not taken."""
+        return {name: values for name, values in self._asdict().items() if values is not None}
 
     def count_problems(self) -> dict[str, int]:
         """How many heads have collapsed, attend only to the first key (sunk), or add nothing (dead)."""
@@ -91,11 +104,44 @@ def _summarise(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str,
         yield name, HeadState(entropy.tolist(), sink.tolist(), relative.tolist(), added.tolist())
 
 
-class HeadMonitor:
-    """Measures all heads on one fixed batch; by default as often as a small share of the training time allows."""
+@contextmanager
+def record_tokens(model: Model) -> Iterator[list[Tensor]]:
+    """Context manager: the token ids that the model is called with, one tensor (batch, tokens) per call."""
+    seen: list[Tensor] = []
 
-    def __init__(self, examples: Examples[Any], every: int | None, processes: Processes) -> None:
-        self.every, self.processes = every, processes
+    def keep(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        tokens = arguments[0] if arguments else named.get("tokens")
+        if tokens is not None:
+            seen.append(tokens)
+
+    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def draw_probe(tokens: Tensor, seed: int) -> Tensor | None:
+    """Repeated random tokens for `score_repeated_tokens`, drawn from those of a batch; None if it is too short.
+
+    A token that does not occur in the data, such as a byte that no text needs, has learned nothing.
+    """
+    numbers = tokens.unique().tolist()
+    size = min(PASSAGE, len(numbers), tokens.shape[1] // 2)
+    if size < MIN_VISIBLE:
+        return None
+    return draw_repeated_tokens(numbers, size, chance=torch.Generator().manual_seed(seed)).to(tokens.device)
+
+
+class HeadMonitor:
+    """Measures all heads on one fixed batch; by default as often as a small share of the training time allows.
+
+    The heads of a decoder without an encoder are also measured on repeated random tokens, drawn with `seed`.
+    """
+
+    def __init__(self, examples: Examples[Any], every: int | None, processes: Processes, seed: int = 0) -> None:
+        self.every, self.processes, self.seed = every, processes, seed
+        self.probe: Tensor | None = None  # repeated random tokens, from the first measurement on
         self.batch = examples.collate(choose_equal_lengths(examples.lengths))
         self.started, self.durations = time.monotonic(), list[float]()
 
@@ -111,10 +157,23 @@ class HeadMonitor:
         """Measures the heads while `forward` runs the model on the batch."""
         started = time.monotonic()
         model.eval()
-        heads = measure_heads(model, lambda: forward(self.batch))
+        with record_tokens(model) as seen:
+            heads = measure_heads(model, lambda: forward(self.batch))
+        if isinstance(model, Decoder) and not model.config.cross_attention and seen:
+            heads = self._add_roles(model, heads, seen[0])
         model.train()
         self.durations.append(time.monotonic() - started)
         return heads
+
+    def _add_roles(self, model: Model, heads: dict[str, HeadState], tokens: Tensor) -> dict[str, HeadState]:
+        """The states with `previous` and `induction`, measured on the probe."""
+        self.probe = draw_probe(tokens, self.seed) if self.probe is None else self.probe
+        if self.probe is None:
+            return heads
+        with torch.compiler.set_stance("force_eager"):
+            scores = score_repeated_tokens(model, self.probe)
+        roles = ("previous", "induction")
+        return {name: state._replace(**{role: scores[name][role] for role in roles}) for name, state in heads.items()}
 
 
 class HeadLog(Observer):
@@ -126,7 +185,7 @@ class HeadLog(Observer):
 
     def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
         rounded = {
-            name: {field: [round(value, 4) for value in values] for field, values in state._asdict().items()}
+            name: {field: [round(value, 4) for value in values] for field, values in state.measured().items()}
             for name, state in heads.items()
         }
         self.file.write(json.dumps({"step": step, "heads": rounded}) + "\n")

@@ -74,7 +74,7 @@ class Trainer:
         self.plan = BatchPlan(examples.lengths, tokens=train.batch_tokens * shared, seed=seed, shapes=train.shapes)
         self.batches_per_step = train.accumulate * processes.count // shared
         self.steps_per_epoch = -(-self.plan.batches // self.batches_per_step)
-        self.monitor = HeadMonitor(self.examples, train.heads_every, processes)
+        self.monitor = HeadMonitor(self.examples, train.heads_every, processes, seed)
         self.shown = self.saved = time.monotonic()  # when progress was last reported, and a checkpoint last saved
         self.updater = Updater(train, task, model, self.examples, processes, seed, new)
         self.model = self.updater.model

@@ -106,10 +106,13 @@ class TensorBoardLog(Observer):
 
     def watched(self, step: int, heads: Mapping[str, HeadState]) -> None:
         for name, state in heads.items():
-            for field, values in state._asdict().items():
+            for field, values in state.measured().items():
                 self.writer.add_scalar(f"heads.{field}/{name}", sum(values) / len(values), step)
         for problem in ("collapsed", "sunk", "dead"):
             self.writer.add_scalar(f"heads/{problem}", sum(s.count_problems()[problem] for s in heads.values()), step)
+        for role in ("previous", "induction"):
+            if scores := [score for state in heads.values() for score in state.measured().get(role, ())]:
+                self.writer.add_scalar(f"heads/best_{role}", max(scores), step)
 
     def close(self) -> None:
         self.writer.close()

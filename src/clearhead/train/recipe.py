@@ -108,7 +108,9 @@ class Recipe(TaskRecipe):
             if key in self.model:
                 raise ValueError(f"model.{key}: {remedy}")
         if self.train.init_from is not None and "shape" in self.model:
-            raise ValueError("model.shape: the weights in train.init_from decide that; leave it out")
+            raise ValueError(
+                "model.shape: the weights in train.init_from decide that; leave it out (--set model={} empties [model])"
+            )
         try:
             config = TASKS[self.task].make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:

@@ -6,6 +6,7 @@ runs/NAME/
   metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
   loss.png         the same, as a curve                      tensorboard/
   heads.jsonl      measures of every head during training    heads.png     the same, drawn
+  roles.png        of a language model: when previous-token and induction heads appear, below the loss
   start.json       which weights came from init_from         model/        the finished model
 """
 
@@ -22,6 +23,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.formatting import format_count
+from clearhead.model.lora import count_adapter_weights
 from clearhead.storage import check_free
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
@@ -34,6 +36,7 @@ from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressRe
 from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
 from clearhead.train.processes import Processes, join_processes
 from clearhead.train.recipe import Recipe, read_recipe, resolve_sources
+from clearhead.train.role_plot import RolePlot
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
 from clearhead.train.transfer_table import print_transfer
 
@@ -98,6 +101,9 @@ def run_training(
         if processes.first and transfer is not None and not steps:
             print_message(f"starting from {wanted.train.init_from}:")
             print_transfer(transfer)
+            if wanted.train.lora_rank:
+                where_on, count = " and ".join(wanted.train.lora_on), count_adapter_weights(trainer.model)
+                print_message(f"LoRA adapters of rank {wanted.train.lora_rank} on {where_on}: {count:,} weights")
         with (
             _attach_observers(trainer, where, wanted, processes, observers),
             _handle_signals(trainer),
@@ -148,7 +154,7 @@ def _attach_observers(
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))
         if recipe.train.heads_every != 0:
-            observers.append(HeadLog(where, begun))
+            observers += [HeadLog(where, begun), RolePlot(where)]
     trainer.observers = observers
     with ExitStack() as stack:
         for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote

@@ -12,16 +12,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
+from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
 from clearhead.lens.attention_names import check_name, find_attentions
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe
 from clearhead.lens.record.attention_views import Forward, Sight
 
 NEAR = 2  # tokens on either side that are local
-MIN_VISIBLE = 5  # keys that a query must see to count
 LOCAL_FACTOR = 4  # times as many keys as are near, for `local`
-PASSAGE = 64  # random tokens, which are then repeated
-SAMPLES = 4  # such texts
 UNKNOWN = "Induction and duplicates were not measured: that needs a text of 10 tokens, and a vocabulary to draw from."
 UNREAD = "Delimiters were not measured: that needs the tokens of every forward pass, as inputs."
 Numbers = int | Sequence[int]
@@ -201,10 +199,10 @@ def head_roles(
     known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
     for call, some in zip(record.calls, known, strict=True):
         tally.count_text(call, some)
-    drawn = _draw_repeated_tokens(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
+    drawn = _draw_repeats(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2
-        with watch(model, layers=layers, pixels=0, top=0, probes=_make_repeat_probes(size)) as record:
+        with watch(model, layers=layers, pixels=0, top=0, probes=make_repeat_probes(size)) as record:
             called(*drawn)
         for call in record.calls:
             tally.count_repeats(call, size)
@@ -301,13 +299,6 @@ def _make_neighbour_probes(near: int) -> dict[str, Probe]:
     return {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
 
 
-def _make_repeat_probes(size: int) -> dict[str, Probe]:
-    def earlier(positions: Tensor, step: int) -> Tensor:
-        return torch.where(positions >= size, positions - size + step, -1)
-
-    return {"duplicate": partial(earlier, step=0), "induction": partial(earlier, step=1)}
-
-
 def _remove_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
     """The texts without pads, batched by length."""
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -353,16 +344,15 @@ def _find_vocabularies(
     return [range(one) if isinstance(one, int) else list(one) for one in several]
 
 
-def _draw_repeated_tokens(
+def _draw_repeats(
     texts: tuple[Tensor, ...], vocabularies: list[Sequence[int]] | None, without: Collection[int | None], seed: int
 ) -> tuple[Tensor, ...]:
     """Random distinct tokens followed by the same tokens again, no longer than the shortest text."""
     if vocabularies is None or not texts:
         return ()
-    numbers = [torch.tensor([one for one in some if one not in without]) for some in vocabularies]
+    numbers = [[one for one in some if one not in without] for some in vocabularies]
     size = min([PASSAGE, *(len(some) for some in numbers), *(text.shape[1] // 2 for text in texts)])
     if size < MIN_VISIBLE:
         return ()
     chance = torch.Generator().manual_seed(seed)
-    rows = ([some[torch.randperm(len(some), generator=chance)[:size]] for _ in range(SAMPLES)] for some in numbers)
-    return tuple(torch.stack(some).repeat(1, 2) for some in rows)
+    return tuple(draw_repeated_tokens(some, size, chance=chance) for some in numbers)

@@ -29,6 +29,7 @@ COMMON = {
     "bias": True,
     "attention_bias": True,
     "window": None,
+    "encoder_window": None,
     "temperature": "fixed",
 }
 BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
@@ -40,6 +41,7 @@ MARIAN = {
     "segments": 0,
     "tie_embeddings": True,
     "logits_transform": False,
+    "copying": False,
     "norm_epsilon": marian.NORM_EPSILON,
 }
 
