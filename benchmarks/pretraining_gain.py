@@ -103,7 +103,7 @@ CASES = {
         "tag-resume-zh",
         "entity_f1",
         {"train": "ner/resume-zh/train.char.bmes", "dev": "ner/resume-zh/dev.char.bmes"},
-        ("model={ dropout = 0.3, attention_dropout = 0.1 }",),
+        ("model={ dropout = 0.3, attention_dropout = 0.1 }", "text.convolutions=0", "train.layer_decay=0.9"),
         chinese_texts,
     ),
     "tiny": Case("pretrain-tiny", "classify-tiny", "accuracy", {}, ("model={ dropout = 0.3 }",), None),
