@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(RUN) benchmarks/train_speed_cpu.py
 	$(RUN) benchmarks/heads_cost.py
 	$(RUN) benchmarks/decode_speed.py
+	$(RUN) benchmarks/language_model_speed.py
 
 # Its output is kept: what was tried, and that nothing was found.
 soak: $(STAMP)

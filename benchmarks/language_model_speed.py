@@ -80,7 +80,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=50, help="steps in a round")
     parser.add_argument("--dry", action="store_true", help="keep no file")
     settings = parser.parse_args()
-    size, device = (SMALL if settings.small else Size()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not settings.small:
+        print("no GPU here, so the sizes are those of --small, whose ratio says little")
+        settings.small = True
+    size = SMALL if settings.small else Size()
     recipe, rows = read_own(size, compiled=not settings.small)
     task = TASKS["language-model"].prepare(rows, recipe)
     assert isinstance(task, LanguageModel)
