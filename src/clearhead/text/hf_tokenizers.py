@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SPECIAL = ("<pad>", "<s>", "</s>")
+MASK = "<mask>"  # has the last number of a vocabulary that was trained with one
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FIXED = len(SPECIAL) + len(BYTES)  # these come first in every vocabulary
 
@@ -87,8 +88,10 @@ def make_tokenizer(
     return engine
 
 
-def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int]) -> processors.PostProcessor:
-    """A post-processor that puts a text between two special tokens, each given with its number."""
+def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int] | None) -> processors.PostProcessor:
+    """A post-processor that puts a text between two special tokens, or only after the first; with their numbers."""
+    if end is None:
+        return processors.TemplateProcessing(single=f"{start[0]} $A", special_tokens=[start])
     return processors.TemplateProcessing(single=f"{start[0]} $A {end[0]}", special_tokens=[start, end])
 
 

@@ -1,17 +1,23 @@
-"""Tagger: an encoder with a score for each tag of each word, and optional CRF transitions."""
+"""Tagger: an encoder with a score for each tag of each word and optional CRF transitions, run over many sentences."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention import Mask
+from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import ModelConfig, TokenClassifier
 from clearhead.tasks.tagging.linear_chain import Steps
-from clearhead.tasks.tagging.word_case import CASES
+from clearhead.tasks.tagging.tagging_examples import CASES, WindowTokens
+from clearhead.tasks.text_windows import mask_padding
+from clearhead.text.batches import Ragged, token_batches
 
 STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
+TOKENS = 1024  # of a batch, pads included: what a CPU's cache holds is computed fastest
 
 
 class _Convolution(nn.Module):
@@ -65,10 +71,13 @@ class Tagger(TokenClassifier):
         mask: Mask | None = None,
         cases: Int[Tensor, "batch tokens"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
         """As of an Encoder; `cases` are those of the words that tokens belong to, `lengths` those of texts."""
         if self.cases is None and not self.convolutions:
-            return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+            return super().forward(
+                tokens, vectors=vectors, segments=segments, positions=positions, mask=mask, places=places
+            )
         embedded = self._embed(tokens, vectors)
         if self.cases is not None and cases is not None:
             embedded = embedded + self.cases(cases)
@@ -77,7 +86,7 @@ class Tagger(TokenClassifier):
             embedded = self.dropout(embedded)
             for convolution in self.convolutions:
                 embedded = convolution(embedded, real)
-        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask)
+        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask, places=places)
 
     def encode(
         self,
@@ -107,3 +116,35 @@ def _real_tokens(
     vectors: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
 ) -> Bool[Tensor, "batch tokens 1"]:
     return (torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None])[..., None]
+
+
+def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
+    """Scores (words, tags) of each sentence, put together from its windows, on the CPU.
+
+    A batch has at most `most` windows, and no more than TOKENS tokens, pads included.
+    """
+    windows = [window for sentence in sentences for window in sentence if window.words]
+    weight = model.vocabulary.words.weight
+    device = weight.device
+    if not weight.requires_grad:  # in training, packed weights would be those of an earlier step
+        model = decoding_view(model)
+    found: list[Tensor] = [torch.empty(0)] * len(windows)
+    for places in token_batches([len(window.tokens) for window in windows], TOKENS, most):
+        some = [windows[place] for place in places]
+        tokens, lengths = _pad([window.tokens for window in some], pad, device)
+        cases, _ = _pad([window.cases for window in some], 0, device)
+        words, _ = _pad([window.words for window in some], 0, device)
+        mask = mask_padding(tokens, lengths)
+        hidden = model(tokens, mask=mask, cases=cases, lengths=None if mask is None else lengths, places=words)
+        scores = model.label_scores(hidden).float().cpu()
+        for place, row, window in zip(places, scores, some, strict=True):
+            found[place] = row[: len(window.words)]
+    parts = iter(found)
+    none = torch.empty(0, model.config.labels or 0)
+    return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
+
+
+def _pad(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    ragged = Ragged(rows)
+    tokens, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), fill)
+    return tokens.to(device), lengths.to(device)

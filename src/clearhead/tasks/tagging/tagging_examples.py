@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.model import ModelConfig
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.tagging.sentence_windows import Window, plan_windows
-from clearhead.tasks.tagging.word_case import word_case
+from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:
     from clearhead.text import Row, Tokenizer
 
 CACHED = 100_000  # words whose pieces are kept
+# Of a word, as an extra feature for tokenizers that lower-case their input.
+CASES = ("other", "lower", "capitalised", "upper", "initial", "mixed", "digits", "with digits")
+SHORTEST_WINDOW = 64  # pieces, even if all sentences of the training data are shorter
 BLANKS = ("\ufffd", "?")  # what a word is read as that has no pieces, because normalisation removes it
+
+
+def word_case(word: str) -> int:
+    """The number of the case in CASES.
+
+    >>> [CASES[word_case(word)] for word in ("the", "Rome", "EU", "J", "iPhone", "1996", "F16", "，")]
+    ['lower', 'capitalised', 'upper', 'initial', 'mixed', 'digits', 'with digits', 'other']
+    """
+    if any(mark.isdigit() for mark in word):
+        return CASES.index("with digits" if any(mark.isalpha() for mark in word) else "digits")
+    letters = [mark for mark in word if mark.isupper() or mark.islower()]
+    if not letters:
+        return CASES.index("other")
+    upper = [mark.isupper() for mark in letters]
+    if not any(upper):
+        return CASES.index("lower")
+    if all(upper):
+        return CASES.index("upper" if len(upper) > 1 else "initial")
+    return CASES.index("capitalised" if upper[0] and not any(upper[1:]) else "mixed")
 
 
 class EncodedWord(NamedTuple):
@@ -44,10 +68,15 @@ class WordEncoder:
 
     @property
     def unknown_piece(self) -> int:
-        """The piece that stands for what the vocabulary has not: padding has a vector, and nothing else uses it."""
+        """The piece that stands for what the vocabulary has not: an unknown token, or a mask, where there is one.
+
+        Otherwise it is padding, which has a vector that nothing else uses.
+        """
         named = self.tokenizer.settings.get("tokens", {}).get("unk_token")
         number = None if named is None else self.tokenizer.engine.token_to_id(named)
-        return self.tokenizer.pad if number is None else int(number)
+        if number is not None:
+            return int(number)
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
     def encode(self, words: Sequence[str]) -> list[EncodedWord]:
         """The pieces of each word, one at least, and its case."""
@@ -76,6 +105,20 @@ class WordEncoder:
         """The different words that have a piece for what the vocabulary has not."""
         encoded = zip(words, self.encode(words), strict=True)
         return list(dict.fromkeys(word for word, one in encoded if self.unknown_piece in one.pieces))
+
+
+def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
+    """How many pieces are read together: as many as training sentences have, within the limits.
+
+    Beyond that a model would meet positions that it has never seen.
+    """
+    if config.positions == "learned":
+        longest = min(longest, config.max_length - 2)
+    encoder = WordEncoder(tokenizer, longest=longest, unknown=False)
+    texts = [sentence.word_texts() for sentence in sentences]
+    encoded = iter(encoder.encode([word for words in texts for word in words]))
+    longest_sentence = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
+    return min(longest, max(longest_sentence, SHORTEST_WINDOW))
 
 
 class WindowTokens(NamedTuple):

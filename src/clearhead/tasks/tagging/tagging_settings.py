@@ -1,12 +1,16 @@
-"""What users may set for tagging: the sections of its recipe."""
+"""What users may set for tagging: the sections of its recipe; and the settings that a model folder keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from clearhead.errors import CheckpointError
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags
 
 
 class TaggingData(Data):
@@ -46,3 +50,28 @@ class TaggingRecipe(TaskRecipe):
         if self.loss.masked and not self.text.unknown:
             raise ValueError("loss.masked predicts hidden pieces, and text.unknown = 0 hides none; set it to 0.15")
         return self
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses a model folder whose settings are not those of a tagger."""
+    kinds: dict[str, Any] = {
+        "labels": list,
+        "tags": str,
+        "crf": bool,
+        "letter_case": bool,
+        "convolutions": int,
+        "unknown": (int, float),
+        "characters": bool,
+        "scheme": (str, type(None)),
+        "window": int,
+    }
+    wrong = [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]
+    if not wrong and settings["tags"] not in ("bioes", "iob2"):
+        wrong = ["tags"]
+    if not wrong:
+        tags = [tag for tag in settings["labels"] if isinstance(tag, str)]
+        types = {tag[2:] for tag in tags if tag != OUTSIDE}
+        if not types or sorted(tags) != sorted(list_tags(sorted(types), settings["tags"])):
+            wrong = ["labels"]
+    if wrong:
+        raise CheckpointError(f"the settings of {folder} are damaged: {', '.join(wrong)} missing or wrong")

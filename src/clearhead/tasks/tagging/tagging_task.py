@@ -23,21 +23,20 @@ from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.entity_tables import Tables, count_tables
 from clearhead.tasks.tagging.evaluation import count_confusions, find_flaws, tag_by_frequency
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
-from clearhead.tasks.tagging.preparation import check_settings, choose_window
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagged_text import TaggedText
-from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagger import Tagger, score_words
 from clearhead.tasks.tagging.tagging_examples import (
     TaggedExamples,
     TaggedWords,
     WindowTokens,
     WordEncoder,
+    choose_window,
     make_windows,
 )
-from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
-from clearhead.tasks.tagging.word_scoring import score_words
+from clearhead.tasks.tagging.tagging_settings import TaggingRecipe, check_settings
 from clearhead.tasks.trace import Trace, note_unknown
 from clearhead.text.report import Flaw, describe_flaws
 
