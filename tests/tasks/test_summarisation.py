@@ -49,8 +49,8 @@ def untrained(model: dict[str, object] | None = None, **sections: dict[str, obje
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped recipe, shortened."""
-    changes = ["train.steps=80", "train.warmup=20", "train.evaluate_every=80", "train.heads_every=0", "decode.beam=1"]
-    changes += ["train.batch_tokens=1024", "train.log_every=20", "train.evaluate_lines=10", "train.tensorboard=false"]
+    changes = ["train.steps=48", "train.warmup=12", "train.evaluate_every=48", "train.heads_every=0", "decode.beam=1"]
+    changes += ["train.batch_tokens=1024", "train.log_every=12", "train.evaluate_lines=10", "train.tensorboard=false"]
     return run_training("summarise-tiny", overrides=changes, out=tmp_path_factory.mktemp("runs") / "run", device="cpu")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from clearhead.errors import DataError, PackageError
@@ -44,18 +44,25 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
             totals[kind] += found[kind].fmeasure
     counts = sorted({len(texts) for texts in references})
     many = f"best of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} references"
-    signature = f"rouge-score {version('rouge-score')}|{'characters' if chinese else 'stemmed words'}"
+    signature = f"rouge-score {_read_version()}|{'characters' if chinese else 'stemmed words'}"
     return {
         **{kind: round(100 * total / len(outputs), 2) for kind, total in totals.items()},
         "rouge_signature": signature if counts[-1] == 1 else f"{signature}|{many}",
     }
 
 
+def _read_version() -> str:
+    try:
+        return version("rouge-score")
+    except PackageNotFoundError:  # its modules were copied without their metadata
+        return "of unknown version"
+
+
 def _import_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("rouge_score", "nltk", "absl", "six"):
+        if (error.name or "").split(".")[0] not in ("rouge_score", "nltk", "absl", "six", "regex"):
             raise
         raise PackageError(
             f"ROUGE needs the package rouge-score, but {error.name} is not installed; pip install 'clearhead[train]'"
