@@ -36,14 +36,17 @@ PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
 
 
-def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
-    """A trained model, from its folder, from the folder of its run, or a shipped one by its name."""
+def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | None = None) -> Predictor:
+    """A trained model, from its folder, from the folder of its run, or a shipped one by its name.
+
+    An adapter is merged into its base model: the one of training, or the one in the folder `base`, if it was moved.
+    """
     place = resolve_device(device)
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     task = folder.task()
-    model = folder.model(place, task=task).requires_grad_(False)
+    model = folder.model(place, task=task, base=base).requires_grad_(False)
     return Predictor(model, task, name=name, device=place, folder=path, columns=folder.columns())
 
 
@@ -163,14 +166,17 @@ def look_through(
         options = {"norms": True, "pixels": _pixels(model, longest), **options}
         with watch(model, keep=keep, own_thread=True, **options) as record:
             scores = [task.run_trace(model, trace) for trace in traces]
-    for call, trace, written in zip(record.calls, traces, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text})
-        call.about.update(describe_answer(task, trace, written))
 
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
 
-    return record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
+    record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
+    for call, trace, written in zip(record.calls, traces, scores, strict=True):
+        call.about.update({"model": name, "task": task.name, "input": text})
+        call.about.update(describe_answer(task, trace, written))
+        if trace.surfaces:
+            call.about["surfaces"] = {kind: list(texts) for kind, texts in trace.surfaces.items()}
+    return record
 
 
 def _pixels(model: nn.Module, tokens: int) -> int:
@@ -184,6 +190,8 @@ def _pixels(model: nn.Module, tokens: int) -> int:
 def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
     """The answer of a forward pass, its loss, and the most probable tokens at each place."""
     about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+    if trace.parts:
+        about["parts"] = [list(part) for part in trace.parts]
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]

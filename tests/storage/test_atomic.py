@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.errors import CheckpointError, DiskFullError
+from clearhead.errors import CheckpointError, ConfigError, DiskFullError
 from clearhead.storage import atomic, atomic_file, atomic_folder, locks, verify_checksums
 from tests.storage.killed_save import FILE_POINTS, FOLDER_POINTS
 
@@ -247,3 +247,76 @@ def test_a_full_disk_names_what_was_written_and_leaves_nothing(tmp_path: Path) -
     with pytest.raises(DiskFullError, match=r"needs 2\.5 GB"), atomic_file(tmp_path / "x", needs=2_500_000_000):
         raise full
     assert names_in(tmp_path) == set()
+
+
+# Replaced folders
+
+
+def make_pair(tmp_path: Path) -> tuple[Path, Path]:
+    old, new = tmp_path / "model", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    return old, new
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanges):
+    old, new = make_pair(tmp_path)
+    if not exchanges:
+        monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    (tmp_path / ".model.replaced").mkdir()  # of an earlier kill
+    if exchanges:
+        shutil.rmtree(tmp_path / ".model.replaced")
+    atomic.replace_folder(new, old)
+    assert names_in(tmp_path) == {"model"}
+    assert (old / "file").read_text() == "new"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names in one step")
+def test_names_are_exchanged_in_one_step(tmp_path):
+    old, new = make_pair(tmp_path)
+    assert atomic._exchange(new, old)
+    assert ((old / "file").read_text(), (new / "file").read_text()) == ("new", "model")
+    assert not atomic._exchange(tmp_path / "missing", old)
+
+
+@pytest.mark.parametrize("point", ["between", "after"])
+def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path, monkeypatch, point):
+    old, new = make_pair(tmp_path)
+    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    rename = os.replace
+
+    def stop(source: Path, target: Path) -> None:
+        if point == "after" or source != new:
+            rename(source, target)
+        if source == new:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        atomic.replace_folder(new, old)
+    assert old.exists() == (point == "after")
+    monkeypatch.setattr(os, "replace", rename)
+    atomic.restore_replaced(old)
+    assert (old / "file").read_text() == {"between": "model", "after": "new"}[point]
+
+
+def test_a_lock_on_a_folder_that_was_replaced_meanwhile_is_refused(tmp_path, monkeypatch):
+    old, new = make_pair(tmp_path)
+    lock = locks.lock_folder
+
+    def replace_first(folder: Path) -> int | None:
+        found = lock(folder)
+        atomic.replace_folder(new, old)
+        return found
+
+    monkeypatch.setattr(locks, "lock_folder", replace_first)
+    with pytest.raises(ConfigError, match=r"replaced .* meanwhile; try again"), locks.hold_lock(old):
+        pass
+
+
+def test_a_folder_that_stays_locked_is_named(tmp_path):
+    refused = pytest.raises(ConfigError, match="another process is changing")
+    with locks.hold_lock(tmp_path), refused, locks.hold_lock(tmp_path, patience=0.1):
+        pass

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.storage import CHECKSUMS, atomic_folder, lock_folder, verify_checksums
+from clearhead.storage import CHECKSUMS, atomic_folder, verify_checksums
 from clearhead.tasks.answers import answer_index
-from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, find_generation, lock_index, replace_index
+from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, find_generation, replace_index
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,19 +133,6 @@ def test_a_kill_at_any_file_operation_leaves_the_old_index_or_the_new_one(tmp_pa
         assert not list(folder.glob(".*")), "what the killed process left is removed"
     assert sizes == sorted(sizes)
     assert {11, 12} == set(sizes), "old ones before the moment of the change, new ones after it"
-
-
-def test_another_process_that_changes_the_index_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(answer_index, "PATIENCE", 0.2)
-    lock = lock_folder(tmp_path)
-    with (
-        pytest.raises(ConfigError, match=r"another process is changing .*; try again when it is done"),
-        lock_index(tmp_path),
-    ):
-        pass
-    answer_index.os.close(lock)
-    with lock_index(tmp_path):
-        pass
 
 
 def test_damaged_files_are_refused_by_name(tmp_path):

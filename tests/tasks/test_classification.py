@@ -14,10 +14,12 @@ import torch
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks import Classification
 from clearhead.tasks.classification import LabelOptions, LabelPrediction, TextExamples
+from clearhead.tasks.classification.classifier_examples import hide_tokens
 from clearhead.tasks.metrics import label_scores
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -111,8 +113,9 @@ def test_what_was_left_out_of_training_is_reported(run):
     assert train == (
         "train: kept 240 of 242; dropped 1 without a label (train.tsv:241), 1 without a text (train.tsv:242)"
     )
-    assert dev == "dev: kept 30 of 31; dropped 1 with a label that is not in the training data (dev.tsv:31)"
-    said = "6 of 30 inputs of dev are also in train (dev.tsv:3, dev.tsv:12, dev.tsv:18, …), so its scores are too good"
+    flaw = "row with a label that is not in the training data, counted as wrong"
+    assert dev == f"dev: kept 31 of 31; flaws: 1 {flaw} (dev.tsv:31)"
+    said = "7 of 31 inputs of dev are also in train (dev.tsv:3, dev.tsv:12, dev.tsv:18, …), so its scores are too good"
     assert repeated == f"warning: {said}"
 
 
@@ -202,11 +205,48 @@ def test_scores_are_those_counted_by_hand(classifier, monkeypatch):
 
 
 def test_rows_that_training_would_have_dropped_are_left_out_with_a_note(classifier):
-    scores = classifier.evaluate([("a dog", "animal"), ("a tree", "plant"), (" ", "food")])
+    scores = classifier.evaluate([("a dog", "animal"), (" ", "food")])
     assert scores["accuracy"] == 1.0
-    assert scores["note"].startswith("kept 1 of 3; dropped 1 with a label that is not in the training data (example:2)")
-    with pytest.raises(DataError, match=r"no row is left to score: .* with a label that is not in the training data"):
-        classifier.evaluate([("animal", "a dog")])
+    assert scores["note"] == "kept 1 of 2; dropped 1 without a text (example:2)"
+
+
+def test_labels_that_training_never_saw_count_as_wrong_with_a_note(classifier):
+    found = classifier.evaluate_rows([("a dog", "animal"), ("a tree", "plant"), ("some soup", "food")])
+    assert found.scores["accuracy"] == round(2 / 3, 4)
+    said = "row with a label that is not in the training data, counted as wrong"
+    assert found.scores["note"] == f"1 {said} (first example:2)"
+    task, predictions = classifier.task, found.predictions
+    assert "plant            0.0000  0.0000  0.0000        1" in task.report(found.rows, predictions)
+    labels, counts = task.confusion(found.rows, predictions)
+    assert (labels[-1], counts.sum(), counts[-1].sum(), counts[:, -1].sum()) == ("plant", 3, 1, 0)
+    assert classifier.evaluate([("animal", "a dog")])["accuracy"] == 0.0
+    report = Report()
+    examples = task.examples(found.rows, report)
+    assert examples.counts.tolist() == [1, 0, 1], "the loss on dev leaves them out"
+    assert str(report) == f"kept 3 of 3; flaws: 1 {said} (example:2)"
+    batch = examples.collate(Batch(np.array([0, 1, 2]), (int(examples.lengths.max()),)))
+    known = examples.collate(Batch(np.array([0, 2]), (int(examples.lengths.max()),)))
+    with torch.no_grad():
+        torch.testing.assert_close(task.loss(classifier.model, batch), task.loss(classifier.model, known))
+    with pytest.raises(DataError, match="no text with a known label is left to use"):
+        task.examples(found.rows[1:2], Report())
+
+
+def test_integers_and_booleans_are_labels_in_jsonl(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": true}\n{"text": "c", "label": "x"}\n')
+    assert [row.values for row in Classification.read(file)] == [("a", "1"), ("b", "true"), ("c", "x")]
+    named = tmp_path / "named.jsonl"
+    named.write_text('{"t": "a", "y": -3}\n')
+    assert [row.values for row in Classification.read(named, {"text": "t", "label": "y"})] == [("a", "-3")]
+    for wrong, kind in (("1.5", "a number with a fraction"), ("null", "null"), ("[1]", "a list")):
+        file.write_text('{"text": "a", "label": "x"}\n{"text": "a", "label": ' + wrong + "}\n")
+        said = f"rows.jsonl:2: 'label' must be a text, an integer, true or false, not {kind}"
+        with pytest.raises(DataError, match=said):
+            list(Classification.read(file))
+    file.write_text('{"text": 3, "label": 1}\n')
+    with pytest.raises(DataError, match="'text' must be a text, not a number"):
+        list(Classification.read(file))
 
 
 @pytest.mark.parametrize("looking", [1, 2])
@@ -251,6 +291,8 @@ def test_a_look_is_one_pass_over_the_text(classifier):
     (note,) = call.about["notes"]
     assert note.startswith("the label is animal (")
     assert record["encoder.0.self"].map.shape[-2:] == (len(enclosed), len(enclosed))
+    ((label, _, score),) = Scene(record).to_json()["output"]["parts"]
+    assert (label, f"the label is animal ({score:.2f})") == ("animal", note)
     with pytest.raises(DataError, match="classification cannot use --answer; omit it"):
         classifier.look("a dog", answer="food")
 
@@ -268,8 +310,10 @@ def test_rows_that_cannot_be_used_are_reported_with_their_reasons():
         "(train.tsv:3), 1 without a label (train.tsv:4), 1 longer than 20 tokens (train.tsv:5)"
     )
     assert (len(examples), examples.where(0)) == (1, "data/train.tsv:1")
-    assert len(task.examples(rows_of(pairs), Report())) == 2, "only training has a limit"
-    with pytest.raises(DataError, match=r"no text is left to use: kept 0 of 1; dropped 1 without a label"):
+    assert len(task.examples(rows_of(pairs), Report())) == 3, "only training has a limit, and needs a known label"
+    with pytest.raises(
+        DataError, match=r"no text with a known label is left to use: kept 0 of 1; dropped 1 without a label"
+    ):
         task.examples(rows_of([("a dog", "")]), Report())
 
 
@@ -353,3 +397,33 @@ def test_learned_positions_must_have_room_for_start_and_end():
     with pytest.raises(ConfigError, match=r"too few for data\.longest = 256 with start and end; make it at least 258"):
         recipe_of(model={"positions": "learned", "max_length": 257})
     recipe_of(model={"positions": "learned", "max_length": 258})
+
+
+def test_hidden_tokens_are_guessed_with_the_weight_of_the_recipe(tmp_path):
+    rows = [Row((f"good film {number}", "yes"), "a.tsv", number) for number in range(5)]
+    rows += [Row((f"bad plot {number}", "no"), "a.tsv", number) for number in range(5, 12)]
+
+    def losses(masked: float) -> tuple[float, float]:
+        values = {"task": "classification", "data": {"train": "a.tsv"}, "text": {"vocabulary": 310}}
+        values["model"] = {"width": 20, "heads": 5, "dropout": 0.0}
+        values["loss"] = {"token_dropout": 0.5, "masked": masked}
+        recipe = check_recipe(values, "test")
+        task = Classification.prepare(rows, recipe)
+        task.configure(recipe)
+        examples = task.examples(rows, Report())
+        batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+        torch.manual_seed(0)
+        model = task.build().train()
+        torch.manual_seed(1)
+        trained = task.loss(model, batch).item()
+        torch.manual_seed(1)
+        kept = (task.tokenizer.start, task.tokenizer.end)
+        tokens = hide_tokens(batch.tokens, 0.5, task.tokenizer.pad, kept)
+        guesses = model.logits(task._hidden_states(model, tokens, batch.lengths)).log_softmax(-1)
+        right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][tokens != batch.tokens]
+        return trained, -right.mean().item() * len(rows)
+
+    (plain, _), (both, guessed) = losses(0.0), losses(0.25)
+    assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"loss\.token_dropout = 0 hides none"):
+        check_recipe({"task": "classification", "data": {"train": "a.tsv"}, "loss": {"masked": 0.3}}, "test")

@@ -12,6 +12,9 @@ import torch
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.explore import Scene
+from clearhead.explore.live_model import LiveModel
+from clearhead.lens import Record
 from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks import Tagging
@@ -44,8 +47,7 @@ dev = "dev.conll"
 [text]
 vocabulary = 320
 letter_case = true
-bigrams = 50
-neighbours = 3
+convolutions = 2
 
 [model]
 shape = "tiny"
@@ -264,7 +266,7 @@ def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_
     scores = tagger.evaluate(tmp_path / "new.conll")
     assert scores["entity_recall"] == 0.5
     assert scores["note"] == (
-        f"1 entities with a label that is not in the training data (first {tmp_path / 'new.conll'}:4)"
+        f"1 entity with a label that is not in the training data, counted as missed (first {tmp_path / 'new.conll'}:4)"
     )
     rows = list(Tagging.read(tmp_path / "new.conll"))
     assert len(tagger.task.examples(rows, Report()).rows) == 2, "the loss on dev takes them as O"
@@ -328,7 +330,7 @@ def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
     text = tagger.task.report(found.rows, found.predictions)
     assert "I-PER" not in text
     assert text.count("weighted avg") == 2
-    assert "1 tags out of sequence, repaired as conlleval reads them" in text
+    assert "1 tag out of sequence, repaired as conlleval reads it" in text
     names, matrix = tagger.task.confusion(found.rows, found.predictions)
     assert names == ["LOC", "PER", "O"]
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -356,6 +358,32 @@ def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
     assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
     with pytest.raises(DataError, match="the task tagging cannot use --answer; omit it"):
         tagger.look("Anna", answer="PER")
+
+
+def test_a_look_shows_what_training_never_saw_as_the_text_has_it(tagger, tmp_path):
+    record = tagger.look("Anna saw 住 and 😀 , ROME")
+    record.save(tmp_path / "one.record")
+    for call in (record.calls[0], Record.load(tmp_path / "one.record").calls[0]):
+        unknown = [number == tagger.task.tokenizer.pad for number in call.ids["tokens"][0].tolist()]
+        texts = call.texts("tokens", 0, [0])
+        assert [text for text, hidden in zip(texts, unknown, strict=True) if hidden][:2] == ["▁住", "▁😀"]
+        assert "".join(texts[1:-1]).replace("▁", "") == "Annasaw住and😀,ROME", "in the letter case of the text"
+        assert call.text("tokens", 0, texts.index("▁住"), [0]) == "▁住"
+        (note,) = call.about["notes"]
+        assert note.startswith("read as unknown, for the vocabulary lacks them: 住, 😀")
+    record.label(lambda number: f"#{number}")
+    assert record.calls[0].texts("tokens", 0, [0])[0] == f"#{tagger.task.tokenizer.start}", "labels of one's own win"
+
+
+def test_the_page_of_a_tagger_has_its_entities_and_works_without_heads(tagger):
+    live = LiveModel.from_predictor(tagger)
+    record = live.look("Anna saw Rome")
+    output = Scene(record).to_json()["output"]
+    assert output["axis"] == "", "it writes no tokens"
+    assert [part[:2] for part in output["parts"]] == [["Anna", "PER"], [" saw ", ""], ["Rome", "LOC"]]
+    assert output["parts"][1][2] is None
+    assert 0 < output["parts"][0][2] <= 1
+    assert live.answer_without(record, 0, {record.names[0]: [0]})["before_text"] == "[Anna](PER) saw [Rome](LOC)"
 
 
 def test_a_long_text_is_looked_at_in_windows_that_show_it_once(tagger):
@@ -436,16 +464,6 @@ def test_chinese_is_read_character_by_character(tmp_path):
     assert fresh.pieces == [task.tokenizer.pad], "a character that training never saw is unknown, not spelled in bytes"
 
 
-def test_pairs_of_words_are_numbered_from_training_data_within_a_sentence(tmp_path):
-    sentences = [[("Anna", "B-PER"), ("Lee", "I-PER")], [("Anna", "B-PER"), ("Lee", "I-PER")], [("Lee", "O")]]
-    rows = rows_of(sentences, tmp_path)
-    task = Tagging.prepare(rows, recipe_of(text={"vocabulary": 320, "bigrams": 9}))
-    assert task.bigrams == ["Lee\n", "Anna\nLee"], "those that occur twice, the most frequent first"
-    assert task.encoder.number_bigrams(["Anna", "Lee", "Anna"]) == [2, 0, 0]
-    task.save(tmp_path)
-    assert Tagging.load(tmp_path, task.config, task.settings).bigrams == task.bigrams
-
-
 # loss
 
 
@@ -456,7 +474,7 @@ def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
     model = task.build().double().eval()
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()) + 2,)))
-    scores = model.word_scores(*batch[:4], batch.words).log_softmax(-1)
+    scores = model.word_scores(model.encode(*batch[:3]), batch.words).log_softmax(-1)
     by_hand = -sum(
         scores[row, word, tag].item()
         for row, tags in enumerate(batch.tags.tolist())
@@ -484,14 +502,39 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     task.configure(recipe)
     tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
     torch.manual_seed(0)
-    pairs = torch.full_like(tokens, 5)
-    hidden = task._hide_pieces(TaggedWords(tokens, lengths, tokens, pairs, tokens, lengths, tokens))
-    assert hidden.tokens.tolist() == [[1, 0, 0, 2, 0], [1, 2, 0, 0, 0]]
-    assert hidden.bigrams.tolist() == [[0, 0, 0, 5, 5], [5, 5, 5, 5, 5]], "a pair with a hidden word would reveal it"
+    hidden = task._draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens))
+    assert hidden.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     examples = task.examples(rows, Report())
     batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
     model = task.build().eval()
     assert task.loss(model, batch).item() == task.loss(model, batch).item()
+
+
+def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
+    rows = rows_of(tagged(7, seed=3), tmp_path)
+
+    def losses(masked: float) -> tuple[float, float]:
+        model = {"width": 20, "heads": 5, "dropout": 0.0}
+        recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.5}, loss={"masked": masked}, model=model)
+        task = Tagging.prepare(rows, recipe)
+        task.configure(recipe)
+        examples = task.examples(rows, Report())
+        batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+        torch.manual_seed(0)
+        tagger = task.build().train()
+        torch.manual_seed(1)
+        trained = task.loss(tagger, batch).item()
+        torch.manual_seed(1)
+        places = task._draw_hidden(batch)
+        tokens = batch.tokens.masked_fill(places, task.encoder.unknown_piece)
+        guesses = tagger.logits(tagger.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
+        right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][places]
+        return trained, -right.mean().item() * int(batch.word_lengths.sum())
+
+    (plain, _), (both, guessed) = losses(0.0), losses(0.25)
+    assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"text\.unknown = 0 hides none"):
+        recipe_of(text={"vocabulary": 320, "unknown": 0.0}, loss={"masked": 0.3})
 
 
 def test_smoothing_and_crf_are_refused_together():
@@ -528,16 +571,16 @@ def test_a_plain_tagger_scores_words_as_transformers_scores_their_first_pieces(t
     words = torch.tensor([[1, 4, 9], [1, 2, 5], [1, 0, 0]])
     with torch.no_grad():
         logits = theirs(tokens, attention_mask=(torch.arange(11) < lengths[:, None]).long()).logits
-        scores = model.word_scores(tokens, lengths, torch.zeros_like(tokens), torch.zeros_like(tokens), words)
+        scores = model.word_scores(model.encode(tokens, lengths, torch.zeros_like(tokens)), words)
     wanted = logits.gather(1, words[:, :, None].expand(-1, -1, 5))
     for row, count in enumerate((3, 3, 1)):
         assert torch.allclose(scores[row, :count], wanted[row, :count], atol=1e-5)
 
 
-@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"bigrams": 7}, {"neighbours": 3}])
+@pytest.mark.parametrize("extra", [{"crf": True}, {"cases": True}, {"convolutions": 2}])
 def test_what_transformers_cannot_express_is_refused(extra, tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|bigrams|neig)"
+        CheckpointError, match=r"a Hugging Face checkpoint has no place for (first_tag|cases|convolutions)"
     ):
         clearhead.to_huggingface(Tagger(BERT, **extra), tmp_path)
     assert not list(tmp_path.iterdir())

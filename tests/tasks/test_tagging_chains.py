@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.tasks.tagging import linear_chain
 from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.linear_chain import (
     IMPOSSIBLE,
@@ -152,3 +153,24 @@ def test_every_word_is_scored_once_and_far_from_the_edges(pieces, size):
         }
         own = next(window for window in windows if window.first <= word < window.last)
         assert margins[own] >= max(margins.values()) - 4, "farthest from an edge, but for the size of a word"
+
+
+def test_many_tags_are_computed_in_parts_with_the_same_results(monkeypatch):
+    torch.manual_seed(1)
+    emissions, lengths = torch.randn(3, 5, 7, dtype=torch.float64), torch.tensor([5, 2, 4])
+    parts = [torch.randn(7), torch.randn(7, 7), torch.randn(7)]
+
+    def run() -> list[torch.Tensor]:
+        own = [part.double().requires_grad_() for part in parts]
+        given = emissions.clone().requires_grad_()
+        steps = linear_chain.Steps(*own)
+        total = linear_chain.log_partition(given, lengths, steps)
+        total.sum().backward()
+        backward = linear_chain.backward_messages(given, lengths, steps).detach()
+        best = linear_chain.viterbi(given.detach(), lengths, linear_chain.Steps(*(part.detach() for part in own)))
+        return [total.detach(), given.grad, *(part.grad for part in own), backward, best]
+
+    whole = run()
+    monkeypatch.setattr(linear_chain, "PAIRS", 3 * 7 * 2)  # two columns at a time
+    for one, other in zip(whole, run(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -72,7 +72,7 @@ class LiveModel:
         """One result a call. A text that was read in several calls is answered once as a whole."""
         calls = [record.calls[number] for number in numbers]
         with self.lock, torch.inference_mode(), ablate(self.model, heads):
-            again = [self._repeat(_restore_trace(one)) for one in calls]
+            again = [self._repeat(one) for one in calls]
             texts: dict[int, str] = {}
             if any(one.about.get("text") and not one.about.get("given") for one in calls):
                 own = option_names(self.task.options, "look")
@@ -83,8 +83,11 @@ class LiveModel:
         new = [texts.get(number) for number in numbers]
         return [_compare_answers(*one) for one in zip(calls, again, new, strict=True)]
 
-    def _repeat(self, trace: Trace) -> CallMetadata:
-        """The answer to a forward pass that was made before."""
+    def _repeat(self, call: Forward) -> CallMetadata:
+        """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
+        trace = _restore_trace(call)
+        if not trace.writes:
+            return {}
         return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
 
     def measure_effects(
@@ -94,10 +97,9 @@ class LiveModel:
         call = record.calls[number]
         if call.about.get("loss") is None:
             return None
-        trace = _restore_trace(call)
 
         def loss() -> float:
-            value = self._repeat(trace)["loss"]
+            value = self._repeat(call)["loss"]
             assert value is not None, "the recorded call has one"
             return value
 

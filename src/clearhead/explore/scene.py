@@ -164,9 +164,11 @@ class Scene:
         if not self.details.get("text") and not self.details.get("next"):
             return None  # an encoder writes nothing
         writes = self._decoder_axis == "target" and "written" in self.axes
+        answers = not self.details.get("writes") and not self.details.get("next")  # an encoder: labels, no tokens
         return {
             "text": self.details.get("text", ""),
-            "axis": "written" if writes else "tokens",
+            "parts": self.details.get("parts", []),
+            "axis": "" if answers else "written" if writes else "tokens",
             "shift": 0 if writes else 1,
             "next": self.details.get("next"),
             "loss": self.details.get("loss"),
@@ -237,6 +239,8 @@ def read_details(forward: Forward) -> CallMetadata:
     for name in lists:
         if _is_list(about.get(name), str):
             found[name] = about[name]
+    if isinstance(parts := about.get("parts"), list) and all(map(_is_part, parts)):
+        found["parts"] = parts
     if is_number(about.get("loss")):
         found["loss"] = about["loss"]
     if isinstance(about.get("next"), list):
@@ -263,6 +267,12 @@ def _read_ablation(given: Any) -> AblatedAnswer | None:
 
 def _is_list(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a value is a `MarkedPart`."""
+    fits = isinstance(value, list) and len(value) == 3 and all(isinstance(one, str) for one in value[:2])
+    return fits and (value[2] is None or is_number(value[2]))
 
 
 def _split_name(name: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from clearhead.lens.record.attention_views import AblatedAnswer, TokenChance
+from clearhead.lens.record.attention_views import AblatedAnswer, MarkedPart, TokenChance
 
 
 class AxisExtras(TypedDict, total=False):
@@ -63,7 +63,8 @@ class OutputJson(TypedDict):
     """What the model wrote."""
 
     text: str
-    axis: str
+    parts: list[MarkedPart]  # the text with its entities or labels marked; empty if it has none
+    axis: str  # of the tokens that were written; empty if the model writes labels instead of tokens
     shift: int  # 0 if row i of the axis is the i-th token written, 1 if it is the token read before
     next: list[list[TokenChance] | None] | None  # at each place, the most probable tokens
     loss: float | None  # nats a token

@@ -129,9 +129,11 @@ class Encoder(_Model):
         segments: Int[Tensor, "batch tokens"] | None = None,
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
+        """Hidden states of all tokens, or only of those at `places`, which saves most of the last layer."""
         x = self._embed(tokens, vectors)
-        hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
+        hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask, places=places)
         return hidden
 
 
@@ -244,6 +246,15 @@ class EncoderDecoder(_Model):
             cache=cache,
         )
         return hidden
+
+    def token_scores(
+        self,
+        source: Int[Tensor, "batch source"],
+        target: Int[Tensor, "batch target"],
+        source_mask: Mask | None = None,
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        """Scores of the next token after each token of the target, before the softmax, in one forward pass."""
+        return self.logits(self(source, target, source_mask))
 
 
 def initialise(model: _Model) -> None:

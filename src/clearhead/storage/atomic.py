@@ -7,6 +7,7 @@ that is alive holds a lock on its own.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -25,6 +26,7 @@ from clearhead.storage.json_files import read_json, write_json
 from clearhead.storage.locks import lock_folder
 
 TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders
+EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 WITHOUT_LOCKS = 24 * 3600  # seconds after which a temporary folder counts as abandoned where nothing can be locked
 
 
@@ -130,6 +132,52 @@ def move_into_place(fresh: Path, final: Path) -> None:
     """Renames a file or folder in one step, over a file or an empty folder, and flushes the new name to the disk."""
     os.replace(fresh, final)
     flush_to_disk(final.parent)
+
+
+def replace_folder(fresh: Path, final: Path) -> None:
+    """Puts a folder in the place of another, which is removed; both must be on the same file system.
+
+    Where the system can exchange two names (Linux), it is one step. Elsewhere there is a moment without `final`: after
+    a kill in that moment `restore_replaced` brings the old one back.
+    """
+    if _exchange(fresh, final):
+        flush_to_disk(final.parent)
+        shutil.rmtree(fresh)
+        return
+    aside = _replaced_path(final)
+    while True:
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(final, aside)
+        try:
+            move_into_place(fresh, final)
+            break
+        except OSError as error:  # another process has brought the old one back in between
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def restore_replaced(final: Path) -> None:
+    """Brings a folder back that a process was about to replace when it was killed."""
+    aside = _replaced_path(final)
+    if aside.is_dir() and not final.exists():
+        with suppress(OSError):  # another process was faster
+            os.replace(aside, final)
+
+
+def _replaced_path(final: Path) -> Path:
+    return final.parent / f".{final.name}.replaced"
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the names of two folders in one step; False where the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # no Linux, or an old C library
+        return False
+    here = -100  # AT_FDCWD: paths are relative to the working directory
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), EXCHANGE) == 0)
 
 
 def _make_locked(final: Path) -> tuple[Path, int | None]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
     from clearhead.text.batches import Batch
+    from clearhead.text.report import Flaw
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 InputT = TypeVar("InputT")
@@ -124,6 +125,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
+    baseline_learns: ClassVar[bool] = True  # whether `baseline` needs the training rows
     # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
     actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
@@ -214,6 +216,11 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         This is the only place where one is made: trainer, model folder and memory check call it.
         """
 
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        """The stacks of layers that the model of such a recipe has: "encoder", "decoder" or both, in this order."""
+        return ("encoder",)
+
     def input_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
         return getattr(self, "tokenizer", None)
@@ -226,9 +233,12 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            plain = {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
-            head = {} if cls.predicts_tokens else plain
-            return start.config.change(**{"labels": None, **head, **sizes, **changes})
+            stacks = cls.stacks(recipe)
+            config = start.adapt_config(stacks, predicts_tokens=cls.predicts_tokens)
+            if stacks == ("decoder",) == start.stacks:
+                # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
+                sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
+            return config.change(**{**sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 
     @classmethod
@@ -280,14 +290,23 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
+    def stream_notes(self, given: InputT) -> list[str]:
+        """What the user should know about an input before its answer is streamed, such as that it is cut."""
+        return []
+
     def row_problem(self, row: Row) -> str | None:
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
         return None
 
+    def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
+        """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""
+        return {}
+
     @torch.no_grad()
     def evaluate(self, model: ModelT, rows: Sequence[Row], options: OptionsT) -> Evaluation:
-        """Scores of a model's answers; a `note` says which rows were left out, if any were."""
+        """Scores of a model's answers; a `note` says which rows were left out, and what is wrong in others."""
         from clearhead.text import Report, Row
+        from clearhead.text.report import describe_flaws
 
         report, usable = Report(), list[Row]()
         for row in rows:
@@ -302,7 +321,8 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         scores = self.score(usable, predictions, options)
         missing = {*self.metrics, self.metric} - scores.keys()
         assert not missing, f"score of {self.name} gives {', '.join(scores)}; metrics promises {', '.join(missing)}"
-        return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, predictions)
+        notes = [*([str(report)] if report.dropped else []), *describe_flaws(usable, self.find_flaws)]
+        return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
 
     def report(self, rows: Sequence[Row], predictions: Sequence[Any]) -> str:
         """The tables that `evaluate --report` prints below the scores."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.model.transformer import Vocabulary
@@ -23,6 +23,17 @@ def token_loss(
     """
     logits = words.logits(hidden).flatten(0, 1)
     return F.cross_entropy(logits, labels.flatten(), ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing)
+
+
+def masked_token_loss(
+    words: Vocabulary,
+    hidden: Float[Tensor, "batch tokens width"],
+    tokens: Int[Tensor, "batch tokens"],
+    places: Bool[Tensor, "batch tokens"],
+) -> Float[Tensor, ""]:
+    """The mean cross-entropy of the tokens at `places`, which the model did not see; 0 if there are none."""
+    total = token_loss(words, hidden, tokens.masked_fill(~places, UNCOUNTED), 0.0)
+    return total / places.sum().clamp(min=1)
 
 
 def consistency_loss(scores: Float[Tensor, "*rows labels"], others: Float[Tensor, "*rows labels"]) -> Float[Tensor, ""]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.tasks.settings import Options
+
+MOST_NAMED = 8  # unknown words in a note
+
+
+class AnswerPart(NamedTuple):
+    """A part of an answer: plain text, or an entity or label with its probability."""
+
+    text: str
+    label: str = ""  # of an entity
+    score: float | None = None  # None: plain text between entities
 
 
 class Trace(NamedTuple):
@@ -23,6 +34,19 @@ class Trace(NamedTuple):
     text: str = ""  # the answer
     given: bool = False  # by the user: the model itself might have answered something else
     notes: Sequence[str] = ()
+    # The text of each token as the input has it, by the keys of `reads`; the tokenizer's pieces where it is missing.
+    surfaces: Mapping[str, Sequence[str]] = MappingProxyType({})
+    parts: Sequence[AnswerPart] = ()  # the answer with its entities or labels marked
+
+
+def note_unknown(words: Sequence[str]) -> list[str]:
+    """A note for the page of `look` on parts of a text that the model reads as unknown; none if there are none.
+
+    >>> note_unknown(["住", "😀"])
+    ['read as unknown, for the vocabulary lacks them: 住, 😀']
+    """
+    more = ", …" if len(words) > MOST_NAMED else ""
+    return [f"read as unknown, for the vocabulary lacks them: {', '.join(words[:MOST_NAMED])}{more}"] if words else []
 
 
 @runtime_checkable

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from clearhead.formatting import format_count
 from clearhead.text.corpora import Row
 
 SHOWN = 3  # places named for each reason
+
+
+class Flaw(NamedTuple):
+    """What is wrong in a row that is used all the same, in words that follow a number: for one, and for several."""
+
+    one: str
+    several: str
 
 
 class Report:
@@ -23,7 +33,7 @@ class Report:
 
     def __init__(self) -> None:
         self.kept = 0
-        self.flaws: dict[str, int] = {}
+        self.flaws: dict[Flaw, int] = {}
         self.dropped: dict[str, int] = {}
         self.places: dict[str, list[Row]] = {}
         self.remarks: dict[str, int] = {}
@@ -40,17 +50,17 @@ class Report:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self._remember(row, reason)
 
-    def add_flaw(self, row: Row, what: str, count: int = 1) -> None:
-        """Counts what was wrong in a row that is used all the same: "tags out of sequence".
+    def add_flaw(self, row: Row, flaw: Flaw, count: int = 1) -> None:
+        """Counts what was wrong in a row that is used all the same.
 
         >>> report = Report()
         >>> report.keep()
-        >>> report.add_flaw(Row(("",), "data/train.conll", 9), "tags out of sequence", 2)
+        >>> report.add_flaw(Row(("",), "data/train.conll", 9), Flaw("tag out of sequence", "tags out of sequence"), 2)
         >>> print(report)
         kept 1 of 1; flaws: 2 tags out of sequence (train.conll:9)
         """
-        self.flaws[what] = self.flaws.get(what, 0) + count
-        self._remember(row, what)
+        self.flaws[flaw] = self.flaws.get(flaw, 0) + count
+        self._remember(row, flaw.several)
 
     def _remember(self, row: Row, reason: str) -> None:
         places = self.places.setdefault(reason, [])
@@ -72,16 +82,16 @@ class Report:
                 reason: {"count": count, "first": [place.where for place in self.places[reason][:SHOWN]]}
                 for reason, count in counts.items()
             }
-            for counts in (self.dropped, self.flaws)
+            for counts in (self.dropped, {flaw.several: count for flaw, count in self.flaws.items()})
         )
         return {"kept": self.kept, "dropped": dropped, **({"flaws": flaws} if flaws else {})}
 
     def __str__(self) -> str:
         remarks = [f"{count:,} {what}" for what, count in self.remarks.items()]
         parts = [", ".join([f"kept {self.kept:,} of {self.total:,}", *remarks])]
-        for verb, counts in (("dropped", self.dropped), ("flaws:", self.flaws)):
-            reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in counts.items()]
-            parts += [f"{verb} {', '.join(reasons)}"] if reasons else []
+        reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in self.dropped.items()]
+        flaws = [f"{format_count(count, *flaw)} ({self._where(flaw.several)})" for flaw, count in self.flaws.items()]
+        parts += [f"{verb} {', '.join(some)}" for verb, some in (("dropped", reasons), ("flaws:", flaws)) if some]
         return "; ".join(parts)
 
     def _where(self, reason: str) -> str:
@@ -91,3 +101,13 @@ class Report:
             said.append(f":{place.line}" if place.file == last else f"{Path(place.file).name}:{place.line}")
             last = place.file
         return ", ".join(said + ["…"] * (len(self.places[reason]) > SHOWN))
+
+
+def describe_flaws(rows: Iterable[Row], find: Callable[[Row], Mapping[Flaw, int]]) -> list[str]:
+    """A line for each kind of flaw that `find` finds in rows: how many there are, and where the first one is."""
+    counts, first = Counter[Flaw](), dict[Flaw, str]()
+    for row in rows:
+        for flaw, count in find(row).items():
+            counts[flaw] += count
+            first.setdefault(flaw, row.where)
+    return [f"{format_count(count, *flaw)} (first {first[flaw]})" for flaw, count in counts.items()]

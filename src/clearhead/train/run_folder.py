@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clearhead.errors import CheckpointError, ConfigError
-from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, temporary_path
+from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, restore_replaced, temporary_path
 from clearhead.tasks import TASKS
 from clearhead.tasks.settings import Section
 from clearhead.train.recipe import CHANGEABLE, Recipe, check_recipe, to_toml
@@ -18,6 +18,7 @@ HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n
 FILES = (
     "recipe.toml",
     "report.txt",
+    "start.json",
     "task",
     "checkpoints",
     "metrics.jsonl",
@@ -32,6 +33,7 @@ FILES = (
 
 def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:
     """Prepares and locks a run folder until `held` is closed; returns where an old run was moved, if overwritten."""
+    restore_replaced(where / "model")
     inside, saved = _list_folder(where, resume), where / "recipe.toml"
     ours = saved.is_file() and saved.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
     strange = [name for name in inside if not _belongs_to_run(name) or not (ours or name.startswith("."))]
@@ -105,7 +107,9 @@ def _lock(where: Path, held: ExitStack) -> None:
 
 def _belongs_to_run(name: str) -> bool:
     """Whether a run writes a file of this name, temporary names included."""
-    return name in FILES or (name.startswith(".") and name[1:].split(TEMPORARY_MARK)[0] in FILES)
+    return name in FILES or (
+        name.startswith(".") and name[1:].removesuffix(".replaced").split(TEMPORARY_MARK)[0] in FILES
+    )
 
 
 def _read_saved(saved: Path) -> Recipe:

@@ -32,6 +32,7 @@ class Pending(Protocol):
 
 
 TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON
+MarkedPart = list[str | float | None]  # [text, label of an entity, probability; None for plain text]
 
 
 class AblatedAnswer(TypedDict, total=False):
@@ -53,6 +54,8 @@ class CallMetadata(TypedDict, total=False):
     text: str  # the answer
     given: bool  # whether the answer was given, instead of written by the model
     notes: list[str]
+    parts: list[MarkedPart]  # the answer with its entities or labels marked
+    surfaces: dict[str, list[str]]  # the text of each token as the input has it, where it is not that of `labels`
     written: list[int]  # the tokens of the answer, and their texts
     writes: list[str]
     next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
@@ -101,13 +104,23 @@ class Forward:
         numbers = self._numbers(kind, sample, inputs)
         if kind is None or numbers is None or not position < len(numbers):
             return None
-        return self.labels.get(kind, {}).get(int(numbers[position]))
+        surfaces = self._surfaces(kind, len(numbers))
+        return self.labels.get(kind, {}).get(int(numbers[position])) if surfaces is None else surfaces[position]
 
     def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
         """The labels of all tokens of a text, None where unknown."""
         numbers = self._numbers(kind, sample, inputs)
-        known = {} if kind is None else self.labels.get(kind, {})
-        return [] if numbers is None else [known.get(number) for number in numbers.tolist()]
+        if kind is None or numbers is None:
+            return [] if numbers is None else [None] * len(numbers)
+        known = self.labels.get(kind, {})
+        return list(self._surfaces(kind, len(numbers)) or map(known.get, numbers.tolist()))
+
+    def _surfaces(self, kind: str, count: int) -> list[str] | None:
+        """The tokens as the input has them; None if they are not known, or not of all `count` tokens."""
+        kinds = self.about.get("surfaces")
+        found = kinds.get(kind) if isinstance(kinds, dict) else None
+        fits = isinstance(found, list) and len(found) == count and all(isinstance(one, str) for one in found)
+        return found if fits else None
 
     def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
         """The token ids of a sample."""

@@ -8,11 +8,8 @@ The files of the change before stay, for processes that are just reading them.
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +21,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from clearhead.errors import CheckpointError, ConfigError, PackageError
-from clearhead.storage import CHECKSUMS, check_format, commit_files, flush_to_disk, lock_folder, read_json
+from clearhead.storage import CHECKSUMS, check_format, commit_files, flush_to_disk, read_json
 
 FORMAT = 1
 NAME = re.compile(r"answers-(\d+)\.(jsonl|safetensors)")
 MANY = 16  # questions from which on one matrix product is faster than the library's search
 CELLS = 2**24  # similarities that are computed at once
-PATIENCE = 10.0  # seconds to wait for another process that changes the same index
 
 Vectors = NDArray[np.float32]
 
@@ -149,25 +145,6 @@ def find_generation(folder: Path) -> int | None:
     names = read_json(listing).get("files", {}) if listing.exists() else [path.name for path in folder.iterdir()]
     numbers = [int(found[1]) for name in names if (found := NAME.fullmatch(name))]
     return max(numbers, default=None)
-
-
-@contextmanager
-def lock_index(folder: Path) -> Iterator[None]:
-    """Context manager: no other process changes the index in this folder."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            lock = lock_folder(folder)
-            break
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise ConfigError(f"another process is changing {folder}; try again when it is done") from None
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def replace_index(folder: Path, index: AnswerIndex) -> None:

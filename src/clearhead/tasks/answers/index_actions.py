@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import format_count
-from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, lock_index, replace_index
+from clearhead.storage import hold_lock
+from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, replace_index
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -42,11 +43,11 @@ def run_action(
         return _list_answers(_open_index(folder), [_parse_id(one) for one in arguments], as_json)
     if action == "add":
         pairs = _read_pairs(arguments, read)
-        with lock_index(folder):
+        with hold_lock(folder):
             return _add_pairs(folder, pairs, encode, towers)
     if not arguments:
         raise ConfigError("remove needs the ids of answers; clearhead answers MODEL list shows them")
-    with lock_index(folder):
+    with hold_lock(folder):
         index, ids = _open_index(folder), list(dict.fromkeys(_parse_id(one) for one in arguments))
         known = index.answers
         replace_index(folder, index.remove(ids))

@@ -46,12 +46,13 @@ from clearhead.tasks.answers.hard_negatives import mine_negatives
 from clearhead.tasks.answers.index_actions import ACTIONS, Encode, carry_changes, run_action
 from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
-from clearhead.tasks.answers.text_vectors import enclose, encode_texts, pool_tokens
+from clearhead.tasks.answers.text_vectors import encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
 from clearhead.tasks.label_tables import count_confusions
 from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
-from clearhead.tasks.trace import Trace
+from clearhead.tasks.text_windows import enclose, surface_windows
+from clearhead.tasks.trace import AnswerPart, Trace
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -144,7 +145,8 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         return PairExamples(questions, answers, known, own, pad=pad, negatives=self.section.hard_negatives)
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [enclose(self.tokenizer, tokens) for tokens in self.tokenizer.encode_all(texts)]
+        ends = (self.tokenizer.start, self.tokenizer.end)
+        return [enclose([tokens], *ends) for tokens in self.tokenizer.encode_all(texts)]
 
     def row_problem(self, row: Row) -> str | None:
         question, answer = _clean(row)
@@ -334,7 +336,10 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         if answer is not None:
             raise DataError("the task answers cannot use --answer; omit it")
         [prediction] = self.predict(model, [given], options)
-        return [Trace({"tokens": enclose(self.tokenizer, self.tokenizer.encode(given))}, text=prediction.text)]
+        [(tokens, surfaces)] = surface_windows(self.tokenizer, [given], None)
+        score = prediction.matches[0].score if prediction.known and prediction.matches else None
+        parts = [AnswerPart(prediction.text, "", score)]
+        return [Trace({"tokens": tokens}, (), prediction.text, False, prediction.notes, {"tokens": surfaces}, parts)]
 
     def run_trace(self, model: PooledEncoder, trace: Trace) -> None:
         model(torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device))

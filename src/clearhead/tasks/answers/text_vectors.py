@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import PooledEncoder
+from clearhead.tasks.text_windows import enclose
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
@@ -24,11 +25,6 @@ def pool_tokens(
 ) -> Float[Tensor, "batch width"]:
     """The vector of each text of a padded batch."""
     return model.pool(model(tokens, mask=Mask.padding(lengths, queries=True)), lengths)
-
-
-def enclose(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
-    """Tokens with start and end, so that even an empty text has something to look at."""
-    return [tokenizer.start, *tokens, tokenizer.end]
 
 
 @torch.no_grad()
@@ -45,7 +41,7 @@ def encode_texts(
     for place, tokens in enumerate(numbers):
         size = most or max(len(tokens), 1)
         for first in range(0, max(len(tokens), 1), size):
-            parts.append(enclose(tokenizer, tokens[first : first + size]))
+            parts.append(enclose([tokens[first : first + size]], tokenizer.start, tokenizer.end))
             owners.append(place)
     weight = model.vocabulary.words.weight
     total = torch.zeros(len(texts), model.config.width, device=weight.device)

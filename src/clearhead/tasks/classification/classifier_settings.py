@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from clearhead.errors import DataError
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
@@ -44,6 +44,8 @@ class ClassificationLoss(Section):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     token_dropout: float = Field(0.0, ge=0, lt=1)  # share of tokens that are hidden in training, others each time
+    # Hidden tokens are also predicted, as in masked language models; weight of that loss.
+    masked: float = Field(0.0, ge=0)
     # R-Drop (Liang et al. 2021): weight of the divergence between two passes with different dropout; 0: one pass.
     r_drop: float = Field(0.0, ge=0)
     # "balanced": each label weighs as much as any other, however rare; or { label = weight }.
@@ -65,6 +67,14 @@ class ClassificationRecipe(TaskRecipe):
     data: ClassificationData
     text: Text = Text()
     loss: ClassificationLoss = ClassificationLoss()
+
+    @model_validator(mode="after")
+    def _check_masked(self) -> ClassificationRecipe:
+        if self.loss.masked and not self.loss.token_dropout:
+            raise ValueError(
+                "loss.masked predicts hidden tokens, and loss.token_dropout = 0 hides none; set it to 0.15"
+            )
+        return self
 
 
 class LabelOptions(Options):

@@ -26,16 +26,17 @@ from clearhead.tasks.classification.classifier_examples import (
     TextExamples,
     hide_tokens,
     mark_segments,
-    text_windows,
 )
 from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
 from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
-from clearhead.tasks.losses import consistency_loss
+from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
+from clearhead.tasks.text_windows import mask_padding, surface_windows, text_windows
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
+from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 PAIRS = ("text", "other", "label")
 TOKENS = 1024  # of a batch in prediction, pads included: what a CPU's cache holds is computed fastest
 GPU_TOKENS = 32_768  # on other devices, where a batch should be large
+UNSEEN = Flaw(
+    "row with a label that is not in the training data, counted as wrong",
+    "rows with a label that is not in the training data, counted as wrong",
+)
 Input = str | tuple[str, str]
 
 
@@ -75,7 +80,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         self.metric = "macro_f1" if self.column.multi_label else "accuracy"
         self.temperature = 1.0  # that the model's scores were divided by
         self.thresholds = [0.5] * len(self.labels)
-        self.label_smoothing = self.token_dropout = self.r_drop = 0.0
+        self.label_smoothing = self.token_dropout = self.masked = self.r_drop = 0.0
         self.weights: Tensor | None = None  # of the labels in the loss
 
     @property
@@ -104,7 +109,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         from clearhead.text import read
 
         named = source if isinstance(source, Mapping) else columns or ()
-        return read(source, PAIRS if "other" in named else cls.columns, columns)
+        return read(source, PAIRS if "other" in named else cls.columns, columns, labels=("label",))
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Classification:
@@ -126,6 +131,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         assert isinstance(recipe, ClassificationRecipe)
         loss = recipe.loss
         self.label_smoothing, self.token_dropout, self.r_drop = loss.label_smoothing, loss.token_dropout, loss.r_drop
+        self.masked = loss.masked
         self.weights = None if loss.class_weights is None else torch.tensor(self._weigh(loss.class_weights))
 
     def _weigh(self, wanted: str | Mapping[str, float]) -> list[float]:
@@ -149,22 +155,28 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         used: list[Row] = []
         for row, parts in zip(rows, self._encode([self.input_of(row) for row in rows]), strict=True):
             windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
+            flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
+            elif flaws and recipe is not None:
+                report.drop(row, "with a label that is not in the training data")
             elif longest is not None and sum(map(len, parts)) > longest:
                 report.drop(row, f"longer than {longest} tokens")
             elif longest is not None and len(windows) > 1:
                 report.drop(row, f"longer than the model's {limit} positions")
             else:
                 report.keep()
+                for flaw, count in flaws.items():
+                    report.add_flaw(row, flaw, count)
                 if len(windows) > 1:
                     report.remark(f"longer than the model's {limit} positions (the loss is of the first ones)")
                 texts.append(windows[0])
                 answers.append(self._label_numbers(row))
                 used.append(row)
-        if not used:
-            raise DataError(f"no text is left to use: {report}")
-        return TextExamples(texts, answers, used, self.tokenizer.pad)
+        found = TextExamples(texts, answers, used, self.tokenizer.pad)
+        if not found.counts.any():
+            raise DataError(f"no text with a known label is left to use: {report}")
+        return found
 
     def input_of(self, row: Row) -> Input:
         return (row.values[0], row.values[1]) if self.pairs else row.values[0]
@@ -187,17 +199,24 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         labels = self.column.parse(written)
         if not labels and not self.column.multi_label:
             return "without a label"
-        if any(label not in self.labels for label in labels):
-            return "with a label that is not in the training data"
         return None if all(map(self._has_text, texts)) else "without a text"
+
+    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+        return {UNSEEN: 1} if self._unseen([row]) else {}
+
+    def _unseen(self, rows: Sequence[Row]) -> list[str]:
+        """The labels of these rows that are not in the training data."""
+        found = {label for row in rows for label in self.column.parse(row.values[-1])}
+        return sorted(found - set(self.labels))
 
     def _has_text(self, text: str) -> bool:
         return any(map(str.isalnum, text)) or bool(self.tokenizer.normal(text).strip())
 
     def _label_numbers(self, row: Row) -> int | list[float]:
+        """The index of the label, or a multi-hot row; labels that training never saw have no loss."""
         labels = self.column.parse(row.values[-1])
         if not self.column.multi_label:
-            return self.labels.index(labels[0])
+            return self.labels.index(labels[0]) if labels[0] in self.labels else UNCOUNTED
         return [float(label in labels) for label in self.labels]
 
     def _encode(self, inputs: Sequence[Input]) -> list[list[list[int]]]:
@@ -219,20 +238,36 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
     def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
         if not model.training:
             return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
-        scores = self._label_scores(model, batch.tokens, batch.lengths)
-        weights = None if self.weights is None else self.weights.to(scores)
-        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        scores, loss = self._training_pass(model, batch)
         if not self.r_drop:
             return loss
-        again = self._label_scores(model, batch.tokens, batch.lengths)
-        other = self._cross_entropy(again, batch.labels, self.label_smoothing, weights)
+        again, other = self._training_pass(model, batch)
         return (loss + other) / 2 + self.r_drop * self._divergence(scores, again)
+
+    def _training_pass(self, model: Classifier, batch: LabelledTexts) -> tuple[Tensor, Tensor]:
+        """Scores of the labels, with some tokens hidden, and their loss, with that of the hidden tokens."""
+        tokens = batch.tokens
+        if self.token_dropout:
+            kept = (self.tokenizer.start, self.tokenizer.end)
+            mask = self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+            tokens = hide_tokens(tokens, self.token_dropout, mask, kept)
+        hidden = self._hidden_states(model, tokens, batch.lengths)
+        scores = model.label_scores(hidden, batch.lengths, tokens)
+        weights = None if self.weights is None else self.weights.to(scores)
+        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        if self.masked:
+            places = tokens != batch.tokens
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
+            loss = loss + self.masked * len(tokens) * guesses
+        return scores, loss
 
     def _cross_entropy(
         self, scores: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
         if not self.column.multi_label:
-            return F.cross_entropy(scores, labels, weights, reduction="sum", label_smoothing=smoothing)
+            return F.cross_entropy(
+                scores, labels, weights, ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing
+            )
         aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
 
@@ -243,17 +278,21 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         return consistency_loss(one, other)
 
     def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
-        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
-        if model.training and self.token_dropout:
-            kept = (self.tokenizer.start, self.tokenizer.end)
-            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
-        hidden = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
+        first = tokens.new_zeros(len(tokens), 1) if model.pooler is not None else None  # all that the pooler reads
+        hidden = model(tokens, segments=self._segments(tokens), mask=mask_padding(tokens, lengths), places=first)
         return model.label_scores(hidden, lengths, tokens)
+
+    def _hidden_states(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
+        hidden: Tensor = model(tokens, segments=self._segments(tokens), mask=Mask.padding(lengths, queries=True))
+        return hidden
+
+    def _segments(self, tokens: Tensor) -> Tensor | None:
+        return mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
         """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
-        rows = [row for row in dev if not self.row_problem(row)]
+        rows = [row for row in dev if not self.row_problem(row) and not self.find_flaws(row)]
         if not rows:
             return
         logits, _ = self._logits(model, [self.input_of(row) for row in rows], LabelOptions())
@@ -315,8 +354,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     def report(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> str:
         right = [self.column.parse(row.values[-1]) for row in rows]
-        table = label_table(right, [one.answers for one in predictions], self.labels)
-        return format_label_table(table, self.labels)
+        labels = [*self.labels, *self._unseen(rows)]
+        return format_label_table(label_table(right, [one.answers for one in predictions], labels), labels)
 
     def confusion(
         self, rows: Sequence[Row], predictions: Sequence[LabelPrediction]
@@ -324,7 +363,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         if self.column.multi_label:
             raise ConfigError("texts with several labels have no confusion matrix; --report has a table of the labels")
         right = [self.column.parse(row.values[-1])[0] for row in rows]
-        return self.labels, count_confusions(right, [one.label for one in predictions], self.labels)
+        labels = [*self.labels, *self._unseen(rows)]
+        return labels, count_confusions(right, [one.label for one in predictions], labels)
 
     def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
         """TF-IDF with logistic regression; the texts of a pair are joined."""
@@ -348,15 +388,17 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         if answer is not None:
             raise DataError("the task classification cannot use --answer; omit it")
         checked = self.check_input(given)
-        [prediction], [parts] = self.predict(model, [checked], options), self._encode([checked])
-        windows = text_windows(parts, self._limit(), self.tokenizer.start, self.tokenizer.end)
+        [prediction] = self.predict(model, [checked], options)
         notes = [prediction.describe(), *prediction.notes]
-        return [Trace({"tokens": window}, text=prediction.text, notes=notes) for window in windows]
+        texts = checked if isinstance(checked, tuple) else (checked,)
+        return [
+            Trace({"tokens": tokens}, (), prediction.text, False, notes, {"tokens": surfaces}, prediction.parts())
+            for tokens, surfaces in surface_windows(self.tokenizer, texts, self._limit())
+        ]
 
     def run_trace(self, model: Classifier, trace: Trace) -> None:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
-        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
-        model(tokens, segments=segments)
+        model(tokens, segments=self._segments(tokens))
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return self.tokenizer.pieces(numbers)

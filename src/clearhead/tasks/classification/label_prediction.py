@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.tasks.base import Prediction
+from clearhead.tasks.trace import AnswerPart
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class LabelPrediction(Prediction):
         if self.labels is None:
             return f"the label is {sure[0]}"
         return f"the labels are {', '.join(sure)}" if sure else "it has none of the labels"
+
+    def parts(self) -> list[AnswerPart]:
+        """The labels with their probabilities, for the page of `look`."""
+        scores = self.scores or {}
+        marked = [AnswerPart(label, "", scores.get(label, self.score)) for label in self.answers]
+        return [one for part in marked for one in (AnswerPart(" "), part)][1:]
 
     def ranking(self) -> list[tuple[str, float | None]]:
         scores: dict[str, float | None] = {**(self.scores or {self.text: self.score})}

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.tasks.tagging.schemes import OUTSIDE, Span, read_tags
 from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.text.report import Flaw
 
-if TYPE_CHECKING:
-    from clearhead.text import Row
+REPAIRED = Flaw(
+    "tag out of sequence, repaired as conlleval reads it", "tags out of sequence, repaired as conlleval reads them"
+)
+MISPLACED = Flaw("entity that begins or ends inside a word", "entities that begin or end inside a word")
+UNSEEN = Flaw(
+    "entity with a label that is not in the training data, counted as missed",
+    "entities with a label that is not in the training data, counted as missed",
+)
 
 
-def find_flaws(sentence: Sentence, labels: Collection[str]) -> dict[str, int]:
+def find_flaws(sentence: Sentence, labels: Collection[str]) -> dict[Flaw, int]:
     """What is wrong in a sentence that can be used all the same, and how often; `labels` are those of training."""
-    flaws = {
-        "tags out of sequence, repaired as conlleval reads them": sentence.repairs,
-        "entities that begin or end inside a word": sentence.misplaced,
-        "entities with a label that is not in the training data": sum(
-            span.label not in labels for span in sentence.entities
-        ),
-    }
-    return {what: count for what, count in flaws.items() if count}
-
-
-def describe_flaws(rows: Sequence[Row], read: Callable[[Row], Sentence], labels: Collection[str]) -> list[str]:
-    """A line for each kind of flaw: how many there are, and where the first one is."""
-    counts, first = Counter[str](), dict[str, str]()
-    for row in rows:
-        for what, count in find_flaws(read(row), labels).items():
-            counts[what] += count
-            first.setdefault(what, row.where)
-    return [f"{count:,} {what} (first {first[what]})" for what, count in counts.items()]
+    strange = sum(span.label not in labels for span in sentence.entities)
+    flaws = {REPAIRED: sentence.repairs, MISPLACED: sentence.misplaced, UNSEEN: strange}
+    return {flaw: count for flaw, count in flaws.items() if count}
 
 
 def count_confusions(

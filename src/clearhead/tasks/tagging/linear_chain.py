@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.tasks.tagging.schemes import Legality
 
 IMPOSSIBLE = -1e9  # the score of an illegal step; finite, for the gradient of −∞ − −∞ is NaN
+PAIRS = 2**24  # of tags, over all sentences of a batch, that are scored at once: 64 MB in float32
 LARGEST = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence the best one
 
 
@@ -55,7 +57,7 @@ def viterbi(
     best = steps.first.double() + emissions[:, 0]
     before: list[Tensor] = []
     for word in range(1, words):
-        reached, origin = (best[:, :, None] + between).max(1)
+        reached, origin = _find_best_origins(best, between)
         going_on = (word < lengths)[:, None]
         best = torch.where(going_on, reached + emissions[:, word], best)
         before.append(torch.where(going_on, origin, torch.arange(tags, device=origin.device)))
@@ -116,7 +118,7 @@ def forward_messages(
     message = steps.first + emissions[:, 0]
     found = [message]
     for word in range(1, emissions.shape[1]):
-        reached = (message[:, :, None] + steps.between).logsumexp(1) + emissions[:, word]
+        reached = _sum_over_origins(message, steps.between) + emissions[:, word]
         message = torch.where((word < lengths)[:, None], reached, message)
         found.append(message)
     return torch.stack(found, 1)
@@ -130,7 +132,7 @@ def backward_messages(
     message = steps.last.expand(len(emissions), -1)
     found = [message]
     for word in range(emissions.shape[1] - 1, 0, -1):
-        reached = (steps.between + (message + emissions[:, word])[:, None, :]).logsumexp(2)
+        reached = _sum_over_origins(message + emissions[:, word], steps.between.T)
         message = torch.where((word < lengths)[:, None], reached, message)
         found.append(message)
     return torch.stack(found[::-1], 1)
@@ -164,6 +166,35 @@ class ChainProbabilities:
             following[continuing] = IMPOSSIBLE
             after = torch.from_numpy(following).logsumexp(0).item()
         return float(min(1.0, max(0.0, float(torch.tensor(score + after - self.total[sample]).exp()))))
+
+
+def _find_best_origins(best: Tensor, between: Tensor) -> tuple[Tensor, Tensor]:
+    """The best score with which each tag is reached, and the tag before it; (batch, tags) each."""
+    found = [(best[:, :, None] + part).max(1) for part in _split_columns(between, len(best))]
+    return torch.cat([one.values for one in found], 1), torch.cat([one.indices for one in found], 1)
+
+
+def _sum_over_origins(message: Tensor, between: Tensor) -> Tensor:
+    """For each tag the logarithm of the sum over all tags before it; (batch, tags).
+
+    All pairs of tags at once where they are few; of many, some columns at a time, computed again in the backward pass.
+    """
+    parts = _split_columns(between, len(message))
+    if len(parts) == 1:
+        return _reach(message, between)
+    if not torch.is_grad_enabled():
+        return torch.cat([_reach(message, part) for part in parts], 1)
+    return torch.cat([checkpoint(_reach, message, part, use_reentrant=False) for part in parts], 1)
+
+
+def _reach(message: Tensor, between: Tensor) -> Tensor:
+    return (message[:, :, None] + between).logsumexp(1)
+
+
+def _split_columns(between: Tensor, batch: int) -> tuple[Tensor, ...]:
+    """The columns in parts of so many that a batch has at most PAIRS pairs of tags."""
+    parts: tuple[Tensor, ...] = between.split(max(1, PAIRS // max(1, batch * len(between))), 1)
+    return parts
 
 
 def _widen(emissions: Tensor) -> Tensor:

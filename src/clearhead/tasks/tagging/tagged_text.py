@@ -10,6 +10,7 @@ from clearhead.tasks.base import Prediction
 from clearhead.tasks.tagging.entity_decoding import ScoredSpan
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities
+from clearhead.tasks.trace import AnswerPart
 
 
 class Entity(NamedTuple):
@@ -34,13 +35,23 @@ class TaggedText(Prediction):
 
     def mark_words(self, sentence: Sentence, first: int, last: int) -> str:
         """The part of the text from one word up to another, with its entities in brackets."""
+        parts = self.split_parts(sentence, first, last)
+        return "".join(part.text if part.score is None else f"[{part.text}]({part.label})" for part in parts)
+
+    def split_parts(self, sentence: Sentence, first: int, last: int) -> list[AnswerPart]:
+        """The same part of the text, split into its entities and the plain text between them."""
         if first == last:
-            return ""
-        begin = 0 if first == 0 else sentence.words[first][0]
-        end = len(sentence.text) if last == len(sentence.words) else sentence.words[last][0]
-        inside = [entity for entity in self.entities if entity.start < end and entity.end > begin]
-        spans = [Span(max(one.start, begin) - begin, min(one.end, end) - begin, one.label) for one in inside]
-        return mark_entities(sentence.text[begin:end], spans)
+            return []
+        text, done = sentence.text, 0 if first == 0 else sentence.words[first][0]
+        end = len(text) if last == len(sentence.words) else sentence.words[last][0]
+        parts = list[AnswerPart]()
+        for entity in self.entities:
+            if entity.start < end and entity.end > done:
+                begin, until = max(entity.start, done), min(entity.end, end)
+                parts += [AnswerPart(text[done:begin]), AnswerPart(text[begin:until], entity.label, entity.score)]
+                done = until
+        parts.append(AnswerPart(text[done:end]))
+        return [part for part in parts if part.text]
 
     @classmethod
     def describe(cls, sentence: Sentence, found: Sequence[ScoredSpan]) -> TaggedText:

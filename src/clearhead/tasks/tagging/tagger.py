@@ -1,30 +1,55 @@
-"""Tagger: an encoder with a score for each tag of each word, and optional CRF transitions."""
+"""Tagger: an encoder with a score for each tag of each word and optional CRF transitions, run over many sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention import Mask
+from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import ModelConfig, TokenClassifier
 from clearhead.tasks.tagging.linear_chain import Steps
-from clearhead.tasks.tagging.word_case import CASES
+from clearhead.tasks.tagging.tagging_examples import CASES, WindowTokens
+from clearhead.tasks.text_windows import mask_padding
+from clearhead.text.batches import Ragged, token_batches
 
 STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
+TOKENS = 1024  # of a batch, pads included: what a CPU's cache holds is computed fastest
+
+
+class _Convolution(nn.Module):
+    """One residual layer: every token is mixed with the token before and the token after it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.mix = nn.Conv1d(config.width, config.width, 3, padding="same")
+        self.dropout = nn.Dropout(config.dropout)
+        nn.init.xavier_uniform_(self.mix.weight)
+        if self.mix.bias is not None:
+            nn.init.zeros_(self.mix.bias)
+
+    def forward(
+        self, vectors: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens 1"] | None = None
+    ) -> Float[Tensor, "batch tokens width"]:
+        """`real` tells tokens from padding, which counts as nothing, like what is beyond the ends."""
+        inner = self.norm(vectors) if real is None else self.norm(vectors).masked_fill(~real, 0.0)
+        mixed: Tensor = self.dropout(nn.functional.gelu(self.mix(inner.transpose(1, 2)).transpose(1, 2)))
+        return vectors + mixed
 
 
 class Tagger(TokenClassifier):
     """A TokenClassifier that scores words by their first pieces.
 
-    With `crf` it learns scores of steps from tag to tag. Three things can be added to the embeddings of pieces: with
-    `cases` a vector for how the word is capitalised, with `bigrams` one for each of so many pairs of words (0: none of
-    them), and with `neighbours` a convolution over so many pieces. All start at zero.
+    With `crf` it learns scores of steps from tag to tag. With `cases` a vector for how the word is capitalised is
+    added to the embeddings of its pieces; it starts at zero. `convolutions` is how many layers of convolution over
+    three neighbouring pieces come before the first layer of attention.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, crf: bool = False, cases: bool = False, bigrams: int = 0, neighbours: int = 1
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, crf: bool = False, cases: bool = False, convolutions: int = 0) -> None:
         super().__init__(config)
         labels = config.labels
         assert labels is not None
@@ -32,14 +57,9 @@ class Tagger(TokenClassifier):
         self.next_tag = nn.Parameter(torch.zeros(labels, labels)) if crf else None
         self.last_tag = nn.Parameter(torch.zeros(labels)) if crf else None
         self.cases = nn.Embedding(len(CASES), config.width) if cases else None
-        self.bigrams = nn.Embedding(bigrams + 1, config.width) if bigrams else None
-        self.neighbours = None
-        if neighbours > 1:
-            self.neighbours = nn.Conv1d(config.width, config.width, neighbours, padding="same")
-        for part in (self.cases, self.bigrams, self.neighbours):
-            if part is not None:
-                for parameter in part.parameters():
-                    nn.init.zeros_(parameter)
+        if self.cases is not None:
+            nn.init.zeros_(self.cases.weight)
+        self.convolutions = nn.ModuleList(_Convolution(config) for _ in range(convolutions))
 
     def forward(
         self,
@@ -50,40 +70,38 @@ class Tagger(TokenClassifier):
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
         cases: Int[Tensor, "batch tokens"] | None = None,
-        bigrams: Int[Tensor, "batch tokens"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
-        """As of an Encoder; `cases` and `bigrams` are those of the words that tokens belong to, `lengths` of texts."""
-        if self.cases is None and self.bigrams is None and self.neighbours is None:
-            return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
+        """As of an Encoder; `cases` are those of the words that tokens belong to, `lengths` those of texts."""
+        if self.cases is None and not self.convolutions:
+            return super().forward(
+                tokens, vectors=vectors, segments=segments, positions=positions, mask=mask, places=places
+            )
         embedded = self._embed(tokens, vectors)
         if self.cases is not None and cases is not None:
             embedded = embedded + self.cases(cases)
-        if self.bigrams is not None and bigrams is not None:
-            embedded = embedded + self.bigrams(bigrams)
-        if self.neighbours is not None:
-            embedded = embedded + self._mix_neighbours(self.neighbours, embedded, lengths)
-        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask)
+        if self.convolutions:
+            real = None if lengths is None else _real_tokens(embedded, lengths)
+            embedded = self.dropout(embedded)
+            for convolution in self.convolutions:
+                embedded = convolution(embedded, real)
+        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask, places=places)
 
-    def _mix_neighbours(self, convolution: nn.Conv1d, vectors: Tensor, lengths: Tensor | None) -> Tensor:
-        """The convolution of the real tokens; padding counts as nothing, like what is beyond the ends."""
-        if lengths is not None:
-            real = torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None]
-            vectors = vectors.masked_fill(~real[..., None], 0.0)
-        mixed: Tensor = self.dropout(convolution(vectors.transpose(1, 2)).transpose(1, 2))
-        return mixed
-
-    def word_scores(
+    def encode(
         self,
         tokens: Int[Tensor, "batch tokens"],
         lengths: Int[Tensor, " batch"],
         cases: Int[Tensor, "batch tokens"],
-        bigrams: Int[Tensor, "batch tokens"],
-        words: Int[Tensor, "batch words"],
+    ) -> Float[Tensor, "batch tokens width"]:
+        """The hidden states of a padded batch."""
+        hidden: Tensor = self(tokens, mask=Mask.padding(lengths, queries=True), cases=cases, lengths=lengths)
+        return hidden
+
+    def word_scores(
+        self, hidden: Float[Tensor, "batch tokens width"], words: Int[Tensor, "batch words"]
     ) -> Float[Tensor, "batch words labels"]:
         """Scores of the tags of each word, given by the place of its first piece among the tokens."""
-        mask = Mask.padding(lengths, queries=True)
-        hidden = self(tokens, mask=mask, cases=cases, bigrams=bigrams, lengths=lengths)
         return self.label_scores(hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2])))
 
     def steps(self) -> Steps | None:
@@ -92,3 +110,41 @@ class Tagger(TokenClassifier):
             return None
         parts = (self.first_tag, self.next_tag, self.last_tag)
         return Steps(*(STEP_SCALE * part.float() for part in parts))
+
+
+def _real_tokens(
+    vectors: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch tokens 1"]:
+    return (torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None])[..., None]
+
+
+def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
+    """Scores (words, tags) of each sentence, put together from its windows, on the CPU.
+
+    A batch has at most `most` windows, and no more than TOKENS tokens, pads included.
+    """
+    windows = [window for sentence in sentences for window in sentence if window.words]
+    weight = model.vocabulary.words.weight
+    device = weight.device
+    if not weight.requires_grad:  # in training, packed weights would be those of an earlier step
+        model = decoding_view(model)
+    found: list[Tensor] = [torch.empty(0)] * len(windows)
+    for places in token_batches([len(window.tokens) for window in windows], TOKENS, most):
+        some = [windows[place] for place in places]
+        tokens, lengths = _pad([window.tokens for window in some], pad, device)
+        cases, _ = _pad([window.cases for window in some], 0, device)
+        words, _ = _pad([window.words for window in some], 0, device)
+        mask = mask_padding(tokens, lengths)
+        hidden = model(tokens, mask=mask, cases=cases, lengths=None if mask is None else lengths, places=words)
+        scores = model.label_scores(hidden).float().cpu()
+        for place, row, window in zip(places, scores, some, strict=True):
+            found[place] = row[: len(window.words)]
+    parts = iter(found)
+    none = torch.empty(0, model.config.labels or 0)
+    return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
+
+
+def _pad(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    ragged = Ragged(rows)
+    tokens, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), fill)
+    return tokens.to(device), lengths.to(device)

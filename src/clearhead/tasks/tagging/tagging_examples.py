@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.model import ModelConfig
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.tagging.sentence_windows import Window, plan_windows
-from clearhead.tasks.tagging.word_case import word_case
+from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:
     from clearhead.text import Row, Tokenizer
 
 CACHED = 100_000  # words whose pieces are kept
+# Of a word, as an extra feature for tokenizers that lower-case their input.
+CASES = ("other", "lower", "capitalised", "upper", "initial", "mixed", "digits", "with digits")
+SHORTEST_WINDOW = 64  # pieces, even if all sentences of the training data are shorter
 BLANKS = ("\ufffd", "?")  # what a word is read as that has no pieces, because normalisation removes it
+
+
+def word_case(word: str) -> int:
+    """The number of the case in CASES.
+
+    >>> [CASES[word_case(word)] for word in ("the", "Rome", "EU", "J", "iPhone", "1996", "F16", "，")]
+    ['lower', 'capitalised', 'upper', 'initial', 'mixed', 'digits', 'with digits', 'other']
+    """
+    if any(mark.isdigit() for mark in word):
+        return CASES.index("with digits" if any(mark.isalpha() for mark in word) else "digits")
+    letters = [mark for mark in word if mark.isupper() or mark.islower()]
+    if not letters:
+        return CASES.index("other")
+    upper = [mark.isupper() for mark in letters]
+    if not any(upper):
+        return CASES.index("lower")
+    if all(upper):
+        return CASES.index("upper" if len(upper) > 1 else "initial")
+    return CASES.index("capitalised" if upper[0] and not any(upper[1:]) else "mixed")
 
 
 class EncodedWord(NamedTuple):
@@ -32,12 +56,10 @@ class WordEncoder:
 
     A word of more than `longest` pieces is read by its first ones. With `unknown` a word with characters that the
     vocabulary has not is read as one unknown piece, instead of being spelled in bytes that were never trained.
-    `bigrams` are the pairs of neighbouring words that have a number.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, longest: int, unknown: bool, bigrams: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, longest: int, unknown: bool) -> None:
         self.tokenizer, self.longest, self.unknown = tokenizer, longest, unknown
-        self._bigrams = {bigram: number for number, bigram in enumerate(bigrams, start=1)}
         self._known: dict[str, EncodedWord] = {}
         own = tokenizer.settings["kind"] != "huggingface"
         self._bytes = range(3, 259) if own and unknown else range(0)
@@ -46,10 +68,15 @@ class WordEncoder:
 
     @property
     def unknown_piece(self) -> int:
-        """The piece that stands for what the vocabulary has not: padding has a vector, and nothing else uses it."""
+        """The piece that stands for what the vocabulary has not: an unknown token, or a mask, where there is one.
+
+        Otherwise it is padding, which has a vector that nothing else uses.
+        """
         named = self.tokenizer.settings.get("tokens", {}).get("unk_token")
         number = None if named is None else self.tokenizer.engine.token_to_id(named)
-        return self.tokenizer.pad if number is None else int(number)
+        if number is not None:
+            return int(number)
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
     def encode(self, words: Sequence[str]) -> list[EncodedWord]:
         """The pieces of each word, one at least, and its case."""
@@ -63,18 +90,35 @@ class WordEncoder:
             known[word] = EncodedWord((pieces or self._blank)[: self.longest], word_case(word))
         return [known[word] for word in words]
 
-    def number_bigrams(self, words: Sequence[str]) -> list[int]:
-        """The number of each word's pair with the next one in a sentence; 0 if it has none."""
-        return [self._bigrams.get(bigram, 0) for bigram in list_bigrams(words)] if self._bigrams else [0] * len(words)
+    def surfaces(self, words: Sequence[str]) -> list[list[str]]:
+        """The pieces of each word with the characters of the word itself, also where they are read as unknown."""
+        from clearhead.text.surface_forms import mark_word, surface_forms
+
+        found = []
+        for word, encoded in zip(words, self.encode(words), strict=True):
+            numbers, own = surface_forms(self.tokenizer, word)
+            whole = len(encoded.pieces) == 1 and numbers != encoded.pieces  # unknown, or left empty by normalisation
+            found.append([mark_word(self.tokenizer, word)] if whole else own[: len(encoded.pieces)])
+        return found
+
+    def find_unknown(self, words: Sequence[str]) -> list[str]:
+        """The different words that have a piece for what the vocabulary has not."""
+        encoded = zip(words, self.encode(words), strict=True)
+        return list(dict.fromkeys(word for word, one in encoded if self.unknown_piece in one.pieces))
 
 
-def list_bigrams(words: Sequence[str]) -> list[str]:
-    """Each word of a sentence with the next one, a line feed between.
+def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
+    """How many pieces are read together: as many as training sentences have, within the limits.
 
-    >>> list_bigrams(["我", "爱", "你"])
-    ['我\\n爱', '爱\\n你', '你\\n']
+    Beyond that a model would meet positions that it has never seen.
     """
-    return [f"{one}\n{other}" for one, other in zip(words, [*words[1:], ""], strict=False)]
+    if config.positions == "learned":
+        longest = min(longest, config.max_length - 2)
+    encoder = WordEncoder(tokenizer, longest=longest, unknown=False)
+    texts = [sentence.word_texts() for sentence in sentences]
+    encoded = iter(encoder.encode([word for words in texts for word in words]))
+    longest_sentence = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
+    return min(longest, max(longest_sentence, SHORTEST_WINDOW))
 
 
 class WindowTokens(NamedTuple):
@@ -82,25 +126,21 @@ class WindowTokens(NamedTuple):
 
     tokens: list[int]
     cases: list[int]
-    bigrams: list[int]
     words: list[int]
     window: Window
 
 
-def make_windows(
-    words: Sequence[EncodedWord], bigrams: Sequence[int], *, size: int, ends: tuple[int, int]
-) -> list[WindowTokens]:
+def make_windows(words: Sequence[EncodedWord], *, size: int, ends: tuple[int, int]) -> list[WindowTokens]:
     """The windows of a sentence, of at most `size` pieces beside the tokens at both `ends`."""
     made = []
     for window in plan_windows([len(word.pieces) for word in words], size):
-        tokens, cases, pairs, places = [ends[0]], [0], [0], list[int]()
+        tokens, cases, places = [ends[0]], [0], list[int]()
         for place in range(window.begin, window.end):
             if window.first <= place < window.last:
                 places.append(len(tokens))
             tokens += words[place].pieces
             cases += [words[place].case] * len(words[place].pieces)
-            pairs += [bigrams[place]] * len(words[place].pieces)
-        made.append(WindowTokens([*tokens, ends[1]], [*cases, 0], [*pairs, 0], places, window))
+        made.append(WindowTokens([*tokens, ends[1]], [*cases, 0], places, window))
     return made
 
 
@@ -110,7 +150,6 @@ class TaggedWords(NamedTuple):
     tokens: Tensor
     lengths: Tensor
     cases: Tensor
-    bigrams: Tensor
     words: Tensor
     word_lengths: Tensor
     tags: Tensor
@@ -121,8 +160,7 @@ class TaggedExamples(Examples[TaggedWords]):
 
     def __init__(self, windows: Sequence[WindowTokens], tags: Sequence[Sequence[int]], pad: int) -> None:
         self.tokens, self.words = Ragged([one.tokens for one in windows]), Ragged([one.words for one in windows])
-        self.cases, self.bigrams = Ragged([one.cases for one in windows]), Ragged([one.bigrams for one in windows])
-        self.tags, self.pad = Ragged(tags), pad
+        self.cases, self.tags, self.pad = Ragged([one.cases for one in windows]), Ragged(tags), pad
         self.lengths = self.tokens.lengths.numpy()[:, None]
         self.counts = np.array([len(one) for one in tags], dtype=np.int64)
         self.rows: Sequence[Row] = ()
@@ -137,7 +175,7 @@ class TaggedExamples(Examples[TaggedWords]):
         return self.rows[self.origins[example]].where
 
     def to(self, device: torch.device) -> TaggedExamples:
-        for part in (self.tokens, self.cases, self.bigrams, self.words, self.tags):
+        for part in (self.tokens, self.cases, self.words, self.tags):
             part.to(device)
         return self
 
@@ -148,7 +186,6 @@ class TaggedExamples(Examples[TaggedWords]):
         return TaggedWords(
             *self.tokens.pad(rows, size, self.pad),
             self.cases.pad(rows, size, 0)[0],
-            self.bigrams.pad(rows, size, 0)[0],
             *self.words.pad(rows, words, 0),
             self.tags.pad(rows, words, UNCOUNTED)[0],
         )

@@ -16,36 +16,34 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
-from clearhead.storage import read_json, write_json
-from clearhead.tasks.base import SMALL, Baseline, Evaluation, Scores, Task
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.base import SMALL, Baseline, Scores, Task
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.settings import Options, TaskRecipe
 from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.entity_tables import Tables, count_tables
-from clearhead.tasks.tagging.evaluation import count_confusions, describe_flaws, find_flaws, tag_by_frequency
+from clearhead.tasks.tagging.evaluation import count_confusions, find_flaws, tag_by_frequency
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
-from clearhead.tasks.tagging.preparation import check_settings, choose_window, count_bigrams
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagged_text import TaggedText
-from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagger import Tagger, score_words
 from clearhead.tasks.tagging.tagging_examples import (
     TaggedExamples,
     TaggedWords,
     WindowTokens,
     WordEncoder,
+    choose_window,
     make_windows,
 )
-from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
-from clearhead.tasks.tagging.word_scoring import score_words
-from clearhead.tasks.trace import Trace
+from clearhead.tasks.tagging.tagging_settings import TaggingRecipe, check_settings
+from clearhead.tasks.trace import Trace, note_unknown
+from clearhead.text.report import Flaw, describe_flaws
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-BIGRAMS = "bigrams.json"
 MOST_LABELS = 500  # BIOES has four tags for each, and a CRF a score for each pair of tags
 
 
@@ -66,18 +64,16 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     added_tokens = 2
     default_shape = "tiny"
 
-    def __init__(
-        self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any], bigrams: Sequence[str] = ()
-    ) -> None:
-        self.tokenizer, self.config, self.bigrams, self._settings = tokenizer, config, list(bigrams), dict(settings)
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        self.tokenizer, self.config, self._settings = tokenizer, config, dict(settings)
         self.labels: list[str] = settings["labels"]  # the tags that the model has scores for
         self.types = sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
         self.window, self.characters, self.scheme = settings["window"], settings["characters"], settings["scheme"]
         self.decoder = Decoder(self.labels, settings["tags"])
         unknown = bool(settings["unknown"])
         longest = max(1, self.window // 4)
-        self.encoder = WordEncoder(tokenizer, longest=longest, unknown=unknown, bigrams=self.bigrams)
-        self.label_smoothing = self.unknown = 0.0
+        self.encoder = WordEncoder(tokenizer, longest=longest, unknown=unknown)
+        self.label_smoothing = self.unknown = self.masked = 0.0
         self._legal: Steps | None = None  # on the device of the loss: CUDA graphs record no copies to it
 
     @property
@@ -123,17 +119,18 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             "tags": recipe.loss.tags,
             "crf": recipe.loss.crf,
             "letter_case": recipe.text.letter_case,
-            "neighbours": recipe.text.neighbours,
+            "convolutions": recipe.text.convolutions,
             "unknown": recipe.text.unknown,
             "characters": single,
             "scheme": recipe.data.scheme,
             "window": choose_window(recipe.data.longest, config, tokenizer, sentences),
         }
-        return cls(tokenizer, config, settings, count_bigrams(sentences, recipe.text.bigrams))
+        return cls(tokenizer, config, settings)
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, TaggingRecipe)
         self.label_smoothing, self.unknown = recipe.loss.label_smoothing, recipe.text.unknown
+        self.masked = recipe.loss.masked
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TaggedExamples:
         kept: list[Row] = []
@@ -145,8 +142,8 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             report.keep()
             kept.append(row)
             sentences.append(self.input_of(row))
-            for what, count in find_flaws(sentences[-1], self.types).items():
-                report.add_flaw(row, what, count)
+            for flaw, count in self.find_flaws(row).items():
+                report.add_flaw(row, flaw, count)
         if not kept:
             raise DataError(f"no sentence is left to use: {report}")
         numbers = self.decoder.numbers
@@ -162,6 +159,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.input_of(row).words else "without a word"
+
+    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+        return find_flaws(self.input_of(row), self.types)
 
     def input_of(self, row: Row) -> Sentence:
         return read_sentence(row, self.scheme, self.characters)
@@ -180,15 +180,15 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         ends = self.tokenizer.start, self.tokenizer.end
         made = []
         for sentence in sentences:
-            words, pairs = islice(encoded, len(sentence.words)), self.encoder.number_bigrams(sentence.word_texts())
-            made.append(make_windows(list(words), pairs, size=self.window, ends=ends))
+            words = list(islice(encoded, len(sentence.words)))
+            made.append(make_windows(words, size=self.window, ends=ends))
         return made
 
     # Model
 
     def build(self) -> Tagger:
-        crf, cases, neighbours = (self._settings[key] for key in ("crf", "letter_case", "neighbours"))
-        return Tagger(self.config, crf=crf, cases=cases, bigrams=len(self.bigrams), neighbours=neighbours)
+        crf, cases, convolutions = (self._settings[key] for key in ("crf", "letter_case", "convolutions"))
+        return Tagger(self.config, crf=crf, cases=cases, convolutions=convolutions)
 
     @classmethod
     def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
@@ -207,9 +207,18 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         return {"model": model, "train": {**chosen["train"], **train}}
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Float[Tensor, ""]:
-        if model.training and self.unknown:
-            batch = self._hide_pieces(batch)
-        scores = model.word_scores(batch.tokens, batch.lengths, batch.cases, batch.bigrams, batch.words)
+        tokens, hiding = batch.tokens, model.training and self.unknown > 0
+        if hiding:
+            hidden_pieces = self._draw_hidden(batch)
+            tokens = tokens.masked_fill(hidden_pieces, self.encoder.unknown_piece)
+        hidden = model.encode(tokens, batch.lengths, batch.cases)
+        loss = self._tag_loss(model, model.word_scores(hidden, batch.words), batch)
+        if hiding and self.masked:
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, hidden_pieces)
+            loss = loss + self.masked * batch.word_lengths.sum() * guesses
+        return loss
+
+    def _tag_loss(self, model: Tagger, scores: Tensor, batch: TaggedWords) -> Tensor:
         learned = model.steps()
         if learned is not None:
             if self._legal is None or self._legal.first.device != scores.device:
@@ -226,14 +235,12 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
             label_smoothing=smoothing,
         )
 
-    def _hide_pieces(self, batch: TaggedWords) -> TaggedWords:
-        """A random share of pieces becomes unknown, and so do pairs of words with them; start and end stay."""
+    def _draw_hidden(self, batch: TaggedWords) -> Tensor:
+        """Which pieces are read as unknown: a random share of all but start and end."""
         tokens = batch.tokens
         places = torch.arange(tokens.shape[1], device=tokens.device)
         inner = (places > 0) & (places < batch.lengths[:, None] - 1)
-        hidden = inner & (torch.rand(tokens.shape, device=tokens.device) < self.unknown)
-        pairs = batch.bigrams.masked_fill(hidden | hidden.roll(-1, 1), 0)
-        return batch._replace(tokens=tokens.masked_fill(hidden, self.encoder.unknown_piece), bigrams=pairs)
+        return inner & (torch.rand(tokens.shape, device=tokens.device) < self.unknown)
 
     # Answers
 
@@ -247,15 +254,9 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
     def score(self, rows: Sequence[Row], predictions: Sequence[TaggedText], options: Options) -> Scores:
         return self._count(rows, predictions).scores()
 
-    def evaluate(self, model: Tagger, rows: Sequence[Row], options: Options) -> Evaluation:
-        found = super().evaluate(model, rows, options)
-        flaws = describe_flaws(found.rows, self.input_of, self.types)
-        notes = [str(found.scores["note"])] if "note" in found.scores else []
-        return found._replace(scores={**found.scores, "note": "; ".join([*notes, *flaws])}) if flaws else found
-
     def report(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> str:
         """The table of tags, word by word and with "O", the table of entities, and what was wrong in the data."""
-        flaws = describe_flaws(rows, self.input_of, self.types)
+        flaws = describe_flaws(rows, self.find_flaws)
         return "\n".join([self._count(rows, predictions).format(), *([""] if flaws else []), *flaws])
 
     def confusion(self, rows: Sequence[Row], predictions: Sequence[TaggedText]) -> tuple[list[str], NDArray[np.int64]]:
@@ -278,22 +279,28 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
         sentence = given if isinstance(given, Sentence) else self.check_input(given)
         [prediction] = self.predict(model, [sentence], options)
         [windows] = self._windows([sentence])
-        made = []
+        words = sentence.word_texts()
+        surfaces, made = self.encoder.surfaces(words), list[Trace]()
+        [start, end] = self.tokenizer.pieces([self.tokenizer.start, self.tokenizer.end])
         for one in windows:
+            begin, until, first, last = one.window
+            inside = [piece for word in surfaces[begin:until] for piece in word]
             trace = TaggingTrace(
-                {"tokens": one.tokens}, text=prediction.mark_words(sentence, one.window.first, one.window.last)
+                {"tokens": one.tokens},
+                text=prediction.mark_words(sentence, first, last),
+                notes=[*prediction.notes, *note_unknown(self.encoder.find_unknown(words[begin:until]))],
+                surfaces={"tokens": [start, *inside, end]},
+                parts=prediction.split_parts(sentence, first, last),
             )
             trace.window = one
             made.append(trace)
-        return list[Trace](made)
+        return made
 
     def run_trace(self, model: Tagger, trace: Trace) -> None:
         assert isinstance(trace, TaggingTrace)
         device, window = model.vocabulary.words.weight.device, trace.window
-        tokens, cases, bigrams = (
-            torch.tensor([part], device=device) for part in (window.tokens, window.cases, window.bigrams)
-        )
-        model(tokens, cases=cases, bigrams=bigrams)
+        tokens, cases = (torch.tensor([part], device=device) for part in (window.tokens, window.cases))
+        model(tokens, cases=cases)
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return self.tokenizer.pieces(numbers)
@@ -302,8 +309,6 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
-        if self.bigrams:
-            write_json(Path(folder) / BIGRAMS, {"bigrams": self.bigrams})
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Tagging:
@@ -317,5 +322,4 @@ class Tagging(Task[Tagger, Any, TaggedWords, Options]):
                 f"{folder} has {tags} tags and {tokenizer.size} tokens, but its model {config.labels} and "
                 f"{config.vocabulary}; copy the folder again"
             )
-        bigrams = read_json(Path(folder) / BIGRAMS)["bigrams"] if (Path(folder) / BIGRAMS).exists() else []
-        return cls(tokenizer, config, settings, bigrams)
+        return cls(tokenizer, config, settings)

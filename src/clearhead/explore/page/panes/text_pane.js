@@ -38,7 +38,8 @@ export class TextPane {
     byId("output-side").hidden = !scene.output;
     byId("scrubber").hidden = explorer.steps < 2;
     const plain = scene.output?.text && !axes[scene.output.axis] ? scene.output.text : "";
-    byId("output-plain").textContent = plain;
+    const parts = plain && scene.output.parts?.length ? scene.output.parts : [[plain, "", null]];
+    refill(byId("output-plain"), ...parts.map(([text, label, score]) => markPart(text, label, score)));
     byId("output-plain").hidden = !plain;
     this.update();
   }
@@ -70,6 +71,13 @@ export class TextPane {
       flow.update(await this.shownOn(flow.axis, null, "asked"));
     }
   }
+}
+
+/** A part of an answer: plain text, or an entity or label with its probability. */
+function markPart(text, label, score) {
+  if (score === null) return text;
+  const about = [label, score.toFixed(2)].filter(Boolean).join(" ");
+  return make("mark", {}, make("bdi", { text }), make("small", { text: about }));
 }
 
 /** "6+6 layers × 8 heads" */

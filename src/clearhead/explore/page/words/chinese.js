@@ -157,6 +157,12 @@ export const CHINESE = {
     "the translation was written in {number} parts, so there are no alternatives to the whole": "译文分 {number} 部分生成，因此没有整篇的其他候选译文",
     "the translation looped; retried with repeated input cut to three": "译文陷入重复；已将原文中重复的内容截为三次后重试",
     "the translation looped; retried without repeated trigrams": "译文陷入重复；已禁止三元组（trigram）重复并重试",
+    "read as unknown, for the vocabulary lacks them: {words}": "词表中没有、按未知处理：{words}",
+    "the label is {label}": "标签：{label}",
+    "the labels are {labels}": "标签：{labels}",
+    "it has none of the labels": "没有任何标签",
+    "the text has no words": "文本中没有词",
+    "the text is empty": "文本为空",
     // records of earlier versions say:
     "translated in {number} parts": "分 {number} 部分翻译",
     "written anew without repetition: the first try ran in circles": "第一次翻译陷入重复，已重新翻译并避免重复",

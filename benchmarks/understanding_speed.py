@@ -1,0 +1,275 @@
+"""Tagging and classification on a CPU against transformers with the same weights: prediction, and a training step.
+
+    python benchmarks/understanding_speed.py --tagger RUN --tagged dev.iob2.txt --classifier RUN --texts train.txt
+
+Prediction includes tokenisation. Its peer is `transformers.pipeline` at the batch size that is its fastest on a sample,
+with texts in their order or sorted by length, as a user of a pipeline could do. Both RUNs start from a BERT of Hugging
+Face; the tagger has neither letter_case nor crf, so that transformers can express it. Answers are compared: tags with
+those of the pipeline where its best tags are a legal sequence, for ours always are.
+
+The training step is forward, backward and AdamW in float32 on one batch of the same tokens; the peer is a plain loop
+over BertForTokenClassification or BertForSequenceClassification.
+
+Every round runs both in turn. Ratios are given of wall time, and of the CPU time of the process, which other processes
+on the machine change less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import clearhead
+from clearhead.predictor import Predictor
+from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.text import Report
+from clearhead.text.batches import Batch
+from clearhead.train.processes import Processes
+from clearhead.train.recipe import Train
+from clearhead.train.updater import Updater
+
+from measuring import RESULTS, hardware
+
+BATCHES = (1, 8, 16, 32, 64)
+STEP_TEXTS = 32  # of a training batch
+Run = Callable[[], Any]
+
+
+class Cost(NamedTuple):
+    wall: float
+    cpu: float
+
+
+def measure(run: Run) -> tuple[Cost, Any]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = run()
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu), found
+
+
+def alternate(peer: Run, own: Run, rounds: int) -> list[tuple[Cost, Cost]]:
+    """The costs of both in each round; the order changes from round to round."""
+    found = []
+    for number in range(rounds):
+        order = [peer, own] if number % 2 == 0 else [own, peer]
+        costs = [measure(run)[0] for run in order]
+        found.append((costs[0], costs[1]) if number % 2 == 0 else (costs[1], costs[0]))
+    return found
+
+
+class BestPipeline:
+    """A pipeline of transformers at its best batch size, with texts in their order or sorted by length."""
+
+    def __init__(self, pipeline: Any, texts: Sequence[str], sample: int) -> None:
+        self.pipeline, self.texts = pipeline, list(texts)
+        some = self.texts[:sample]
+        self.trials = {
+            (size, sort): measure(lambda size=size, sort=sort: self._predict(some, size, sort))[0]
+            for sort in (False, True)
+            for size in BATCHES
+        }
+        self.size, self.sort = min(self.trials, key=lambda key: self.trials[key].cpu)
+
+    def __call__(self) -> list[Any]:
+        return self._predict(self.texts, self.size, self.sort)
+
+    def _predict(self, texts: list[str], size: int, sort: bool) -> list[Any]:
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place])) if sort else list(range(len(texts)))
+        found: list[Any] = [None] * len(texts)
+        answers = self.pipeline([texts[place] for place in order], batch_size=size)
+        for place, answer in zip(order, answers, strict=True):
+            found[place] = answer
+        return found
+
+    def __str__(self) -> str:
+        return f"transformers.pipeline, batch {self.size}{', sorted' if self.sort else ''}"
+
+
+def to_transformers(predictor: Predictor, kind: str, folder: Path) -> tuple[Any, Any]:
+    """The same weights as a model of transformers, and its tokenizer."""
+    import transformers
+
+    clearhead.to_huggingface(predictor.model, folder, labels=predictor.task.labels)
+    predictor.task.tokenizer.to_huggingface(folder)
+    model = getattr(transformers, f"AutoModelFor{kind}Classification").from_pretrained(folder)
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def is_legal(tags: list[str]) -> bool:
+    follows = ((one, other) for one, other in pairwise(["O", *tags]) if other.startswith("I-"))
+    return all(one != "O" and one[2:] == other[2:] for one, other in follows)
+
+
+def compare_tags(sentences: Sequence[Sentence], theirs: Sequence[Any], ours: Sequence[Any]) -> str:
+    legal = same = 0
+    for sentence, found, answer in zip(sentences, theirs, ours, strict=True):
+        begins = {piece["start"]: piece["entity"] for piece in found}  # the pipeline leaves O out
+        tags = [begins.get(begin, "O") for begin, _ in sentence.words]
+        if is_legal(tags):
+            legal += 1
+            same += Sentence(sentence.text, sentence.words, answer.spans).tags("iob2") == tags
+    return f"the same tags in {same:,} of {legal:,} sentences where the pipeline's are legal, of {len(sentences):,}"
+
+
+def compare_labels(theirs: Sequence[Any], ours: Sequence[Any]) -> str:
+    same = sum(one["label"] == other.label for one, other in zip(theirs, ours, strict=True))
+    off = max(abs(one["score"] - other.score) for one, other in zip(theirs, ours, strict=True))
+    return f"the same label for {same:,} of {len(ours):,} texts; scores differ by {off:.1e} at most"
+
+
+def make_our_step(predictor: Predictor, examples: Any, batch: Batch) -> Run:
+    """One step of our trainer on a batch."""
+    train = Train(learning_rate=1e-5, precision="float32", compile=False, clip=1.0)
+    model = predictor.task.build()
+    model.load_state_dict(predictor.model.state_dict())
+    processes = Processes(0, 1, torch.device("cpu"))
+    updater = Updater(train, predictor.task, model, examples, processes, seed=1)
+    steps = iter(range(1, 1_000_000))
+    return lambda: updater.update([batch], next(steps))
+
+
+def make_their_step(model: Any, inputs: dict[str, Any]) -> Run:
+    """One step of a plain loop over a model of transformers: AdamW, gradients clipped, as its Trainer does."""
+    import copy
+
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+
+    def step() -> None:
+        model(**inputs).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def make_steps(predictor: Predictor, model: Any, rows: Sequence[Any]) -> tuple[Run, Run, str]:
+    """A step of each on the same tokens and labels, and the shape of the batch."""
+    examples = predictor.task.examples(rows[:STEP_TEXTS], Report())
+    batch = Batch(np.arange(len(examples)), (int(examples.lengths.max()),))
+    collated = examples.collate(batch)
+    places = torch.arange(collated.tokens.shape[1])
+    inputs = {"input_ids": collated.tokens, "attention_mask": (places < collated.lengths[:, None]).long()}
+    if hasattr(collated, "words"):
+        tags = torch.full_like(collated.tokens, -100)
+        real = collated.tags >= 0
+        tags[real.nonzero()[:, 0], collated.words[real]] = collated.tags[real]
+        inputs["labels"] = tags
+    else:
+        inputs["labels"] = collated.labels
+    shape = f"{collated.tokens.shape[0]} × {collated.tokens.shape[1]} tokens"
+    return make_their_step(model, inputs), make_our_step(predictor, examples, batch), shape
+
+
+class Table:
+    """Rows of results, printed as they come and kept as a file."""
+
+    def __init__(self) -> None:
+        self.lines = ["| case | peer | peer s | clearhead s | times as fast, wall (spread) | CPU time (spread) |"]
+        self.lines += ["|---|---|---|---|---|---|"]
+        self.notes: list[str] = []
+
+    def add(self, case: str, peer: str, costs: Sequence[tuple[Cost, Cost]]) -> None:
+        walls = [theirs.wall / ours.wall for theirs, ours in costs]
+        cpus = [theirs.cpu / ours.cpu for theirs, ours in costs]
+        seconds = [statistics.median(pair[side].wall for pair in costs) for side in (0, 1)]
+        ratios = [f"{statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f})" for some in (walls, cpus)]
+        self.lines.append(f"| {case} | {peer} | {seconds[0]:.3f} | {seconds[1]:.3f} | {ratios[0]} | {ratios[1]} |")
+        print(self.lines[-1], flush=True)
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"- {text}")
+        print(text, flush=True)
+
+    def save(self, out: Path | None) -> None:
+        import transformers
+
+        about = [
+            f"- date: {datetime.date.today()}",
+            f"- hardware: {hardware()}",
+            f"- versions: Python {platform.python_version()}, torch {torch.__version__}, "
+            f"transformers {transformers.__version__}, clearhead {clearhead.__version__}",
+            f"- command: `python {' '.join(Path(one).name if '/' in one else one for one in sys.argv)}`",
+            "- times as fast: median over rounds of the peer's time / ours in the same round, smallest and largest",
+        ]
+        title = "# Tagging and classification on a CPU against transformers with the same weights"
+        path = out or RESULTS / f"understanding_speed_cpu_{datetime.date.today()}.md"
+        path.write_text("\n".join([title, "", *about, "", *self.lines, "", *self.notes, ""]), encoding="utf-8")
+        print(f"kept as {path}")
+
+
+def run_task(name: str, predictor: Predictor, rows: list[Any], table: Table, given: argparse.Namespace) -> None:
+    """Prediction and training step of one task."""
+    from transformers import pipeline
+
+    tagging, task = name == "tagging", predictor.task
+    inputs = [task.input_of(row) for row in rows]
+    options = task.read_options("predict", {})
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer = to_transformers(predictor, "Token" if tagging else "Sequence", Path(folder))
+    kind = "token-classification" if tagging else "text-classification"
+    texts = [one.text if tagging else one for one in inputs]
+    peer = BestPipeline(pipeline(kind, model=model, tokenizer=tokenizer, device="cpu"), texts, given.sample)
+
+    def predict() -> list[Any]:
+        if tagging:
+            task.encoder._known.clear()  # words that were seen before are no merit
+        with torch.inference_mode():
+            return list(task.predict(predictor.model, inputs, options))
+
+    ours, theirs = predict(), peer()
+    table.note(f"{name}: {compare_tags(inputs, theirs, ours) if tagging else compare_labels(theirs, ours)}")
+    trials = ", ".join(
+        f"{size}{' sorted' if sort else ''} {cost.cpu:.2f}" for (size, sort), cost in peer.trials.items()
+    )
+    table.note(f"{name}: CPU seconds of the pipeline on {given.sample} texts by batch size: {trials}")
+    table.add(f"{name}: {len(inputs):,} texts", str(peer), alternate(peer, predict, given.rounds))
+    their_step, our_step, shape = make_steps(predictor, model, rows)
+    for step in (their_step, our_step):
+        step()
+    costs = alternate(their_step, our_step, given.steps)
+    table.add(f"{name}: training step, {shape}", "plain transformers loop", costs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tagger", required=True)
+    parser.add_argument("--tagged", required=True)
+    parser.add_argument("--classifier", required=True)
+    parser.add_argument("--texts", required=True)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--sample", type=int, default=300, help="texts on which the pipeline's batch size is chosen")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    warnings.simplefilter("ignore")
+    table = Table()
+    for name, folder, data in (
+        ("tagging", given.tagger, given.tagged),
+        ("classification", given.classifier, given.texts),
+    ):
+        predictor = clearhead.load(folder, device="cpu")
+        run_task(name, predictor, predictor.read_rows(data)[: given.count], table, given)
+    table.save(given.out)
+
+
+if __name__ == "__main__":
+    main()
