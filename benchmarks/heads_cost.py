@@ -1,8 +1,8 @@
 """What watching the heads costs while a model is trained: steps with and without it, in alternation.
 
-    python benchmarks/heads_cost.py [--rounds 7] [--every 100]
+    python benchmarks/heads_cost.py [--recipe translate-zh-en-tiny] [--rounds 7] [--every 100]
 
-Both train the model of the tiny recipe, `every` steps a round; one looks at its heads at the end of them, as
+Both train the model of a recipe, `every` steps a round; one looks at its heads at the end of them, as
 `train.heads_every` says, and writes down what it sees. The look by itself is timed as well: its ratio is the share of
 the time of these steps, which is not lost in how much they differ from round to round.
 """
@@ -25,14 +25,12 @@ from clearhead.train.processes import Processes, join_processes
 
 from measuring import Report, compare
 
-RECIPE = "translate-zh-en-tiny"
-
 
 class Learner:
     """A training run that goes on by so many steps each time it is called."""
 
-    def __init__(self, folder: Path, processes: Processes, every: int, heads_every: int) -> None:
-        recipe, base = read_recipe(RECIPE, [f"train.heads_every={heads_every}", "train.schedule=constant"])
+    def __init__(self, name: str, folder: Path, processes: Processes, every: int, heads_every: int) -> None:
+        recipe, base = read_recipe(name, [f"train.heads_every={heads_every}", "train.schedule=constant"])
         folder.mkdir()
         data = prepare_data(folder, recipe, base, processes)
         torch.manual_seed(recipe.seed)
@@ -55,6 +53,7 @@ class Learner:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--recipe", default="translate-zh-en-tiny")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--every", type=int, default=100, help="steps from one look to the next")
     parser.add_argument("--dry", action="store_true", help="keep no file")
@@ -62,7 +61,7 @@ def main() -> None:
     report = Report("heads_cost", "Watching the heads while a model is trained")
     with tempfile.TemporaryDirectory() as folder, join_processes("auto") as processes:
         blind, watching = (
-            Learner(Path(folder) / name, processes, options.every, every)
+            Learner(options.recipe, Path(folder) / name, processes, options.every, every)
             for name, every in (("blind", 0), ("watching", options.every))
         )
         competitors = {
@@ -71,7 +70,7 @@ def main() -> None:
             "the look by itself": watching.look,
         }
         timings = compare(competitors, rounds=options.rounds)
-    report.add(f"heads_every={options.every}", RECIPE, timings)
+    report.add(f"heads_every={options.every}", options.recipe, timings)
     if not options.dry:
         report.save()
 

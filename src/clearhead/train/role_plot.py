@@ -75,8 +75,8 @@ def draw_roles(metrics: list[dict[str, Any]], histories: list[RoleHistory], path
     above.set(ylabel="loss (nats)")
     if train or dev:
         above.legend(loc="upper right", frameon=False)
-    for history in histories:
-        _draw_history(above, below, history)
+    for number, history in enumerate(histories):
+        _draw_history(above, below, history, number)
     below.axhline(ROLES[histories[0].role].threshold, color="0.6", linewidth=0.8, linestyle=":")
     below.set(xlabel="step", ylabel="score on repeated random tokens", ylim=(0, 1.02))
     below.legend(loc="upper left", frameon=False)
@@ -86,8 +86,11 @@ def draw_roles(metrics: list[dict[str, Any]], histories: list[RoleHistory], path
         figure.savefig(fresh, dpi=120, format="png")
 
 
-def _draw_history(above: Any, below: Any, history: RoleHistory) -> None:
-    """One role: a thin line for each head, a thick one for the best of each step, a dashed one where it appears."""
+def _draw_history(above: Any, below: Any, history: RoleHistory, number: int) -> None:
+    """One role: a thin line for each head, a thick one for the best of each step, a dashed one where it appears.
+
+    `number` is that of the role: labels of several stand below each other.
+    """
     colour = COLOURS[history.role]
     below.plot(history.steps, history.scores, color=colour, linewidth=0.7, alpha=0.3)
     name, head = history.best
@@ -100,7 +103,7 @@ def _draw_history(above: Any, below: Any, history: RoleHistory) -> None:
             f"{history.role} head\nfrom step {history.appeared:,}",
             (history.appeared, 1),
             xycoords=above.get_xaxis_transform(),
-            xytext=(4, -4),
+            xytext=(4, -4 - 26 * number),
             textcoords="offset points",
             va="top",
             fontsize=8,
