@@ -18,8 +18,7 @@ from clearhead.tasks.pretraining.mask_filling import encode_masked
 from clearhead.tasks.pretraining.masked_task import SAMPLES, read_saved
 from clearhead.tasks.pretraining.pretraining_settings import Masking, PretrainingRecipe
 from clearhead.tasks.pretraining.text_windows import EMPTY, make_text_windows
-from clearhead.tasks.sequence_to_sequence import GeneratedText, Pairs, Search, SearchOptions, TextToText
-from clearhead.tasks.sequence_to_sequence.text_to_text import PartDecode
+from clearhead.tasks.sequence_to_sequence import Decode, GeneratedText, Pairs, Search, SearchOptions, TextToText
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.report import Report
@@ -52,16 +51,15 @@ class DenoisingPretraining(DocumentReading, TextToText):
         longest: int,
         masking: Masking,
         documents: str = "file",
-        decode: PartDecode | None = None,
+        decode: Decode | None = None,
     ) -> None:
-        super().__init__(tokenizer, tokenizer, config, decode or PartDecode())
+        super().__init__(tokenizer, tokenizer, config, decode or Decode())
         self.longest, self.masking, self.documents = longest, masking, documents
 
     @property
     def settings(self) -> dict[str, Any]:
         own = {"longest": self.longest, "documents": self.documents, "masking": self.masking.model_dump()}
-        decode = {"beam": self.decode.beam, "length_penalty": self.decode.length_penalty}
-        return {"objective": self.objective, **own, "decode": decode}
+        return {"objective": self.objective, **own, "decode": self.decode.model_dump()}
 
     @property
     def mask(self) -> int:
@@ -78,9 +76,13 @@ class DenoisingPretraining(DocumentReading, TextToText):
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
+    @classmethod
+    def target_of(cls, row: Row) -> str:
+        return str(row.values[0])
+
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, PretrainingRecipe)
-        self.decode = PartDecode(beam=recipe.decode.beam, length_penalty=recipe.decode.length_penalty)
+        self.decode = Decode(**recipe.decode.model_dump(include=set(Decode.model_fields)))
 
     def examples(  # type: ignore[override]  # a batch is the same: Pairs
         self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None
@@ -150,7 +152,7 @@ class DenoisingPretraining(DocumentReading, TextToText):
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> DenoisingPretraining:
         tokenizer, masking = read_saved(folder, config, settings)
         try:
-            decode = validate(PartDecode, settings.get("decode", {}))
+            decode = validate(Decode, settings.get("decode", {}))
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         return cls(tokenizer, config, settings["longest"], masking, settings["documents"], decode)
