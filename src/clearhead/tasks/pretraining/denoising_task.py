@@ -59,8 +59,7 @@ class DenoisingPretraining(DocumentReading, TextToText):
     @property
     def settings(self) -> dict[str, Any]:
         own = {"longest": self.longest, "documents": self.documents, "masking": self.masking.model_dump()}
-        decode = {"beam": self.decode.beam, "length_penalty": self.decode.length_penalty}
-        return {"objective": self.objective, **own, "decode": decode}
+        return {"objective": self.objective, **own, "decode": self.decode.model_dump()}
 
     @property
     def mask(self) -> int:
@@ -77,9 +76,13 @@ class DenoisingPretraining(DocumentReading, TextToText):
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
+    @classmethod
+    def target_of(cls, row: Row) -> str:
+        return str(row.values[0])
+
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, PretrainingRecipe)
-        self.decode = Decode(beam=recipe.decode.beam, length_penalty=recipe.decode.length_penalty)
+        self.decode = Decode(**recipe.decode.model_dump(include=set(Decode.model_fields)))
 
     def examples(  # type: ignore[override]  # a batch is the same: Pairs
         self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None
