@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead import EncoderDecoder, ModelConfig
+from clearhead import Encoder, EncoderDecoder, ModelConfig
 from clearhead.decode import Writer, beam, prepacked_linear
 from clearhead.decode.prepacked_linear import can_pack, decoding_view
+from clearhead.model.layers import FeedForward
 from tests.decode.models import END, START, sources
 
 OPTIONS = {"start": START, "end": END, "max_length": 6}
@@ -25,7 +26,10 @@ def small(**changes) -> EncoderDecoder:
 
 
 @needs_onednn
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, {"logits_bias": True, "logits_transform": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"activation": "gelu"}, {"tie_embeddings": False}, {"logits_bias": True, "logits_transform": True}],
+)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (0, 3)])
 def test_the_same_comes_out(changes, shape):
     model, hidden = small(**changes), torch.randn(*shape, 24)
@@ -119,3 +123,15 @@ def test_weights_changed_by_a_fused_optimizer_are_noticed():
         torch.testing.assert_close(quick, nn.functional.linear(x, linear.weight, linear.bias).detach())
         linear(x).square().sum().backward()
         optimizer.step()
+
+
+@needs_onednn
+def test_gelu_is_part_of_the_packed_product():
+    torch.manual_seed(1)
+    model = Encoder(ModelConfig.named("tiny", vocabulary=11, activation="gelu")).eval().requires_grad_(False)
+    tokens = torch.randint(11, (3, 5))
+    view = decoding_view(model)
+    assert any("forward" in vars(part) for part in view.modules() if isinstance(part, FeedForward))
+    torch.testing.assert_close(view(tokens), model(tokens), rtol=0, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(view(tokens), model(tokens))

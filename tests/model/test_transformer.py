@@ -321,3 +321,16 @@ def test_models_can_be_pickled_by_those_who_must():
         model = Encoder(config(**changes)).eval()
         again = pickle.loads(pickle.dumps(model))
         assert torch.equal(again(tokens(1, 3)), model(tokens(1, 3)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_first": False}, {"positions": "rotary", "layers": 1}])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_hidden_states_of_chosen_places_are_those_of_all(changes, checkpointing):
+    torch.manual_seed(1)
+    model = Encoder(ModelConfig.named("tiny", vocabulary=11, **changes)).eval()
+    model.checkpointing = checkpointing
+    tokens, mask = torch.randint(11, (2, 7)), Mask.padding([7, 5], queries=True)
+    places = torch.tensor([[0, 6, 3], [4, 4, 1]])
+    whole = model(tokens, mask=mask)
+    expected = torch.stack([row[chosen] for row, chosen in zip(whole, places, strict=True)])
+    torch.testing.assert_close(model(tokens, mask=mask, places=places), expected)

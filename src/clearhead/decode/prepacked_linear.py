@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.model.inference_view import inference_view
+from clearhead.model.layers import FeedForward
 from clearhead.model.transformer import Vocabulary
 
 LARGEST = 2**28  # weights of a model that may be held twice: 1 GiB
@@ -47,6 +48,8 @@ def decoding_view(model: Model) -> Model:
             vars(part)["scores"] = _make_linear(part.output_weight, part.bias)
         elif type(part) is nn.Linear:
             vars(part)["forward"] = _make_linear(part.weight, part.bias)
+        elif type(part) is FeedForward and part.activation is F.gelu and not part.gated:
+            vars(part)["forward"] = _make_feedforward(part)
     return view
 
 
@@ -67,6 +70,20 @@ def _make_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tens
         return out
 
     return linear
+
+
+def _make_feedforward(part: FeedForward) -> Callable[[Tensor], Tensor]:
+    """The feed-forward network of a view, whose first product and GELU are one call."""
+    weight, bias = part.up.weight, part.up.bias
+    packed = _get_packed(weight)
+
+    def feedforward(x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            return cast(Tensor, part.down(F.gelu(F.linear(x, weight, bias))))
+        inner = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "gelu", [], "none")
+        return cast(Tensor, part.down(inner))
+
+    return feedforward
 
 
 def _get_packed(weight: Tensor) -> Tensor:

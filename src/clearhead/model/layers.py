@@ -82,8 +82,13 @@ class Layer(nn.Module):
         context_mask: Mask | None,
         cache: KeyValueCache | None,
         turns: Turns | None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
+        """The hidden states of all tokens, or only of those at `places`: what follows self-attention is not computed
+        for the others."""
         x = self._add_residual(self.self_norm, x, lambda y: self.self_attention(y, mask=mask, cache=cache, turns=turns))
+        if places is not None:
+            x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
         if context is not None:
             x = self._add_residual(
                 self.cross_norm,
@@ -131,17 +136,19 @@ class Stack(nn.Module):
         context: Float[Tensor, "contexts context_tokens context_width"] | None = None,
         context_mask: Mask | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
         self._check_context(context)
         x, turns = self._add_positions(x, segments, positions, 0 if cache is None else cache.length)
         mask = self._self_mask(mask)
         if context_mask is not None:  # lengths of the context say nothing about the queries
             context_mask = as_mask(context_mask).hiding_queries(False)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
+            chosen = (places,) if places is not None and number == len(self.layers) else ()
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(layer, x, mask, context, context_mask, None, turns, use_reentrant=False)
+                x = checkpoint(layer, x, mask, context, context_mask, None, turns, *chosen, use_reentrant=False)
             else:
-                x = layer(x, mask, context, context_mask, cache, turns)
+                x = layer(x, mask, context, context_mask, cache, turns, *chosen)
         return x if self.final_norm is None else self.final_norm(x)
 
     def _add_positions(

@@ -129,9 +129,11 @@ class Encoder(_Model):
         segments: Int[Tensor, "batch tokens"] | None = None,
         positions: Int[Tensor, "*batch tokens"] | None = None,
         mask: Mask | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
+        """Hidden states of all tokens, or only of those at `places`, which saves most of the last layer."""
         x = self._embed(tokens, vectors)
-        hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
+        hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask, places=places)
         return hidden
 
 

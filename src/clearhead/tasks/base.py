@@ -290,6 +290,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
+    def stream_notes(self, given: InputT) -> list[str]:
+        """What the user should know about an input before its answer is streamed, such as that it is cut."""
+        return []
+
     def row_problem(self, row: Row) -> str | None:
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
         return None

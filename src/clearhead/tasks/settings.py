@@ -80,8 +80,8 @@ class Text(Section):
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
         return self.train_tokenizer(texts) if start is None else start.tokenizer
 
-    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
-        """A tokenizer for these texts, with another size of vocabulary if one is given."""
+    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False) -> Tokenizer:
+        """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
         from clearhead.text import Tokenizer
 
         return Tokenizer.train(
@@ -92,6 +92,7 @@ class Text(Section):
             lowercase=self.lowercase,
             exact=self.keeps_layout,
             pieces=self.pieces,
+            mask=mask,
         )
 
     @property

@@ -1,9 +1,14 @@
-"""Texts as tokens with start and end, in windows where a text is longer than a model's positions."""
+"""Texts as tokens with start and end, in windows where a text is longer than a model's positions, and their padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.attention import Mask
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -69,3 +74,15 @@ def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int | Non
         numbers, surfaces = numbers + own, surfaces + pieces
     windows = text_windows(parts, limit, 0, 1)  # of places in `numbers`
     return [([numbers[place] for place in one], [surfaces[place] for place in one]) for one in windows]
+
+
+def mask_padding(tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]) -> Mask | None:
+    """The mask of a padded batch; None on a CPU if there is no padding: attention is faster without one.
+
+    >>> import torch
+    >>> mask_padding(torch.ones(2, 3, dtype=torch.long), torch.tensor([3, 3])) is None
+    True
+    """
+    if tokens.is_cpu and bool((lengths == tokens.shape[1]).all()):
+        return None
+    return Mask.padding(lengths, queries=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SPECIAL = ("<pad>", "<s>", "</s>")
+MASK = "<mask>"  # has the last number of a vocabulary that was trained with one
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FIXED = len(SPECIAL) + len(BYTES)  # these come first in every vocabulary
 

@@ -25,8 +25,8 @@ class Tokenizer:
     """Text to token numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
 
     Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
-    character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
-    whatever is written in the text.
+    character that has no piece is spelled in the bytes of its UTF-8. One that was trained with `mask=True` has a mask
+    token, too: the last number. Special tokens never come out of `encode`, whatever is written in the text.
 
     One `from_huggingface` keeps its own numbers and normalisation: there `pad`, `start` and `end` are, for instance,
     [PAD], [CLS] and [SEP], and a text with unknown characters may not be decoded as it was.
@@ -42,6 +42,7 @@ class Tokenizer:
     pad: int = 0
     start: int = 1
     end: int = 2
+    mask: int | None = None  # replaces tokens that a model should predict; None: there is no such token
 
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
         """Internal; use `train`, `load` or `from_huggingface`."""
@@ -49,6 +50,8 @@ class Tokenizer:
         self.settings = settings
         if special := settings.get("special"):
             self.pad, self.start, self.end = (engine.token_to_id(special[role]) for role in ROLES)
+        named = settings.get("mask") or settings.get("tokens", {}).get("mask_token")
+        self.mask = None if named is None else engine.token_to_id(named)
         self._adds_space = not settings.get("exact")  # before the first word of a text
         if settings["kind"] == HUGGINGFACE:
             probe: str = engine.decode(engine.encode("a", add_special_tokens=False).ids, skip_special_tokens=False)
@@ -72,13 +75,14 @@ class Tokenizer:
         lowercase: bool = False,
         exact: bool = False,
         pieces: Sequence[str] = (),
+        mask: bool = False,
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
         "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
         nothing else is normalised: line breaks, spaces and all characters come back as they were. Each of `pieces`,
-        such as #Person1#, is one number wherever it is written.
+        such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a mask token.
 
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'
@@ -93,6 +97,8 @@ class Tokenizer:
         settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         if exact:
             settings["exact"] = True
+        if mask:
+            settings["mask"] = library.MASK
         kept: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
         blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
         if whole := list(dict.fromkeys(map(blank.normal, pieces))):
@@ -104,7 +110,8 @@ class Tokenizer:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
-        model = train_vocabulary(normal, kind, vocabulary, exact=exact, whole=whole)
+        last = [library.MASK] if mask else []
+        model = train_vocabulary(normal, kind, vocabulary, last, exact=exact, whole=whole)
         engine = library.make_tokenizer(model, **kept)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
@@ -149,6 +156,7 @@ class Tokenizer:
         if tokens is None:
             pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
             tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
+            tokens |= {} if self.mask is None else {"mask_token": engine.id_to_token(self.mask)}
             ends = None if decoder else (end, self.end)
             engine.post_processor = _import_library().make_enclosing_processor((start, self.start), ends)
         typed = not decoder and "cls_token" in tokens
@@ -188,6 +196,11 @@ class Tokenizer:
             some = [self._convert_script(text) for text in texts[first : first + AT_ONCE]]
             numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
         return numbers
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[Any]:
+        """The library's encodings of many texts, with the number of the word that each piece is of (`word_ids`)."""
+        found: list[Any] = self.engine.encode_batch(list(map(self._convert_script, texts)), add_special_tokens=False)
+        return found
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The numbers of each text, and where the piece of each begins and ends in it, in characters.
@@ -258,6 +271,8 @@ class Tokenizer:
                 f"{path} is not the tokenizer that {name}.settings.json describes: it should have "
                 f"{settings['size']} pieces, the first being {', '.join(library.SPECIAL)} and the 256 bytes"
             )
+        if "mask" in settings and engine.token_to_id(str(settings["mask"])) is None:
+            raise CheckpointError(f"{path} has no mask token {settings['mask']!r}, which {name}.settings.json names")
         return cls(engine, settings)
 
     def __repr__(self) -> str:

@@ -20,15 +20,22 @@ GAP = "\0"  # replaces characters without a piece; it has none itself
 
 
 def train_vocabulary(
-    texts: list[str], kind: str, vocabulary: int, *, exact: bool = False, whole: Sequence[str] = ()
+    texts: list[str],
+    kind: str,
+    vocabulary: int,
+    last: Sequence[str] = (),
+    *,
+    exact: bool = False,
+    whole: Sequence[str] = (),
 ) -> models.Model:
     """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters.
 
-    With `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces. The `whole` pieces,
-    such as #Person1#, are part of it, each also with a space before it.
+    Special tokens in `last` get the highest numbers. No text can contain them: word splitting takes them apart. With
+    `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces. The `whole` pieces, such as
+    #Person1#, are part of it, each also with a space before it.
     """
     fixed = [space + piece for piece in whole for space in (" ", "")]
-    room = vocabulary - FIXED - len(fixed)
+    room = vocabulary - FIXED - len(fixed) - len(last)
     if whole:
         texts = [re.sub("|".join(list_patterns(whole)), GAP, text) for text in texts]
     counts = Counter[str]()
@@ -36,11 +43,13 @@ def train_vocabulary(
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        return _make_bpe([*fixed, *[one for one in ranked if one != GAP or not whole][:room]], [], bool(fixed))
+        characters = [one for one in ranked if one != GAP or not whole]
+        return _make_bpe([*fixed, *characters[:room], *last], [], bool(fixed))
     kept = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room, exact, fixed) if kind == "bpe" else _train_unigram(texts, room, exact, fixed)
+    train = _train_bpe if kind == "bpe" else _train_unigram
+    return train(texts, room, exact, fixed, last)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -51,12 +60,12 @@ def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _train_bpe(texts: list[str], room: int, exact: bool, whole: list[str]) -> models.Model:
+def _train_bpe(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
     model = _run_trainer(models.BPE(), texts, trainer, exact)
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(left, right) for left, right in model["merges"]]
-    return _make_bpe([*whole, *learned], merges, bool(whole))
+    return _make_bpe([*whole, *learned, *last], merges, bool(whole))
 
 
 def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: bool) -> models.Model:
@@ -65,7 +74,7 @@ def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: b
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, ignore_merges=has_whole)
 
 
-def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str]) -> models.Model:
+def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
         vocab_size=room + 1,  # the unknown token is removed below
@@ -81,7 +90,8 @@ def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str]) -
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
     fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)] + [(piece, 0.0) for piece in whole]
     # The library needs an id for unknown characters; with byte fallback it is never used.
-    return models.Unigram([*fixed, *((piece, scores[piece]) for piece in pieces)], unk_id=0, byte_fallback=True)
+    ranked = [*((piece, scores[piece]) for piece in pieces), *((piece, lowest) for piece in last)]
+    return models.Unigram([*fixed, *ranked], unk_id=0, byte_fallback=True)
 
 
 def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:

@@ -33,7 +33,7 @@ from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
 from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
-from clearhead.tasks.text_windows import surface_windows, text_windows
+from clearhead.tasks.text_windows import mask_padding, surface_windows, text_windows
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
 from clearhead.text.report import Flaw
@@ -249,7 +249,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         tokens = batch.tokens
         if self.token_dropout:
             kept = (self.tokenizer.start, self.tokenizer.end)
-            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
+            mask = self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+            tokens = hide_tokens(tokens, self.token_dropout, mask, kept)
         hidden = self._hidden_states(model, tokens, batch.lengths)
         scores = model.label_scores(hidden, batch.lengths, tokens)
         weights = None if self.weights is None else self.weights.to(scores)
@@ -277,12 +278,16 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         return consistency_loss(one, other)
 
     def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
-        return model.label_scores(self._hidden_states(model, tokens, lengths), lengths, tokens)
+        first = tokens.new_zeros(len(tokens), 1) if model.pooler is not None else None  # all that the pooler reads
+        hidden = model(tokens, segments=self._segments(tokens), mask=mask_padding(tokens, lengths), places=first)
+        return model.label_scores(hidden, lengths, tokens)
 
     def _hidden_states(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
-        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
-        hidden: Tensor = model(tokens, segments=segments, mask=Mask.padding(lengths, queries=True))
+        hidden: Tensor = model(tokens, segments=self._segments(tokens), mask=Mask.padding(lengths, queries=True))
         return hidden
+
+    def _segments(self, tokens: Tensor) -> Tensor | None:
+        return mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
@@ -393,8 +398,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     def run_trace(self, model: Classifier, trace: Trace) -> None:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
-        segments = mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
-        model(tokens, segments=segments)
+        model(tokens, segments=self._segments(tokens))
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return self.tokenizer.pieces(numbers)

@@ -13,6 +13,7 @@ from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import ModelConfig, TokenClassifier
 from clearhead.tasks.tagging.linear_chain import Steps
 from clearhead.tasks.tagging.tagging_examples import CASES, WindowTokens
+from clearhead.tasks.text_windows import mask_padding
 from clearhead.text.batches import Ragged, token_batches
 
 STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
@@ -70,10 +71,13 @@ class Tagger(TokenClassifier):
         mask: Mask | None = None,
         cases: Int[Tensor, "batch tokens"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+        places: Int[Tensor, "batch chosen"] | None = None,
+    ) -> Float[Tensor, "batch _ width"]:
         """As of an Encoder; `cases` are those of the words that tokens belong to, `lengths` those of texts."""
         if self.cases is None and not self.convolutions:
-            return super().forward(tokens, vectors=vectors, segments=segments, positions=positions, mask=mask)
+            return super().forward(
+                tokens, vectors=vectors, segments=segments, positions=positions, mask=mask, places=places
+            )
         embedded = self._embed(tokens, vectors)
         if self.cases is not None and cases is not None:
             embedded = embedded + self.cases(cases)
@@ -82,7 +86,7 @@ class Tagger(TokenClassifier):
             embedded = self.dropout(embedded)
             for convolution in self.convolutions:
                 embedded = convolution(embedded, real)
-        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask)
+        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask, places=places)
 
     def encode(
         self,
@@ -130,7 +134,9 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
         tokens, lengths = _pad([window.tokens for window in some], pad, device)
         cases, _ = _pad([window.cases for window in some], 0, device)
         words, _ = _pad([window.words for window in some], 0, device)
-        scores = model.word_scores(model.encode(tokens, lengths, cases), words).float().cpu()
+        mask = mask_padding(tokens, lengths)
+        hidden = model(tokens, mask=mask, cases=cases, lengths=None if mask is None else lengths, places=words)
+        scores = model.label_scores(hidden).float().cpu()
         for place, row, window in zip(places, scores, some, strict=True):
             found[place] = row[: len(window.words)]
     parts = iter(found)
