@@ -52,7 +52,6 @@ PAIRS = """
 task = "translation"
 [data]
 train = "train.tsv"
-dev = "dev.tsv"
 [train]
 init_from = "BASE"
 steps = 2
@@ -176,7 +175,7 @@ def test_a_decoder_becomes_that_of_a_translator_with_new_cross_attention(tmp_pat
     base = make_base("llama", tmp_path / "base")
     run = train(tmp_path, base)
     (tmp_path / "pairs").mkdir()
-    write_corpus(tmp_path / "pairs", dev=1)
+    write_corpus(tmp_path / "pairs")
     (tmp_path / "pairs" / "recipe.toml").write_text(PAIRS.replace("BASE", str(run)), encoding="utf-8")
     translator = run_training(str(tmp_path / "pairs" / "recipe.toml"), out=tmp_path / "translator", device="cpu")
     record = json.loads((translator / "start.json").read_text(encoding="utf-8"))

@@ -100,7 +100,7 @@ class Classifier(_LabelledEncoder):
 
     def label_scores(
         self,
-        hidden: Float[Tensor, "batch tokens width"],
+        hidden: Float[Tensor, "batch places width"],
         lengths: Int[Tensor, " batch"],
         tokens: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch labels"]:

@@ -60,6 +60,8 @@ class Pretrained:
             changes["decoder_layers"] = decoder_layers
         elif "decoder" not in stacks:
             changes["decoder_layers"] = None
+        if len(stacks) == 1:
+            changes["copying"] = False
         if not predicts_tokens or stacks[-1] != own[-1]:
             changes |= {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
         return config.change(**changes)

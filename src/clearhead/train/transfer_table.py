@@ -21,6 +21,7 @@ PARTS = (
     (r"vocabulary\..*", "output head over the vocabulary"),
     (r"pooler\..*", "pooler"),
     (r"(?:to_labels|first_tag|next_tag|last_tag|ngrams)\b.*", "output head over the labels"),
+    (r"(?:copy_|gate_matches).*", "copying from the source"),
     (r"([^.]+).*", "{0}"),
 )
 
