@@ -193,7 +193,8 @@ def _reach(message: Tensor, between: Tensor) -> Tensor:
 
 def _split_columns(between: Tensor, batch: int) -> tuple[Tensor, ...]:
     """The columns in parts of so many that a batch has at most PAIRS pairs of tags."""
-    return between.split(max(1, PAIRS // max(1, batch * len(between))), 1)
+    parts: tuple[Tensor, ...] = between.split(max(1, PAIRS // max(1, batch * len(between))), 1)
+    return parts
 
 
 def _widen(emissions: Tensor) -> Tensor:
