@@ -4,7 +4,7 @@
 
 Prediction includes tokenisation. Its peer is `transformers.pipeline` at the batch size that is its fastest on a sample,
 with texts in their order, and again sorted by length, which a user of a pipeline has to do outside of it. Both RUNs
-start from a BERT of Hugging Face; the tagger has neither letter_case nor crf, and the classifier model.pooling = "first",
+start from a BERT of Hugging Face; the tagger has no letter_case and no crf, the classifier model.pooling = "first",
 so that transformers can express them. Answers are compared: tags with those of the pipeline where its best tags are a
 legal sequence, for ours always are. Either task may be left out.
 
