@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 # What each part of the package may import, besides itself. DESIGN.md, "How data flows".
 MODEL = {"errors", "formatting", "storage", "attention", "model"}
 TASKS = MODEL | {"text", "decode", "tasks"}
-TOP = TASKS | {"lens", "train", "model_folder", "predictor", "shipped"}
+TOP = TASKS | {"lens", "train", "adapter_folder", "model_folder", "predictor", "shipped"}
 MAY_IMPORT = {
     "errors": set(),
     "formatting": set(),
@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "text": MODEL,
     "decode": MODEL,
     "tasks": MODEL | {"text", "decode"},
-    "train": TASKS | {"lens", "model_folder", "shipped"},
+    "train": TASKS | {"lens", "adapter_folder", "model_folder", "shipped"},
     "shipped": set(),
-    "model_folder": TASKS | {"lens", "shipped"},
+    "adapter_folder": MODEL | {"shipped"},
+    "model_folder": TASKS | {"lens", "shipped", "adapter_folder"},
     "predictor": TASKS | {"lens", "model_folder", "shipped"},
     "explore": TOP,
     "serve": TOP,

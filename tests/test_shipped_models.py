@@ -1,12 +1,17 @@
 """The models that come with the package: what their cards say is so, and odd inputs do them no harm."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 import clearhead
 import clearhead.shipped as shipped
 from clearhead.tasks.segmentation import has_loop
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from poems import find_shared, has_right_form
 
 SHORT = ["我", "好", "你好", "谢谢", "再见", "不", "3", "42", "2024", "3.14", "北京", "张伟", "王小明", "Tom", "Python"]
 SIGNS = ["A", "?", "。", "！！！", "……", "<s>", "</s><pad>", "\u202eabc", "http://a.b/c?d=e&f=g"]
@@ -21,18 +26,17 @@ AGAIN = [
 ]
 
 
-@pytest.fixture(scope="module", params=shipped.models())
-def predictor(request):
-    return clearhead.load(request.param, device="cpu")
+LARGEST = {"zh-en": 15, "poems-zh": 3}  # MiB
 
 
-def test_there_is_a_translator_from_chinese_to_english():
-    assert "zh-en" in shipped.models()
+@pytest.fixture(scope="module")
+def predictor():
+    return clearhead.load("zh-en", device="cpu")
 
 
-def test_a_shipped_model_is_small(predictor):
-    folder = shipped.model(predictor.name)
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 15 * 2**20
+@pytest.mark.parametrize("name", shipped.models())
+def test_a_shipped_model_is_small(name):
+    assert sum(path.stat().st_size for path in shipped.model(name).iterdir()) <= LARGEST[name] * 2**20
 
 
 def test_its_scores_are_those_of_its_weights(predictor):
@@ -103,3 +107,62 @@ def test_everyday_sentences_are_translated():
 )
 def test_words_names_and_signs_alone_are_translated_or_carried_over(text, translation):
     assert clearhead.load("zh-en", device="cpu").predict(text).text == translation
+
+
+@pytest.fixture(scope="module")
+def poet():
+    if "poems-zh" not in shipped.models():
+        pytest.skip("the model poems-zh is not in this tree: models/poems-zh/recipe.toml trains it")
+    return clearhead.load("poems-zh", device="cpu")
+
+
+def test_the_poet_keeps_the_form_whatever_the_title(poet):
+    titles = [
+        "秋日登高",
+        "春晓",
+        "送友人",
+        "望月怀远",
+        "早春",
+        "江雪",
+        "夜泊",
+        "题壁",
+        "雨后",
+        "寄远人",
+        "人工智能",
+        "a",
+    ]
+    poems = [found.text for found in poet.predict(titles, seed=3)]
+    assert sum(map(has_right_form, poems)) >= 10
+    assert len(set(poems)) == len(poems)
+    assert poems == [found.text for found in poet.predict(titles, seed=3)]
+
+
+def test_the_poet_reads_traditional_characters(poet):
+    assert poet.predict("江樓晚望").text == poet.predict("江楼晚望").text
+
+
+@pytest.mark.parametrize(
+    ("poem", "right"),
+    [
+        ("床前明月光，疑是地上霜。举头望明月，低头思故乡。", True),
+        ("床前明月光，疑是地上霜。", False),
+        ("床前明月光，疑是地上霜。举头望明月，低头思故乡", False),
+        ("床前明月光。疑是地上霜，举头望明月。低头思故乡，", False),
+        ("床前明月光，疑是地上霜。举头望明月，低头a故乡。", False),
+        ("床前明月光，疑是地上霜。举头望明月明月，低头思故乡故乡。", False),
+        ("朝辞白帝彩云间，千里江陵一日还。两岸猿声啼不住，轻舟已过万重山。", True),
+    ],
+)
+def test_the_form_of_a_poem(poem, right):
+    assert has_right_form(poem) == right
+
+
+def test_ten_characters_in_a_row_are_found_with_and_without_punctuation():
+    training = ["静夜思\n床前明月光，疑是地上霜。举头望明月，低头思故乡。"]
+    poems = [
+        "窗前明月光，疑是地上霜。",
+        "床前明月光，疑是地下霜。",
+        "山前明月光，疑是地下霜。",
+        "床前明月。光疑是地上霜，",
+    ]
+    assert [run is not None for run in find_shared(poems, training)] == [True, False, False, True]

@@ -1,4 +1,7 @@
-"""The model folder: config, weights, tokenizers, scores and card of a trained model, complete in itself."""
+"""The model folder: config, weights, tokenizers, scores and card of a trained model, complete in itself.
+
+Only an adapter folder is not complete: of its weights it holds what LoRA trained, and it names its base model.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from clearhead.adapter_folder import ADAPTER, Adapter, Tensors, read_merged
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model, ModelConfig
 from clearhead.model.devices import empty_weights
-from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
+from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
 from clearhead.storage import (
     CHECKSUMS,
     atomic_folder,
@@ -29,7 +33,7 @@ from clearhead.storage import (
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.text.corpora import SKIP
 
-FORMAT = 1
+FORMAT, ADAPTER_FORMAT = 1, 2  # of a model; of an adapter, which earlier versions cannot read
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
 DATA = {".tsv", ".csv", ".jsonl", ".txt", ".conll"}
 HUGGINGFACE = (
@@ -52,17 +56,21 @@ def write(
     card: str,
     recipe: str | None = None,
     weights: str = "float32",
+    adapter: tuple[Adapter, Tensors] | None = None,
 ) -> None:
-    """Writes a model folder: all of it or nothing. `weights` is how they are stored: float32, bfloat16 or int8."""
+    """Writes a model folder: all of it or nothing. `weights` is how they are stored: float32, bfloat16 or int8.
+
+    With an `adapter` only its tensors are stored, not those of the model, which has them merged.
+    """
     with empty_weights():
         kind = type(task.build())
     if type(model) is not kind:
         raise ConfigError(
             f"{task.name} stores a model of class {kind.__name__}, got {type(model).__name__}; unwrap it first"
         )
-    tensors = pack_weights(model, weights)
+    tensors = pack_weights(model, weights) if adapter is None else pack_tensors(adapter[1], weights)
     config = {
-        "format": FORMAT,
+        "format": FORMAT if adapter is None else ADAPTER_FORMAT,
         "clearhead": sys.modules["clearhead"].__version__,
         "task": task.name,
         "architecture": kind.__name__,
@@ -70,10 +78,12 @@ def write(
         "weights": weights,
         "settings": task.settings,
     }
+    if adapter is not None:
+        config["adapter"] = adapter[0].to_dict()
     with atomic_folder(folder, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
         task.save(fresh)
         write_json(fresh / CONFIG, config)
-        save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, fresh / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
         write_json(fresh / METRICS, metrics)
         (fresh / CARD).write_text(card, encoding="utf-8")
         if recipe is not None:
@@ -98,7 +108,7 @@ class ModelFolder:
             listed = verify_checksums(path, editable={CARD})
         except CheckpointError as error:
             raise CheckpointError(f"{error}; copy the folder again") from None
-        for name in (CONFIG, WEIGHTS, METRICS):
+        for name in (CONFIG, ADAPTER if "adapter" in config else WEIGHTS, METRICS):
             if name not in listed:
                 raise CheckpointError(f"{path / CHECKSUMS} does not list {name}; copy the folder again")
         for name, kind in FIELDS.items():
@@ -117,10 +127,18 @@ class ModelFolder:
             )
         return TASKS[name].load(self.path, self._model_config(), self.config["settings"])
 
-    def model(self, device: str | torch.device = "cpu", *, task: AnyTask | None = None) -> Model:
-        """The model with its weights in float32, however they are stored, in evaluation mode.
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the folder holds instead of a whole model; None for a model."""
+        return Adapter.from_dict(self.path, self.config["adapter"]) if "adapter" in self.config else None
 
-        `task` is what `task()` returned, for those who have called it already.
+    def model(
+        self, device: str | torch.device = "cpu", *, task: AnyTask | None = None, base: str | Path | None = None
+    ) -> Model:
+        """The model with its weights in float32, however they are stored, in evaluation mode; adapters are merged.
+
+        `task` is what `task()` returned, for those who have called it already. `base` is the folder of the model that
+        an adapter belongs to, if it is no longer where it was.
         """
         task = self.task() if task is None else task
         try:
@@ -133,10 +151,18 @@ class ModelFolder:
                 f"{self.path / CONFIG} says architecture = {self.config['architecture']!r}, but {task.name} is a task "
                 f"for {type(model).__name__}"
             )
+        adapter = self.adapter
+        if adapter is None and base is not None:
+            raise ConfigError(f"{self.path} is a whole model, not an adapter: it needs no base")
+        tensors: Tensors | None = None
+        if adapter is not None:
+            found = read_merged(self.path, adapter, base, _read_tensors)
+            tensors = {name: found[name] for name in unique_tensors(model) if name in found}
         try:
-            load_weights(model, unpack_weights(load_file(self.path / WEIGHTS)))
+            load_weights(model, unpack_weights(load_file(self.path / WEIGHTS)) if tensors is None else tensors)
         except (SafetensorError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path / WEIGHTS} does not hold this model: {error}") from error
+            stored = self.path / (WEIGHTS if adapter is None else ADAPTER)
+            raise CheckpointError(f"{stored} does not hold this model: {error}") from error
         return model.to(device).eval()
 
     def columns(self) -> list[str] | dict[str, str] | None:
@@ -157,6 +183,23 @@ class ModelFolder:
             return ModelConfig.from_dict(self.config["model"])
         except (ConfigError, TypeError) as error:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model: {error}") from error
+
+
+def merge(path: str | Path, out: str | Path, *, base: str | Path | None = None) -> None:
+    """Writes the model of an adapter folder as a whole model, complete in itself, with its scores and its card."""
+    folder, out = ModelFolder.open(path), Path(out)
+    if folder.adapter is None:
+        raise ConfigError(f"{folder.path} is a whole model already; only adapters are merged")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another folder")
+    task = folder.task()
+    model = folder.model(task=task, base=base)
+    card, recipe = ((folder.path / name).read_text(encoding="utf-8") for name in (CARD, RECIPE))
+    write(out, task=task, model=model, metrics=folder.metrics, card=card, recipe=recipe)
+
+
+def _read_tensors(path: Path) -> Tensors:
+    return dict(ModelFolder.open(path).model().state_dict())
 
 
 def _find_model(path: Path) -> Path:
@@ -233,4 +276,4 @@ def _check_config_format(path: Path, config: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is a Hugging Face checkpoint; clearhead.from_huggingface({str(path)!r}) reads it"
         )
-    check_format(path / CONFIG, found, FORMAT)
+    check_format(path / CONFIG, found, ADAPTER_FORMAT if "adapter" in config else FORMAT)

@@ -36,14 +36,17 @@ PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
 
 
-def load(path_or_name: str | Path, *, device: str = "auto") -> Predictor:
-    """A trained model, from its folder, from the folder of its run, or a shipped one by its name."""
+def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | None = None) -> Predictor:
+    """A trained model, from its folder, from the folder of its run, or a shipped one by its name.
+
+    An adapter is merged into its base model: the one of training, or the one in the folder `base`, if it was moved.
+    """
     place = resolve_device(device)
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     task = folder.task()
-    model = folder.model(place, task=task).requires_grad_(False)
+    model = folder.model(place, task=task, base=base).requires_grad_(False)
     return Predictor(model, task, name=name, device=place, folder=path, columns=folder.columns())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, load, watch
 from clearhead.errors import ConfigError, RecordError, ShapeError
 from clearhead.explore import figures
-from clearhead.explore.figures import figure_set, fonts, label_text, record_names, style
+from clearhead.explore.figures import figure_set, fonts, label_text, record_names, sentence_coverage, style
 from clearhead.explore.figures.lesson_figures import Cost
 from clearhead.explore.head_summaries import ROLE_COLOURS
 from clearhead.lens import Forward
@@ -493,6 +493,34 @@ def test_no_token_breaks_a_figure(kind, tmp_path):
     assert said[:7] == ["∅", "⏎", "⇥", "␣", "$x^2$", "$", "$\\frac{"]
     assert said[9:13] == ["U+D800", "שלום", "U+200F U+202E", "U+1FAF8"]
     assert not any(text.get_parse_math() for text in made[0].findobj(Text) if "$" in text.get_text())
+
+
+@pytest.mark.parametrize("tokens", [[*HOSTILE, ".", "人", "。"], [f"{word}." for word in "abcdefghij" * 3]])
+def test_coverage_draws_the_shares_of_all_sentences(tokens):
+    torch.manual_seed(1)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=64, width=12, heads=3, layers=2)).eval()
+    count = len(tokens)
+    with torch.no_grad(), watch(model, keep="qk") as record:
+        model(torch.arange(count + 1)[None], torch.randint(3, 29, (1, 5)))
+    record.label(source=lambda number: [*tokens, "</s>"][number])
+    found = sentence_coverage.record_coverage(record)
+    layers = [record[name].weights(0, head) for name in ("decoder.0.cross", "decoder.1.cross") for head in range(3)]
+    received = torch.stack([one.sum(0) for one in layers]).mean(0)[:count]
+    wanted = [float(received[one.tokens].sum() / received.sum()) for one in found.sentences]
+    assert [one.attention for one in found.sentences] == pytest.approx(wanted, abs=1e-5)
+    assert found.attended == pytest.approx(float((received >= received.mean()).float().mean()))
+    bars = [bar.get_width() for bar in figures.coverage(record).axes[0].patches if isinstance(bar, Rectangle)]
+    drawn = sorted(wanted, reverse=True)[:24]
+    assert len(bars) == min(len(found.sentences), 24)
+    assert max(bars) / sum(bars) == pytest.approx(drawn[0] / sum(drawn), rel=1e-4)
+
+
+def test_coverage_needs_cross_attention():
+    model = Decoder(ModelConfig.named("tiny", vocabulary=29, width=12, heads=3)).eval()
+    with torch.no_grad(), watch(model) as record:
+        model(torch.randint(3, 29, (1, 5)))
+    with pytest.raises(RecordError, match="cross-attention"):
+        figures.coverage(record)
 
 
 def test_long_words_are_shortened_in_the_middle():

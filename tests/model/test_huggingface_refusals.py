@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from clearhead import Decoder, Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
+from clearhead import Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
 from clearhead.errors import CheckpointError, DiskFullError
 from clearhead.model import PooledEncoder
 from clearhead.model.huggingface import checkpoint_files
@@ -307,11 +307,6 @@ def test_what_a_format_cannot_express_is_not_written(kind, changes, words, tmp_p
             to_huggingface(build(ModelConfig(**{**values, **changes})), tmp_path / "new")
         assert [word for word in words if word not in str(raised.value)] == []
     assert not (tmp_path / "new").exists()
-
-
-def test_a_decoder_is_not_written(tmp_path):
-    with pytest.raises(CheckpointError, match="a Decoder cannot be written; only an Encoder"):
-        to_huggingface(Decoder(ModelConfig(**CLASSIC)), tmp_path)
 
 
 @pytest.mark.parametrize("token", ["pad", "eos", "start"])

@@ -15,7 +15,7 @@ PARTS = ("dev", "train")
 
 
 def test_corpora_are_found_by_name_and_unknown_names_are_not():
-    split = ("entities-en", "sentiment-en", "service-en", "tatoeba-zh-en")
+    split = ("entities-en", "messages-en", "sentiment-en", "service-en", "tatoeba-zh-en")
     parts = [f"{name}.{part}" for name in split for part in PARTS]
     assert shipped.corpora() == sorted(["phrases-zh-en", "shakespeare", *parts])
     found = shipped.corpus("tatoeba-zh-en.dev")
@@ -47,7 +47,7 @@ def test_a_corpus_is_what_its_readme_says(name):
         assert hashlib.sha256(file.read()).hexdigest() in (path.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en", "service-en"])
+@pytest.mark.parametrize("name", ["tatoeba-zh-en", "sentiment-en", "service-en", "messages-en"])
 def test_no_row_of_dev_is_in_train(name):
     train, dev = (
         {row.values for row in read(shipped.corpus(f"{name}.{part}"), ["one", "two"])} for part in ("train", "dev")

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+from functools import cache
 
 import pytest
 from hypothesis import example, given
@@ -140,6 +141,47 @@ def test_a_character_without_a_piece_is_spelled_in_bytes(tokenizer):
     assert tokenizer.decode(numbers) == "龘"
     assert tokenizer.decode(numbers[:2]) in ("�", "��"), "a model may write half a character"
     assert tokenizer.decode([*numbers, *numbers[:2], *numbers]).replace("��", "�") == "龘�龘", "which spoils no other"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(st.sampled_from("#Person12 :a人\n"), max_size=30))
+def test_whole_pieces_are_one_number_wherever_they_are(kind, text):
+    tokenizer = speakers(kind)
+    numbers = tokenizer.encode(text)
+    assert tokenizer.decode(numbers) == tokenizer.normal(text)
+    shown = tokenizer.pieces(numbers)
+    whole = tokenizer.normal(text).count("#Person1#")
+    assert sum(piece in ("#Person1#", "▁#Person1#") for piece in shown) == whole
+    assert not any("#Person1#" in piece and len(piece) > len("▁#Person1#") for piece in shown)
+
+
+@cache
+def speakers(kind: str) -> Tokenizer:
+    texts = ["#Person1#: a person\n#Person2#: Person 1 人", "#Person1# and #Person2# 12"] * 3
+    return Tokenizer.train(texts, kind=kind, vocabulary=300, pieces=["#Person1#", "#Person2#", "#Person1#"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_pieces_are_kept_in_the_file(kind, tmp_path):
+    tokenizer = speakers(kind)
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.settings["pieces"] == ["#Person1#", "#Person2#"]
+    text = "#Person1#: I like #Person2#'s coat."
+    assert again.encode(text) == tokenizer.encode(text)
+    if kind != "character":
+        one, other = (tokenizer.encode(text)[0] for text in ("#Person1# is", "#Person1#"))
+        assert one == other == tokenizer.encode("a #Person1#")[-1], "the same at the beginning and inside"
+
+
+def test_pieces_that_cannot_be_are_refused():
+    for wrong, said in (
+        (["a b"], "without spaces, got 'a b'"),
+        ([""], "got ''"),
+        (["x" * n for n in range(1, 40)], "room"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Tokenizer.train(["text"], vocabulary=300, pieces=wrong)
 
 
 def test_padding_start_and_end_are_left_out_of_decoded_text(pairs):

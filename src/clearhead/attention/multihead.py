@@ -273,7 +273,14 @@ class MultiHeadAttention(nn.Module):
 def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     """Some rows of a projection, as a projection."""
     bias: Tensor | None = linear.bias
-    return F.linear(x, linear.weight[rows], None if bias is None else bias[rows])
+    return F.linear(x, effective_weight(linear)[rows], None if bias is None else bias[rows])
+
+
+def effective_weight(linear: nn.Linear) -> Float[Tensor, "outputs inputs"]:
+    """The matrix that a linear layer multiplies with: its weight, and what an adapter (model/lora.py) adds to it."""
+    adapted = getattr(linear, "effective_weight", None)
+    weight: Tensor = linear.weight if adapted is None else adapted()
+    return weight
 
 
 def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:

@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import evaluate_command, look_commands, models_command, torchrun
+from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
 from clearhead.cli.options import Device, Json, Model, Threads
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
@@ -87,6 +87,7 @@ def predict(
 ) -> None:
     """Answer each INPUT, or each line of the standard input, with one line.
 
+    The answer of a language model to a single INPUT keeps its line breaks; on a terminal it appears as it is written.
     An INPUT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
     --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, ANSWER with tabs between.
     """
@@ -99,8 +100,9 @@ def predict(
     predictor = load(model, device=device)
     refuse_foreign_options(predictor.task, "predict", options)
     ranked = predictor.task.read_options("predict", options).ranked
-    if stream:
-        _stream(predictor, waiting, options)
+    lines = predictor.task.writes_lines and texts is not None and len(texts) == 1 and texts != ["-"]
+    if stream or (lines and not as_json and sys.stdout.isatty()):
+        _stream(predictor, waiting, options, lines=lines)
         return
     number = 0
     for some in batch_inputs(waiting, batch_size):
@@ -108,14 +110,19 @@ def predict(
             number += 1
             for note in answer.notes:
                 print_message(f"{name} {number}: {note}")
-            print_output(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
+            if lines and not as_json:
+                print_output(_without_control(answer.text))
+            else:
+                print_output(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
         flush_output()
 
 
-def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any]) -> None:
+def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any], *, lines: bool) -> None:
     for text in waiting:
+        for note in predictor.task.stream_notes(text):
+            print_message(note)
         for piece in predictor.stream(text, **options):
-            print_output(_one_line(piece), end="")
+            print_output(_without_control(piece) if lines else _one_line(piece), end="")
             flush_output()
         print_output("")
         flush_output()
@@ -128,6 +135,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_commands.look,
     "figures": look_commands.figures,
     "models": models_command.models,
+    "merge": merge_command.merge,
 }
 
 
@@ -186,6 +194,11 @@ def _as_line(answer: Prediction, number: int | None) -> str:
 
 def _one_line(text: str) -> str:
     return text.translate({ord(mark): " " for mark in "\r\n\t"})
+
+
+def _without_control(text: str) -> str:
+    """The text without characters that would control a terminal; line breaks and tabs stay."""
+    return "".join(mark for mark in text if mark in "\n\t" or not (mark < " " or "\x7f" <= mark < "\xa0"))
 
 
 def _as_json(text: str, answer: Prediction) -> str:

@@ -37,7 +37,8 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE.png", help="Write the confusion matrix as .png, .svg or .pdf.")
     ] = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Also score a simple method (TF-IDF, BM25) on the same data.")
+        bool,
+        typer.Option("--baseline", help="Also score a simple method: TF-IDF, BM25, first sentences."),
     ] = False,
     train: Annotated[
         list[str] | None,
@@ -58,7 +59,7 @@ def evaluate(
     _refuse_missing(predictor.task, {"report": report, "confusion": figure is not None, "baseline": baseline})
     names = parse_columns(columns) if columns else None
     # Read before the model answers: what is missing is refused at once.
-    training = _training_rows(predictor, train, names) if baseline else []
+    training = _training_rows(predictor, train, names) if baseline and predictor.task.baseline_learns else []
     found = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
     tables = predictor.task.report(found.rows, found.predictions) if report else ""
     compared = predictor.task.baseline(training, found.rows) if baseline else None

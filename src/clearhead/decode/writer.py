@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,8 +12,25 @@ from torch import Tensor
 from clearhead.attention import KeyValueCache, Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DecodeError, ShapeError
-from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model import Decoder, EncoderDecoder, PointerGenerator
 from clearhead.model.inference_view import refresh
+from clearhead.model.pointer_generator import list_recent
+
+
+class CopySource(NamedTuple):
+    """What a PointerGenerator copies from, for each row, and the last tokens of each beam, the newest first."""
+
+    context: Float[Tensor, "rows source width"]
+    source: Int[Tensor, "rows source"]
+    recent: Int[Tensor, "samples recent"]
+
+    def append(self, tokens: Int[Tensor, " samples"]) -> CopySource:
+        return self._replace(recent=torch.cat([tokens[:, None], self.recent[:, :-1]], dim=1))
+
+    def select(self, samples: Int[Tensor, " samples"], kept_rows: Int[Tensor, " rows"] | None) -> CopySource:
+        """With these samples, and of the rows only those that are kept."""
+        rows = slice(None) if kept_rows is None else kept_rows
+        return CopySource(self.context[rows], self.source[rows], self.recent[samples])
 
 
 class Writer:
@@ -47,6 +65,7 @@ class Writer:
         self._all_lengths = None if context_lengths is None else context_lengths.to(self.device)
         read = source if context is None else context
         self._context_tokens = 0 if read is None else read.shape[1]
+        self._copied: CopySource | None = None
 
     @classmethod
     def translating(
@@ -113,11 +132,14 @@ class Writer:
         with torch.inference_mode():
             if self._context is None and self._source is not None:
                 self._context = self._encode(self._source.to(self.device))
+            self._copied = self._begin_copying(tokens)
             return self._compute_logits(tokens)
 
     def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
         """The logits of the token after these; `tokens` has one for each row, or one for each beam of each row."""
         self._written += 1
+        if self._copied is not None:
+            self._copied = self._copied.append(tokens)
         refresh(self._view)
         with torch.inference_mode():
             return self._compute_logits(tokens[:, None])
@@ -133,6 +155,8 @@ class Writer:
         if kept_rows is not None:
             of_context = None if self._context_lengths is None else self._context_lengths[kept_rows]
             self._set_lengths(self._lengths[kept_rows], of_context)
+        if self._copied is not None:
+            self._copied = self._copied.select(parents.flatten(), kept_rows)
 
     def _set_lengths(self, lengths: Tensor, context_lengths: Tensor | None) -> None:
         """Sets the lengths of each row's prompt and context, and the mask that hides the padding of the context."""
@@ -140,6 +164,14 @@ class Writer:
         if context_lengths is not None and not bool((context_lengths == self._context_tokens).all()):
             with torch.inference_mode(False):  # a mask cannot cache anything for an inference tensor
                 self._context_mask = Mask.padding(context_lengths.clone())
+
+    def _begin_copying(self, tokens: Tensor) -> CopySource | None:
+        """What a PointerGenerator copies from; None for other models."""
+        if not isinstance(self._view, PointerGenerator):
+            return None
+        if self._context is None or self._source is None or self._source.is_floating_point():
+            raise DecodeError("a PointerGenerator copies tokens of its source; pass source tokens, not vectors")
+        return CopySource(self._context, self._source.to(self.device), list_recent(tokens)[:, -1])
 
     def _encode(self, source: Tensor) -> Tensor:
         assert isinstance(self._view, EncoderDecoder)
@@ -163,7 +195,14 @@ class Writer:
             hidden = self._view(
                 tokens, positions=positions, mask=mask, context=self._context, context_mask=context_mask, cache=cache
             )
-        logits = self._view.logits(hidden[:, -1])
+        if self._copied is not None:
+            assert isinstance(self._view, PointerGenerator)
+            state = hidden[:, -1], self._copied.recent
+            last, recent = (part.unflatten(0, (self.rows, self.beams)) for part in state)
+            context, source = self._copied.context, self._copied.source
+            logits = self._view.mix_scores(last, context, source, recent, context_mask).flatten(0, 1)
+        else:
+            logits = self._view.logits(hidden[:, -1])
         return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -2,6 +2,7 @@
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
+from clearhead.model.pointer_generator import PointerGenerator
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -13,6 +14,7 @@ __all__ = [
     "EncoderDecoder",
     "Model",
     "ModelConfig",
+    "PointerGenerator",
     "PooledEncoder",
     "TokenClassifier",
 ]

@@ -53,6 +53,7 @@ class ModelConfig:
     rotary_base: float = 10000.0
     rotary_scaling: dict[str, float | str] | None = None
     window: int | None = None  # keys seen on each side, the query's own place included; None: all
+    encoder_window: int | None = None  # tokens that each token of an encoder sees to its left and right; None: all
     temperature: str = "fixed"
     cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
     context_width: int | None = None  # width of the context of cross-attention; None: width
@@ -62,6 +63,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
+    copying: bool = False  # of a PointerGenerator: tokens of the source may also be copied
     labels: int | None = None  # of a Classifier or TokenClassifier: how many there are to choose from
     ngrams: int = 0  # of a Classifier: runs of up to so many tokens have scores of their own; 0: only hidden states do
     pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
@@ -91,6 +93,11 @@ class ModelConfig:
             raise ConfigError(
                 f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
                 "or give head_dim"
+            )
+        if self.window is not None and self.encoder_window is not None:
+            raise ConfigError(
+                f"window = {self.window} limits all self-attention, encoder_window = {self.encoder_window} that of the "
+                "encoder; set only one of them"
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(

@@ -184,6 +184,8 @@ class Stack(nn.Module):
             own = Mask.causal() if reach is None else Mask.window(reach - 1)
         elif reach is not None:
             own = Mask.window(reach - 1, reach - 1)
+        elif self.config.encoder_window is not None:
+            own = Mask.window(self.config.encoder_window, self.config.encoder_window)
         if mask is None:
             return own
         mask = as_mask(mask).hiding_queries(True)

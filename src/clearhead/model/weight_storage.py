@@ -24,10 +24,15 @@ def pack_weights(model: nn.Module, storage: str) -> dict[str, AnyTensor]:
     >>> {name: str(one.dtype) for name, one in pack_weights(nn.Linear(3, 2), "int8").items()}
     {'weight': 'torch.int8', 'weight.scale': 'torch.float32', 'bias': 'torch.float32'}
     """
+    return pack_tensors(unique_tensors(model), storage)
+
+
+def pack_tensors(tensors: Mapping[str, AnyTensor], storage: str) -> dict[str, AnyTensor]:
+    """What `pack_weights` gives, for tensors by name instead of a model."""
     if storage not in STORAGES:
         raise ConfigError(f"weights can be stored as {', '.join(STORAGES)}, not as {storage!r}")
     stored: dict[str, Tensor] = {}
-    for name, tensor in unique_tensors(model).items():
+    for name, tensor in tensors.items():
         value = tensor.detach().cpu()
         if not value.is_floating_point():
             stored[name] = value.contiguous()

@@ -4,11 +4,14 @@ from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
 from clearhead.tasks.classification import Classification
 from clearhead.tasks.language_model import LanguageModel
+from clearhead.tasks.pretraining import Pretraining
+from clearhead.tasks.summarisation import Summarisation
 from clearhead.tasks.tagging import Tagging
 from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
-    task.name: task for task in (Translation, Classification, Tagging, Answers, LanguageModel)
+    task.name: task
+    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Pretraining)
 }
 
 __all__ = [
@@ -19,6 +22,8 @@ __all__ = [
     "Examples",
     "LanguageModel",
     "Prediction",
+    "Pretraining",
+    "Summarisation",
     "Tagging",
     "Task",
     "Translation",

@@ -125,6 +125,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
     splits_batches: ClassVar[bool] = True
+    baseline_learns: ClassVar[bool] = True  # whether `baseline` needs the training rows
     # What else its models can do: `clearhead NAME MODEL ACTION …`, and a line about each action.
     actions: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
@@ -215,6 +216,11 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         This is the only place where one is made: trainer, model folder and memory check call it.
         """
 
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        """The stacks of layers that the model of such a recipe has: "encoder", "decoder" or both, in this order."""
+        return ("encoder",)
+
     def input_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
         return getattr(self, "tokenizer", None)
@@ -227,9 +233,12 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            plain = {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
-            head = {} if cls.predicts_tokens else plain
-            return start.config.change(**{"labels": None, **head, **sizes, **changes})
+            stacks = cls.stacks(recipe)
+            config = start.adapt_config(stacks, predicts_tokens=cls.predicts_tokens)
+            if stacks == ("decoder",) == start.stacks:
+                # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
+                sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
+            return config.change(**{**sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
 
     @classmethod
@@ -280,6 +289,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     @abstractmethod
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
+
+    def stream_notes(self, given: InputT) -> list[str]:
+        """What the user should know about an input before its answer is streamed, such as that it is cut."""
+        return []
 
     def row_problem(self, row: Row) -> str | None:
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""

@@ -1,4 +1,4 @@
-"""Trained weights that a run starts from: `[train] init_from`."""
+"""Trained weights that a run starts from (`[train] init_from`), and which of them another model takes over."""
 
 from __future__ import annotations
 
@@ -11,27 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
 
-HEAD = "to_labels."  # parameters with a row for each label
-SHOWN = 4  # names of tensors in a message
+STACKS = ("encoder", "decoder")
+TRUNK = (*STACKS, "vocabulary", "source_vocabulary", "pooler")  # the rest of a model depends on the labels
+ROWS = ("vocabulary.words.weight", "vocabulary.output.weight", "vocabulary.bias")  # a row for each token
 
 
 class Transfer(NamedTuple):
-    """Which parameters of a model came from trained weights, which are new, and which weights were left over."""
+    """Which parameters of a model came from trained weights, which are new, which weights were left; with sizes."""
 
-    taken: list[str]
-    new: list[str]
-    left: list[str]
-
-    def __str__(self) -> str:
-        lines = [f"{format_count(len(self.taken), 'tensor')} taken"]
-        lines += [f"{what}: {_list_names(names)}" for what, names in (("new", self.new), ("left", self.left)) if names]
-        return "; ".join(lines)
+    taken: dict[str, int]
+    new: dict[str, int]
+    left: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -44,28 +39,58 @@ class Pretrained:
     tensors: Mapping[str, Tensor]
     labels: Sequence[str] = ()  # of its output head, if it has one
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks of layers that it has: "encoder", "decoder" or both."""
+        return tuple(stack for stack in STACKS if any(name.startswith(f"{stack}.layers.") for name in self.tensors))
+
+    def adapt_config(self, stacks: Sequence[str], *, predicts_tokens: bool) -> ModelConfig:
+        """Its configuration for a model with these stacks, which may be others than its own.
+
+        A decoder alone has as many layers as its decoder had. Scores over the vocabulary are taken over where the
+        same stack gives them; a model without them needs none of their parts.
+        """
+        config, own = self.config, self.stacks
+        changes: dict[str, object] = {"labels": None}
+        decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
+        if tuple(stacks) == ("decoder",):
+            changes |= {"decoder_layers": None, "cross_attention": False, "context_width": None}
+            changes["layers"] = decoder_layers if "decoder" in own else config.layers
+        elif "decoder" in stacks and "decoder" in own:
+            changes["decoder_layers"] = decoder_layers
+        elif "decoder" not in stacks:
+            changes["decoder_layers"] = None
+        if not predicts_tokens or stacks[-1] != own[-1]:
+            changes |= {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
+        return config.change(**changes)
+
     @torch.no_grad()
     def fill(self, model: nn.Module, labels: Sequence[str] = ()) -> Transfer:
         """Copies every tensor whose name and shape the model has; its output head only if the labels are the same."""
-        taken, new = list[str](), list[str]()
+        taken, new = dict[str, int](), dict[str, int]()
+        same = list(labels) == list(self.labels)
         for name, parameter in model.named_parameters():
-            tensor = self.tensors.get(name)
-            if tensor is None or (name.startswith(HEAD) and list(labels) != list(self.labels)):
-                new.append(name)
+            tensor, trunk = self.tensors.get(name), name.split(".")[0] in TRUNK
+            if tensor is None or (not trunk and (not same or tensor.shape != parameter.shape)):
+                new[name] = parameter.numel()
                 continue
+            if name in ROWS and len(tensor) > len(parameter) == self.tokenizer.size:
+                tensor = tensor[: len(parameter)]  # the checkpoint has more rows than its tokenizer has tokens
             if tensor.shape != parameter.shape:
-                raise ConfigError(
-                    f"train.init_from: {name} has shape {tuple(tensor.shape)} in {self.folder} and "
-                    f"{tuple(parameter.shape)} here; leave the sizes out of [model]"
-                )
+                raise ConfigError(self._explain_shape(name, tensor, parameter))
             parameter.copy_(tensor)
-            taken.append(name)
+            taken[name] = parameter.numel()
         if not any(".layers." in name for name in taken):
+            has = " and ".join(stack for stack in STACKS if hasattr(model, stack))
             raise ConfigError(
-                f"train.init_from: no layer of {self.folder} fits this model; choose weights of the same architecture"
+                f"train.init_from: {self.folder} has only {' and '.join(self.stacks) or 'no'} layers, and this model "
+                f"only {has} layers; choose weights of the same architecture"
             )
-        return Transfer(taken, new, [name for name in self.tensors if name not in set(taken)])
+        left = {name: tensor.numel() for name, tensor in self.tensors.items() if name not in taken}
+        return Transfer(taken, new, left)
 
-
-def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    def _explain_shape(self, name: str, tensor: Tensor, parameter: Tensor) -> str:
+        shapes = f"{tuple(tensor.shape)} in {self.folder} and {tuple(parameter.shape)} here"
+        return (
+            f"train.init_from: {name} has shape {shapes}; leave the sizes out of [model] (--set model={{}} empties it)"
+        )

@@ -74,13 +74,14 @@ class Text(Section):
     vocabulary: int = Field(8000, ge=300)
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
+    pieces: list[str] = []  # texts that are one token wherever they are written, such as #Person1#
 
     def make_tokenizer(self, texts: Iterable[str], start: Pretrained | None) -> Tokenizer:
         """The tokenizer of the trained weights to start from, or else a new one for these texts."""
         return self.train_tokenizer(texts) if start is None else start.tokenizer
 
-    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
-        """A tokenizer for these texts, with another size of vocabulary if one is given."""
+    def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False) -> Tokenizer:
+        """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
         from clearhead.text import Tokenizer
 
         return Tokenizer.train(
@@ -90,6 +91,8 @@ class Text(Section):
             script=self.script,
             lowercase=self.lowercase,
             exact=self.keeps_layout,
+            pieces=self.pieces,
+            mask=mask,
         )
 
     @property

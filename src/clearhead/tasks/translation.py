@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from clearhead.decode import Hypothesis
 from clearhead.tasks.base import Scores
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.number_check import find_lost_numbers, list_numbers
-from clearhead.tasks.segmentation import measure_han_share, restore_full_width
-from clearhead.tasks.sequence_to_sequence import GeneratedText, SearchOptions, TextToText
-from clearhead.tasks.sequence_to_sequence.text_to_text import PartDecode, TextToTextRecipe
+from clearhead.tasks.segmentation import count_sentences, measure_han_share, restore_full_width, split_text
+from clearhead.tasks.sequence_to_sequence import Decode, GeneratedText, SearchOptions, TextToText
+from clearhead.tasks.sequence_to_sequence.text_to_text import TextToTextRecipe
 from clearhead.tasks.settings import TaskRecipe, option
 
 if TYPE_CHECKING:
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 CHINESE = 0.3  # the share of Chinese characters from which on a target is Chinese
 
 
-class TranslationDecode(PartDecode):
+class TranslationDecode(Decode):
+    """`[decode]` of translation: long texts are split into parts at sentence boundaries."""
+
+    part: int = Field(64, ge=1)  # an input of more tokens is split at its sentences, and the answers are joined
+    sentences: int = Field(3, ge=1)  # and so is one of more sentences: pairs to learn from seldom have as many
     # sacrebleu's; None: zh for Chinese, else 13a. Its others want further packages, or download a model.
     bleu_tokenizer: Literal["13a", "intl", "zh", "char", "none"] | None = None
 
@@ -53,6 +59,13 @@ class Translation(TextToText):
         super().configure(recipe)
         if self.decode.bleu_tokenizer is None:
             self.decode = self.decode.model_copy(update={"bleu_tokenizer": found})
+
+    def split(self, given: str) -> list[list[int]]:
+        """The input's tokens: all, or split at sentences where they are too many."""
+        limit, tokens = self.decode.part, self.source.encode(given)
+        if len(tokens) <= limit and count_sentences(given) <= self.decode.sentences:
+            return [tokens] if tokens else []
+        return [part for part in split_text(self.source.normal(given), self.source.encode, limit) if part]
 
     def decode_text(self, hypothesis: Hypothesis) -> str:
         text = super().decode_text(hypothesis)

@@ -76,6 +76,18 @@ class Ragged:
         self.flat, self.lengths = torch.from_numpy(flat), torch.from_numpy(lengths)
         self.starts = self.lengths.cumsum(0) - self.lengths
 
+    @classmethod
+    def from_flat(cls, flat: Int[Tensor, " tokens"], lengths: Int[Tensor, " rows"]) -> Ragged:
+        """The sequences that lie one after the other in a flat tensor, on its device.
+
+        >>> Ragged.from_flat(torch.tensor([5, 6, 7]), torch.tensor([1, 2])).pad(torch.tensor([1]), size=2, fill=0)
+        (tensor([[6, 7]]), tensor([2]))
+        """
+        made = cls([])
+        made.flat = torch.cat([flat, flat.new_zeros(1)])  # one more element, as in __init__
+        made.lengths, made.starts = lengths, lengths.cumsum(0) - lengths
+        return made
+
     def to(self, device: torch.device) -> Ragged:
         self.flat, self.lengths, self.starts = (part.to(device) for part in (self.flat, self.lengths, self.starts))
         return self

@@ -48,6 +48,7 @@ def read(
     columns: Sequence[str] | Mapping[str, str] | None = None,
     *,
     labels: Sequence[str] = (),
+    lists: bool = False,
 ) -> Iterator[Row]:
     """The rows of a corpus, with the values of the `wanted` columns in that order, whatever the order in the file.
 
@@ -58,7 +59,7 @@ def read(
     ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text per line, and needs no
     `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
     and missing files are refused before the first row. In the columns `labels` a `.jsonl` may have integers, true and
-    false instead of texts: {"label": 1} is read as "1".
+    false instead of texts: {"label": 1} is read as "1". With `lists` a value in it may also be a list of texts.
 
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp()) / "pairs.tsv"
@@ -78,7 +79,8 @@ def read(
     if kind == ".csv":
         return _read_csv(path, names)
     if kind == ".jsonl":
-        return _read_jsonl(path, names, [name for name, own in zip(names, wanted, strict=True) if own in labels])
+        labelled = [name for name, own in zip(names, wanted, strict=True) if own in labels]
+        return _read_jsonl(path, names, labelled, lists)
     if kind == ".txt" and (columns is None or isinstance(columns, Mapping)):
         raise ConfigError(
             f"{path}: say which fields the lines of a .txt have, as columns = {json.dumps(list(wanted)[::-1])}, where "
@@ -228,7 +230,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"{path} has a header line and no rows")
 
 
-def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str]) -> Iterator[Row]:
+def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str], lists: bool) -> Iterator[Row]:
     lines = read_lines(path)
     for line, text in lines:
         try:
@@ -242,15 +244,25 @@ def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str]) -> Ite
             refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
             refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {describe_type(example)}", text)
-        yield Row(tuple(_get_text(example, column, path, line, column in labels) for column in wanted), str(path), line)
+        values = (_get_value(example, column, path, line, column in labels, lists) for column in wanted)
+        yield Row(tuple(values), str(path), line)
 
 
-def _get_text(example: dict[str, Any], column: str, path: Path, line: int, label: bool) -> str:
+def _get_value(
+    example: dict[str, Any], column: str, path: Path, line: int, label: bool, lists: bool
+) -> str | tuple[str, ...]:
+    """The text under a name; of a label also a number as text, and with `lists` also a list of texts."""
     if column not in example:
         refuse_line(path, line, f"no {column!r}; {suggest_name(column, example)}")
     value = example[column]
     if label and type(value) in (int, bool):
         return json.dumps(value)
+    if lists and isinstance(value, list):
+        return tuple(_check_text(one, f"{column}[{place}]", path, line, label) for place, one in enumerate(value))
+    return _check_text(value, column, path, line, label)
+
+
+def _check_text(value: Any, column: str, path: Path, line: int, label: bool) -> str:
     if not isinstance(value, str):
         wanted = "a text, an integer, true or false" if label else "a text"
         said = "a number with a fraction" if label and isinstance(value, float) else describe_type(value)

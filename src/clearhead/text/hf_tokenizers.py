@@ -6,10 +6,13 @@ Imported only when a tokenizer is made or loaded, because the library is an opti
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SPECIAL = ("<pad>", "<s>", "</s>")
+MASK = "<mask>"  # has the last number of a vocabulary that was trained with one
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FIXED = len(SPECIAL) + len(BYTES)  # these come first in every vocabulary
 
@@ -33,11 +36,11 @@ WORDS = "|".join(
 EXACT_WORDS = rf"\n{{1,{LONGEST}}}| {{1,{LONGEST}}}(?= )|{WORDS}"
 
 
-def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
+def make_normalizer(lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> normalizers.Normalizer:
     """Normaliser: NFKC, no control or invisible characters, single spaces, none at the ends; optionally lower case.
 
-    With `spaced`, a text that begins with a word gets a space before it, so that this word is the same piece as inside
-    a sentence.
+    With `spaced`, a text that begins with a word (or one of the `whole` pieces) gets a space before it, so that this
+    word is the same piece as inside a sentence.
     """
     steps = [
         normalizers.Replace(Regex(r"[[\p{Cc}\u00AD\u200B\u2060\uFEFF]&&[^\s]]"), ""),
@@ -48,7 +51,8 @@ def make_normalizer(lowercase: bool, spaced: bool) -> normalizers.Normalizer:
         normalizers.Strip(),
     ]
     if spaced:
-        steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(rf"\A (?!{LETTER})"), "")]
+        words = "|".join([LETTER, *list_patterns(whole)])
+        steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(rf"\A (?!{words})"), "")]
     return normalizers.Sequence(steps)
 
 
@@ -57,24 +61,37 @@ def make_exact_normalizer(lowercase: bool) -> normalizers.Normalizer | None:
     return normalizers.Lowercase() if lowercase else None
 
 
-def make_word_splitter(*, exact: bool = False) -> pre_tokenizers.PreTokenizer:
-    """Splits a text into words; with `exact`, runs of line breaks and of spaces stay together, too."""
-    return pre_tokenizers.Split(Regex(EXACT_WORDS if exact else WORDS), "isolated")
+def make_word_splitter(*, exact: bool = False, whole: Sequence[str] = ()) -> pre_tokenizers.PreTokenizer:
+    """Splits a text into words; with `exact`, runs of line breaks and of spaces stay together, too.
+
+    The `whole` pieces, such as #Person1#, are never split.
+    """
+    pieces = [rf" ?(?:{'|'.join(list_patterns(whole))})"] if whole else []
+    return pre_tokenizers.Split(Regex("|".join([*pieces, EXACT_WORDS if exact else WORDS])), "isolated")
 
 
-def make_tokenizer(model: models.Model, *, lowercase: bool, spaced: bool, exact: bool = False) -> Tokenizer:
+def list_patterns(whole: Sequence[str]) -> list[str]:
+    """Regular expressions of these pieces, the longest first."""
+    return [re.escape(piece) for piece in sorted(whole, key=len, reverse=True)]
+
+
+def make_tokenizer(
+    model: models.Model, *, lowercase: bool, spaced: bool, exact: bool = False, whole: Sequence[str] = ()
+) -> Tokenizer:
     """A tokenizer of the library: this vocabulary model with our normaliser, word splitter and decoder."""
     engine = Tokenizer(model)
-    normalizer = make_exact_normalizer(lowercase) if exact else make_normalizer(lowercase, spaced)
+    normalizer = make_exact_normalizer(lowercase) if exact else make_normalizer(lowercase, spaced, whole)
     if normalizer is not None:
         engine.normalizer = normalizer
-    engine.pre_tokenizer = make_word_splitter(exact=exact)
+    engine.pre_tokenizer = make_word_splitter(exact=exact, whole=whole)
     engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return engine
 
 
-def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int]) -> processors.PostProcessor:
-    """A post-processor that puts a text between two special tokens, each given with its number."""
+def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int] | None) -> processors.PostProcessor:
+    """A post-processor that puts a text between two special tokens, or only after the first; with their numbers."""
+    if end is None:
+        return processors.TemplateProcessing(single=f"{start[0]} $A", special_tokens=[start])
     return processors.TemplateProcessing(single=f"{start[0]} $A {end[0]}", special_tokens=[start, end])
 
 

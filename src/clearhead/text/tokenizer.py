@@ -25,8 +25,8 @@ class Tokenizer:
     """Text to token numbers and back: `decode(encode(text))` is `normal(text)`, for any text.
 
     Numbers 0, 1 and 2 are padding, start and end, the next 256 are bytes, the rest are pieces that were learned. A
-    character that has no piece is spelled in the bytes of its UTF-8. Padding, start and end never come out of `encode`,
-    whatever is written in the text.
+    character that has no piece is spelled in the bytes of its UTF-8. One that was trained with `mask=True` has a mask
+    token, too: the last number. Special tokens never come out of `encode`, whatever is written in the text.
 
     One `from_huggingface` keeps its own numbers and normalisation: there `pad`, `start` and `end` are, for instance,
     [PAD], [CLS] and [SEP], and a text with unknown characters may not be decoded as it was.
@@ -42,6 +42,7 @@ class Tokenizer:
     pad: int = 0
     start: int = 1
     end: int = 2
+    mask: int | None = None  # replaces tokens that a model should predict; None: there is no such token
 
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
         """Internal; use `train`, `load` or `from_huggingface`."""
@@ -49,6 +50,12 @@ class Tokenizer:
         self.settings = settings
         if special := settings.get("special"):
             self.pad, self.start, self.end = (engine.token_to_id(special[role]) for role in ROLES)
+        named = settings.get("mask") or settings.get("tokens", {}).get("mask_token")
+        self.mask = None if named is None else engine.token_to_id(named)
+        self._adds_space = not settings.get("exact")  # before the first word of a text
+        if settings["kind"] == HUGGINGFACE:
+            probe: str = engine.decode(engine.encode("a", add_special_tokens=False).ids, skip_special_tokens=False)
+            self._adds_space = probe.startswith(" ")
         self.notes: list[str] = []  # differences from the time of training, such as another OpenCC version
         self._convert: Callable[[str], str] | None = None
         if settings["script"] is not None:
@@ -67,12 +74,15 @@ class Tokenizer:
         script: str | None = None,
         lowercase: bool = False,
         exact: bool = False,
+        pieces: Sequence[str] = (),
+        mask: bool = False,
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
         "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
-        nothing else is normalised: line breaks, spaces and all characters come back as they were.
+        nothing else is normalised: line breaks, spaces and all characters come back as they were. Each of `pieces`,
+        such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a mask token.
 
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'
@@ -84,17 +94,25 @@ class Tokenizer:
             raise ConfigError(
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
-        settings = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
+        settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         if exact:
             settings["exact"] = True
-        kept = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
+        if mask:
+            settings["mask"] = library.MASK
+        kept: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
         blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
+        if whole := list(dict.fromkeys(map(blank.normal, pieces))):
+            _check_pieces(whole, vocabulary - library.FIXED)
+            settings["pieces"] = kept["whole"] = whole
+            blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
         from clearhead.text.vocabulary_training import train_vocabulary
 
-        engine = library.make_tokenizer(train_vocabulary(normal, kind, vocabulary, exact=exact), **kept)
+        last = [library.MASK] if mask else []
+        model = train_vocabulary(normal, kind, vocabulary, last, exact=exact, whole=whole)
+        engine = library.make_tokenizer(model, **kept)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
@@ -115,15 +133,19 @@ class Tokenizer:
             known = [token for token in named if engine.token_to_id(token) is not None]
             if known:
                 special[role] = known[0]
-        special.setdefault("pad", special.get("end", ""))
+        for role in ("pad", "start"):  # GPT-2 has no padding, Qwen2 no start: the end of a text takes their place
+            special.setdefault(role, special.get("end", ""))
         if missing := [role for role in ROLES if not special.get(role)]:
             raise CheckpointError(f"{folder}: no token for {', '.join(missing)} is named in tokenizer_config.json")
         settings = {"format": FORMAT, "kind": HUGGINGFACE, "script": None, "lowercase": False}
         settings |= {"size": engine.get_vocab_size(), "special": special, "tokens": config}
         return cls(_read_plainly(engine), settings)
 
-    def to_huggingface(self, folder: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
+    def to_huggingface(self, folder: str | Path, *, decoder: bool = False) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
+
+        For a `decoder`, a text gets a start but no end, and no token types, which GPT-2 would take for words.
+        """
         if self._convert is not None:
             raise ConfigError(
                 f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r}); "
@@ -134,8 +156,11 @@ class Tokenizer:
         if tokens is None:
             pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
             tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
-            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), (end, self.end))
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+            tokens |= {} if self.mask is None else {"mask_token": engine.id_to_token(self.mask)}
+            ends = None if decoder else (end, self.end)
+            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), ends)
+        typed = not decoder and "cls_token" in tokens
+        inputs = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +197,11 @@ class Tokenizer:
             numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
         return numbers
 
+    def encode_pieces(self, texts: Sequence[str]) -> list[Any]:
+        """The library's encodings of many texts, with the number of the word that each piece is of (`word_ids`)."""
+        found: list[Any] = self.engine.encode_batch(list(map(self._convert_script, texts)), add_special_tokens=False)
+        return found
+
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The numbers of each text, and where the piece of each begins and ends in it, in characters.
 
@@ -201,7 +231,7 @@ class Tokenizer:
 
     def _without_first_space(self, text: str) -> str:
         """A text without the space that normalisation puts before its first word."""
-        return text if self.settings.get("exact") else text.removeprefix(" ")
+        return text.removeprefix(" ") if self._adds_space else text
 
     def _decode_bytes(self, numbers: Sequence[int]) -> str:
         """Decodes like the library, but an invalid byte replaces one character, not all that are written in bytes."""
@@ -241,6 +271,8 @@ class Tokenizer:
                 f"{path} is not the tokenizer that {name}.settings.json describes: it should have "
                 f"{settings['size']} pieces, the first being {', '.join(library.SPECIAL)} and the 256 bytes"
             )
+        if "mask" in settings and engine.token_to_id(str(settings["mask"])) is None:
+            raise CheckpointError(f"{path} has no mask token {settings['mask']!r}, which {name}.settings.json names")
         return cls(engine, settings)
 
     def __repr__(self) -> str:
@@ -275,6 +307,14 @@ class Tokenizer:
                 "is this the tokenizer that they come from?"
             )
         return numbers
+
+
+def _check_pieces(pieces: Sequence[str], room: int) -> None:
+    """Raises ConfigError for a piece that is empty or contains a space, or too many of them."""
+    if wrong := [piece for piece in pieces if not piece or " " in piece]:
+        raise ConfigError(f"pieces must be texts without spaces, got {wrong[0]!r}")
+    if 2 * len(pieces) >= room:
+        raise ConfigError(f"{len(pieces)} pieces leave no room in the vocabulary; make it larger, or name fewer")
 
 
 def _trim(text: str, places: list[int] | None, begin: int, end: int) -> tuple[int, int]:

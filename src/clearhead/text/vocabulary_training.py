@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, make_word_splitter
+from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, list_patterns, make_word_splitter
 
 COVERED = 0.9998  # of all characters are pieces of their own; rarer ones are spelled in bytes
 ALPHABET = 0.75  # of the pieces are single characters, at most
@@ -18,22 +19,37 @@ LONGEST = 16  # of a piece, in characters
 GAP = "\0"  # replaces characters without a piece; it has none itself
 
 
-def train_vocabulary(texts: list[str], kind: str, vocabulary: int, *, exact: bool = False) -> models.Model:
+def train_vocabulary(
+    texts: list[str],
+    kind: str,
+    vocabulary: int,
+    last: Sequence[str] = (),
+    *,
+    exact: bool = False,
+    whole: Sequence[str] = (),
+) -> models.Model:
     """A vocabulary model of at most `vocabulary` pieces for normalised texts; bytes cover all other characters.
 
-    With `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces.
+    Special tokens in `last` get the highest numbers. No text can contain them: word splitting takes them apart. With
+    `exact`, the texts are not normalised: line breaks and runs of spaces may become pieces. The `whole` pieces, such as
+    #Person1#, are part of it, each also with a space before it.
     """
-    room = vocabulary - FIXED
+    fixed = [space + piece for piece in whole for space in (" ", "")]
+    room = vocabulary - FIXED - len(fixed) - len(last)
+    if whole:
+        texts = [re.sub("|".join(list_patterns(whole)), GAP, text) for text in texts]
     counts = Counter[str]()
     for text in texts:
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        return _make_bpe(ranked[:room], [])
+        characters = [one for one in ranked if one != GAP or not whole]
+        return _make_bpe([*fixed, *characters[:room], *last], [], bool(fixed))
     kept = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
     gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room, exact) if kind == "bpe" else _train_unigram(texts, room, exact)
+    train = _train_bpe if kind == "bpe" else _train_unigram
+    return train(texts, room, exact, fixed, last)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -44,20 +60,21 @@ def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     return max(1, min(enough, int(ALPHABET * room)))
 
 
-def _train_bpe(texts: list[str], room: int, exact: bool) -> models.Model:
+def _train_bpe(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
     model = _run_trainer(models.BPE(), texts, trainer, exact)
-    return _make_bpe(
-        sorted(model["vocab"], key=model["vocab"].__getitem__), [(left, right) for left, right in model["merges"]]
-    )
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [(left, right) for left, right in model["merges"]]
+    return _make_bpe([*whole, *learned, *last], merges, bool(whole))
 
 
-def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]]) -> models.Model:
+def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: bool) -> models.Model:
+    """With whole pieces a word that is a piece is taken as it is: no merges lead to those."""
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *BYTES, *pieces])}
-    return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True)
+    return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, ignore_merges=has_whole)
 
 
-def _train_unigram(texts: list[str], room: int, exact: bool) -> models.Model:
+def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
     unknown = "<unk>"
     trainer = trainers.UnigramTrainer(
         vocab_size=room + 1,  # the unknown token is removed below
@@ -71,9 +88,10 @@ def _train_unigram(texts: list[str], room: int, exact: bool) -> models.Model:
     scores = _make_deterministic(found)
     lowest = min(scores.values())
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
-    fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)]
+    fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)] + [(piece, 0.0) for piece in whole]
     # The library needs an id for unknown characters; with byte fallback it is never used.
-    return models.Unigram([*fixed, *((piece, scores[piece]) for piece in pieces)], unk_id=0, byte_fallback=True)
+    ranked = [*((piece, scores[piece]) for piece in pieces), *((piece, lowest) for piece in last)]
+    return models.Unigram([*fixed, *ranked], unk_id=0, byte_fallback=True)
 
 
 def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.report import SHOWN
+from clearhead.train.fine_tuning import check_base
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
 from clearhead.train.starting_weights import read_pretrained
@@ -43,9 +44,12 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
     rows, dev_rows = _split_rows(recipe, train_files)
     dev_rows, test = dev_rows or list(chain(*dev_files)), list(chain(*test_files))
-    start = None
-    if recipe.train.init_from is not None and not (where / "checkpoints").is_dir():  # a checkpoint has all weights
+    start, begun = None, (where / "checkpoints").is_dir()
+    # A checkpoint has all weights, except those that adapters leave as they are.
+    if recipe.train.init_from is not None and (recipe.train.lora_rank or not begun):
         start = read_pretrained(recipe.train.init_from, base)
+        if begun:
+            check_base(where, start)
     fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
     complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})

@@ -12,15 +12,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from clearhead.formatting import format_count, format_duration
+from clearhead.adapter_folder import ADAPTER, Adapter
+from clearhead.formatting import format_bytes, format_count, format_duration
+from clearhead.model import Model
 from clearhead.model.layers import Stack
-from clearhead.model.weight_storage import load_weights, pack_weights, unpack_weights
+from clearhead.model.lora import merge_tensors
+from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import hold_lock, replace_folder, restore_replaced, temporary_path
 from clearhead.tasks import AnyTask
 from clearhead.tasks.base import Evaluation, Task
 from clearhead.text import Row
 from clearhead.train.data import TrainingData
+from clearhead.train.fine_tuning import read_adapter
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import print_message
 from clearhead.train.recipe import Recipe, to_toml
@@ -38,10 +42,8 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     if not processes.first:
         return
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
-    model = trainer.task.build()
-    model.load_state_dict(weights)
-    load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))  # scored as it is stored
-    model.to(processes.device).eval()
+    adapter = read_adapter(where) if recipe.train.lora_rank else None
+    model = _make_model(trainer, recipe, weights, adapter).to(processes.device).eval()
     trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else [])
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
@@ -55,16 +57,17 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         if rows:
             metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
     metrics |= _score_baseline(trainer.task, trainer.examples.rows, data.test or (data.dev[1] if data.dev else []))
+    stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
     restore_replaced(target)
     if not target.exists():
-        _write_model(target, where.name, recipe, trainer.task, model, metrics)
+        _write_model(target, where.name, recipe, trainer.task, model, metrics, stored)
     else:  # written before the run was resumed, and perhaps changed since
         with hold_lock(target, PATIENCE):
             if message := trainer.task.carry_over(model, target):
                 print_message(message)
             fresh = temporary_path(target, "new")
             shutil.rmtree(fresh, ignore_errors=True)
-            _write_model(fresh, where.name, recipe, trainer.task, model, metrics)
+            _write_model(fresh, where.name, recipe, trainer.task, model, metrics, stored)
             replace_folder(fresh, target)
     for name in ("dev", "test"):
         scores = metrics.get(name, {})
@@ -77,13 +80,53 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     if "baseline" in metrics:
         print_message(compare_with_baseline(trainer.task, metrics))
     print_message(f'wrote {target}; try it: clearhead predict {where} "…"')
+    if adapter is not None:
+        size = format_bytes((target / ADAPTER).stat().st_size)
+        print_message(
+            f"it holds an adapter ({size}) and needs its base, {adapter.base}; "
+            f"clearhead merge {where} --out FOLDER makes a model that needs none"
+        )
+
+
+def _make_model(trainer: Trainer, recipe: Recipe, weights: dict[str, Tensor], adapter: Adapter | None) -> Model:
+    """The finished model, to be scored as it is stored: rounded to the storage's type, adapters merged."""
+    model: Model = trainer.task.build()
+    if adapter is None:
+        model.load_state_dict(weights)
+        load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))
+        return model
+    base = {name: tensor.float().cpu() for name, tensor in trainer.model.state_dict().items() if name not in weights}
+    stored = unpack_weights(pack_tensors(weights, recipe.train.weights))
+    merged = merge_tensors(base, stored, adapter.scale)
+    load_weights(model, {name: merged[name] for name in unique_tensors(model)})
+    return model
+
+
+def _collect_adapter(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an adapter: low-rank matrices, and the other trained weights as calibration left them."""
+    calibrated = model.state_dict()
+    return {name: calibrated.get(name, tensor) for name, tensor in weights.items()}
 
 
 def _write_model(
-    folder: Path, name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metrics: dict[str, Any]
+    folder: Path,
+    name: str,
+    recipe: Recipe,
+    task: AnyTask,
+    model: Model,
+    metrics: dict[str, Any],
+    adapter: tuple[Adapter, dict[str, Tensor]] | None,
 ) -> None:
-    card, text = model_card(name, recipe, task, model, metrics), to_toml(recipe)
-    write_folder(folder, task=task, model=model, metrics=metrics, card=card, recipe=text, weights=recipe.train.weights)
+    write_folder(
+        folder,
+        task=task,
+        model=model,
+        metrics=metrics,
+        card=model_card(name, recipe, task, model, metrics),
+        recipe=to_toml(recipe),
+        weights=recipe.train.weights,
+        adapter=adapter,
+    )
 
 
 def _why_ended(trainer: Trainer) -> str:
@@ -206,6 +249,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
         f"{datetime.date.today().isoformat()} |",
         *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
+        *([f"| adapter | LoRA of rank {recipe.train.lora_rank} |"] if recipe.train.lora_rank else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class Trainer:
         processes: Processes,
         observers: Sequence[Observer] = (),
         seed: int = 1,
+        new: Collection[str] = (),
     ) -> None:
         self.train, self.task, self.processes, self.seed = train, task, processes, seed
         self.fingerprints = [one.fingerprint() for one in (examples, *(dev[:1] if dev else ()))]
@@ -75,7 +76,7 @@ class Trainer:
         self.steps_per_epoch = -(-self.plan.batches // self.batches_per_step)
         self.monitor = HeadMonitor(self.examples, train.heads_every, processes, seed)
         self.shown = self.saved = time.monotonic()  # when progress was last reported, and a checkpoint last saved
-        self.updater = Updater(train, task, model, self.examples, processes, seed)
+        self.updater = Updater(train, task, model, self.examples, processes, seed, new)
         self.model = self.updater.model
         self.evaluator = None if dev is None else DevEvaluator(train, self.updater, *dev, processes)
         self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss was not read yet

@@ -24,6 +24,8 @@ def check_memory(task: AnyTask, train: Train, processes: Processes) -> None:
     copies = 4 + (train.average == "ema")  # itself, its gradient and the two moments of Adam
     if train.shard and processes.count > 1:
         copies = 1  # the others are in parts
+    if train.lora_rank:
+        copies = 1  # only the adapters have gradients, which are small
     needed = weights * copies * (8 if train.precision == "float64" else 4)
     if available is not None and needed > available:
         raise ConfigError(

@@ -36,6 +36,7 @@ CHANGEABLE = {
 
 # Defaults of [train] for a run that starts from trained weights.
 FINE_TUNING = {"learning_rate": 1e-4, "warmup": 100, "schedule": "linear", "steps": 2000}
+LORA = {"learning_rate": 1e-3}  # …and for one that trains adapters: they start at zero, and need a higher rate
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -55,7 +56,11 @@ class Train(Section):
     schedule: Literal["inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
     layer_decay: float = Field(1.0, gt=0, le=1)  # each layer learns at this share of the rate of the layer above it
     frozen_layers: int = Field(0, ge=0)  # lowest layers that do not change, and the embeddings with them
-    head_warmup: int = Field(0, ge=0)  # steps at the start in which only the output head changes
+    head_warmup: int = Field(0, ge=0)  # steps at the start in which only the output head and new weights change
+    lora_rank: int = Field(0, ge=0)  # of LoRA adapters: only they, new weights and label heads change; 0: no adapters
+    lora_alpha: float = Field(16.0, gt=0)  # what adapters add is scaled by alpha / rank
+    lora_dropout: Share = 0.0  # of their inputs
+    lora_on: list[Literal["attention", "feedforward"]] = Field(["attention"], min_length=1)
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[Share, Share] = Field((0.9, 0.98), strict=False)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
@@ -90,6 +95,10 @@ class Recipe(TaskRecipe):
         if self.train.metric not in (None, "loss", *task.metrics):
             hint = suggest_name(self.train.metric, ("loss", *task.metrics))
             raise ValueError(f"train.metric: {self.train.metric!r} is not known; {hint}")
+        if self.train.lora_rank and self.train.init_from is None:
+            raise ValueError("train.lora_rank: adapters are for trained weights; name their folder in train.init_from")
+        if self.train.lora_rank and self.train.shard:
+            raise ValueError("train.lora_rank: adapters are small and cannot be sharded; leave train.shard out")
         if self.train.average == "last" and self.train.keep < 2:
             raise ValueError("train.average: the last checkpoints are averaged, so train.keep must be at least 2")
         return self
@@ -99,7 +108,9 @@ class Recipe(TaskRecipe):
             if key in self.model:
                 raise ValueError(f"model.{key}: {remedy}")
         if self.train.init_from is not None and "shape" in self.model:
-            raise ValueError("model.shape: the weights in train.init_from decide that; leave it out")
+            raise ValueError(
+                "model.shape: the weights in train.init_from decide that; leave it out (--set model={} empties [model])"
+            )
         try:
             config = TASKS[self.task].make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:
@@ -157,7 +168,7 @@ def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     values = _rename_keys(values)
     train = values.get("train")
     if isinstance(train, dict) and train.get("init_from") is not None:
-        values["train"] = {**FINE_TUNING, **train}
+        values["train"] = {**FINE_TUNING, **(LORA if train.get("lora_rank") else {}), **train}
     return validate(kind, values, source)
 
 

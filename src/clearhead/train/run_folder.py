@@ -18,6 +18,7 @@ HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n
 FILES = (
     "recipe.toml",
     "report.txt",
+    "start.json",
     "task",
     "checkpoints",
     "metrics.jsonl",

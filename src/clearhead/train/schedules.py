@@ -35,7 +35,8 @@ def layer_factor(name: str, layers: Mapping[str, int], decay: float) -> float:
 
     `layers` says how many layers a stack has. Output heads have the whole rate, embeddings the least.
 
-    >>> [layer_factor(name, {"encoder": 2}, 0.5) for name in ("to_labels.bias", "encoder.layers.1.x", "vocabulary.x")]
+    >>> names = ("to_labels.bias", "encoder.layers.1.x", "vocabulary.words.weight")
+    >>> [layer_factor(name, {"encoder": 2}, 0.5) for name in names]
     [1.0, 0.5, 0.125]
     """
     return decay ** layer_depth(name, layers)
@@ -45,6 +46,6 @@ def layer_depth(name: str, layers: Mapping[str, int]) -> int:
     """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings."""
     if found := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
         return layers[found[1]] - int(found[2])
-    if re.match(r"(source_)?vocabulary\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name):
+    if re.match(r"(source_)?vocabulary\.words\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name):
         return max(layers.values()) + 1
     return 0

@@ -7,7 +7,7 @@ runs/NAME/
   loss.png         the same, as a curve                      tensorboard/
   heads.jsonl      measures of every head during training    heads.png     the same, drawn
   roles.png        of a language model: when previous-token and induction heads appear, below the loss
-  model/           the finished model: `clearhead predict runs/NAME`
+  start.json       which weights came from init_from         model/        the finished model
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.formatting import format_count
+from clearhead.model.lora import count_adapter_weights
 from clearhead.storage import check_free
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
+from clearhead.train.fine_tuning import read_new, record_start, start_model
 from clearhead.train.finished_model import write_finished_model
 from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
@@ -36,6 +38,7 @@ from clearhead.train.processes import Processes, join_processes
 from clearhead.train.recipe import Recipe, read_recipe, resolve_sources
 from clearhead.train.role_plot import RolePlot
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
+from clearhead.train.transfer_table import print_transfer
 
 
 def run_training(
@@ -69,8 +72,9 @@ def run_training(
             with refuse_out_of_memory(processes.device):
                 check_memory(data.task, wanted.train, processes)
                 model = data.task.build()
-                labels = getattr(data.task, "labels", ())
-                transfer = None if data.start is None else data.start.fill(model, labels)
+                transfer = None
+                if data.start is not None:
+                    transfer = start_model(model, data.start, getattr(data.task, "labels", ()), wanted.train)
                 trainer = Trainer(
                     wanted.train,
                     data.task,
@@ -80,6 +84,7 @@ def run_training(
                     checkpoints,
                     processes,
                     seed=wanted.seed,
+                    new=read_new(where) if transfer is None else transfer.new,
                 )
             steps = checkpoints.steps()
             if resume and steps:
@@ -87,12 +92,18 @@ def run_training(
             if processes.first:
                 _check_disk(where, trainer)
                 save_recipe(where, wanted)
+                if data.start is not None and transfer is not None and not steps:
+                    record_start(where, data.start, transfer, wanted.train)
                 (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
         if aside is not None:
             shutil.rmtree(aside)
         _print_summary(where, trainer, data, base)
-        if processes.first and transfer is not None:
-            print_message(f"starting from {wanted.train.init_from}: {transfer}")
+        if processes.first and transfer is not None and not steps:
+            print_message(f"starting from {wanted.train.init_from}:")
+            print_transfer(transfer)
+            if wanted.train.lora_rank:
+                where_on, count = " and ".join(wanted.train.lora_on), count_adapter_weights(trainer.model)
+                print_message(f"LoRA adapters of rank {wanted.train.lora_rank} on {where_on}: {count:,} weights")
         with (
             _attach_observers(trainer, where, wanted, processes, observers),
             _handle_signals(trainer),
@@ -122,7 +133,7 @@ def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None
 
 def _check_disk(where: Path, trainer: Trainer) -> None:
     """Refuses a run whose checkpoints do not fit on the disk, before its first step."""
-    numbers = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    numbers = sum(parameter.numel() * parameter.element_size() for parameter in trainer.updater.parameters.values())
     one = numbers * (3 + bool(trainer.updater.average))  # weights, the two moments of Adam, the average
     missing = max(1, trainer.train.keep + 2 - len(trainer.checkpoints.steps()))
     check_free(where, one * missing + numbers, f"a run with {missing} more checkpoints and a model")
@@ -196,10 +207,14 @@ def _print_summary(where: Path, trainer: Trainer, data: TrainingData, base: Path
         ]
         if same:
             print_message(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
-    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    size, trained = (
+        sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad or frozen)
+        for frozen in (True, False)
+    )
+    weights = f"{size:,} weights" + (f" ({trained:,} of them trained)" if trained < size else "")
     examples, steps = format_count(len(trainer.examples), "example"), format_count(trainer.steps_per_epoch, "step")
     print_message(
-        f"{where}: {trainer.task.name}, {size:,} weights, {examples}, {steps} an epoch, "
+        f"{where}: {trainer.task.name}, {weights}, {examples}, {steps} an epoch, "
         f"{trainer.updater.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,23 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each weight
 
 
 class Updater:
-    """The model with its optimizer, gradient scaler and averaged weights; `update` changes the weights once."""
+    """The model with its optimizer, gradient scaler and averaged weights; `update` changes the weights once.
+
+    `new` names parameters that did not come from trained weights: they are never frozen, and learn at the whole rate.
+    """
 
     def __init__(
-        self, train: Train, task: AnyTask, model: Model, examples: Examples[Any], processes: Processes, seed: int
+        self,
+        train: Train,
+        task: AnyTask,
+        model: Model,
+        examples: Examples[Any],
+        processes: Processes,
+        seed: int,
+        new: Collection[str] = (),
     ) -> None:
         self.train, self.task, self.examples, self.processes, self.seed = train, task, examples, processes, seed
+        self.new = frozenset(new)
         self.precision = resolve_precision(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
@@ -43,7 +54,9 @@ class Updater:
         if train.compile:
             compile_layers(self.model, task)
         self.forward = distribute(LossModule(self.model, task), self.model, processes, shard=train.shard)
-        self.parameters = dict(self.model.named_parameters())
+        # With adapters the other weights never change: they are neither in checkpoints nor in the average.
+        kept = ((name, one) for name, one in self.model.named_parameters() if one.requires_grad or not train.lora_rank)
+        self.parameters = dict(kept)
         self.optimizer = self._make_optimizer()
         scaled = self.precision == "float16"
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=scaled)
@@ -175,23 +188,27 @@ class Updater:
         frozen, layers = self.train.frozen_layers, self._layers
         if not frozen:
             return
-        if frozen > min(layers.values()):
+        if frozen > max(layers.values()):
             raise ConfigError(
-                f"train.frozen_layers: got {frozen}, but the model has only {min(layers.values())} layers; "
+                f"train.frozen_layers: got {frozen}, but the model has only {max(layers.values())} layers; "
                 "set at most that many"
             )
         for name, parameter in self.model.named_parameters():
-            depth = layer_depth(name, layers)
-            lowest = layers.get(name.split(".")[0], max(layers.values())) - frozen
-            parameter.requires_grad_(depth <= lowest)
+            highest = layers.get(name.split(".")[0], max(layers.values())) - frozen
+            if layer_depth(name, layers) > max(highest, 0) and name not in self.new:
+                parameter.requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ConfigError(f"train.frozen_layers: {frozen} layers are all that could be trained; set fewer")
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         """AdamW with weight decay for matrices; norms, biases and other vectors have none."""
         train, members = self.train, dict[tuple[bool, float, bool], list[Tensor]]()
         for name, parameter in self.parameters.items():
             if parameter.requires_grad:
-                head = train.head_warmup > 0 and layer_depth(name, self._layers) == 0
-                key = parameter.ndim < 2, layer_factor(name, self._layers, train.layer_decay), head
+                new = name in self.new
+                head = train.head_warmup > 0 and (new or layer_depth(name, self._layers) == 0)
+                factor = 1.0 if new else layer_factor(name, self._layers, train.layer_decay)
+                key = parameter.ndim < 2, factor, head
                 members.setdefault(key, []).append(parameter)
         groups = [
             {

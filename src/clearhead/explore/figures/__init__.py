@@ -6,6 +6,7 @@ from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, s
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
 from clearhead.explore.figures.measure_curves import curves
 from clearhead.explore.figures.received_attention import received, shaded_text
+from clearhead.explore.figures.sentence_coverage import coverage
 from clearhead.explore.figures.style import save, theme
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "alignment",
     "confusion_matrix",
     "cost",
+    "coverage",
     "curves",
     "head_atlas",
     "head_grid",

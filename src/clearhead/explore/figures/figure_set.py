@@ -17,10 +17,12 @@ from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
 from clearhead.explore.figures.measure_curves import curves
 from clearhead.explore.figures.received_attention import received
+from clearhead.explore.figures.sentence_coverage import coverage
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
 from clearhead.explore.subjects import select_heads
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE
+from clearhead.tasks import Summarisation
 
 
 class PlannedFigure(NamedTuple):
@@ -107,6 +109,9 @@ class _CallFigures:
     def plan(self) -> Iterator[PlannedFigure]:
         forward, kinds = self.forward, self.kinds
         crossing = [kind for kind, names in kinds.items() if forward[names[0]].cross]
+        if crossing and forward.about.get("task") == Summarisation.name:
+            draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
+            yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
         yield from self._plan_large(crossing)
         for name in dict.fromkeys(one.name for one in self.best.values()):
             captions = {number: role for _, number, role, _ in self.roles[name] if role != NONE}

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: reads BERT, GPT-2, Llama, Marian and their relatives, writes BERT and Marian.
+"""Hugging Face checkpoints: reads and writes BERT, GPT-2, Llama, Marian; reads their relatives.
 
 One file per family maps our parameters to the tensors of a checkpoint; reading and writing use the same mapping.
 """

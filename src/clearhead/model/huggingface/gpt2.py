@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
@@ -18,6 +19,24 @@ from clearhead.model.huggingface.mapping import (
 )
 from clearhead.model.transformer import Decoder
 
+# Values of ModelConfig that GPT-2 requires, and its names of activations.
+REQUIRED = {
+    "norm": "layer",
+    "norm_first": True,
+    "final_norm": True,
+    "bias": True,
+    "attention_bias": True,
+    "positions": "learned",
+    "window": None,
+    "temperature": "fixed",
+    "cross_attention": False,
+    "segments": 0,
+    "embedding_norm": False,
+    "scale_embeddings": False,
+    "logits_bias": False,
+    "logits_transform": False,
+}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 HARMLESS = r"h\.\d+\.attn\.(masked_)?bias"  # the causal mask, kept as a table
 
 
@@ -58,3 +77,24 @@ def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping
         yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout="transposed")
         yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout="transposed")
     yield from map_norm("decoder.final_norm", f"{trunk}ln_f")
+
+
+def make_settings(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of a GPT-2 with the sizes of this configuration."""
+    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocabulary,
+        "n_embd": config.width,
+        "n_head": config.heads,
+        "n_layer": config.layers,
+        "n_inner": config.feedforward,
+        "n_positions": config.max_length,
+        "activation_function": ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_epsilon,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": dropout,
+        "tie_word_embeddings": config.tie_embeddings,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
@@ -24,6 +25,21 @@ from clearhead.model.transformer import Decoder
 HARMLESS = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"  # computed anew from the base
 SMALLEST = 1e-9  # of what is divided by
 GATED = {"silu": "swiglu", "gelu": "geglu"}
+# Values of ModelConfig that Llama requires, and its names of activations.
+EXPRESSIBLE = {
+    "norm": "rms",
+    "norm_first": True,
+    "final_norm": True,
+    "positions": "rotary",
+    "temperature": "fixed",
+    "cross_attention": False,
+    "segments": 0,
+    "embedding_norm": False,
+    "scale_embeddings": False,
+    "logits_bias": False,
+    "logits_transform": False,
+}
+ACTIVATIONS = {gated: plain for plain, gated in GATED.items()}
 SCALING_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -85,7 +101,7 @@ def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterat
     yield map_words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
         yield map_output("lm_head.weight")
-    biased, gate = bool(config.attention_bias), (config.feedforward, config.feedforward)
+    biased, gate = is_biased(config), (config.feedforward, config.feedforward)
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}layers.{number}"
         yield from map_norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
@@ -100,6 +116,42 @@ def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterat
         yield from map_linear_in(f"{ours}.feedforward.up", *gated, rows=gate, bias=config.bias)
         yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=config.bias)
     yield from map_norm("decoder.final_norm", f"{trunk}norm", bias=False)
+
+
+def make_settings(config: ModelConfig, max_length: int) -> dict[str, Any]:
+    """The config.json of a Llama with the sizes of this configuration, or of a Mistral if it has a window."""
+    mistral = config.window is not None
+    rotary: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": "default"}
+    scaling = dict(config.rotary_scaling or {})
+    if scaling:
+        rotary |= {"rope_type": scaling.pop("type"), **scaling}
+    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    settings: dict[str, Any] = {
+        "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
+        "model_type": "mistral" if mistral else "llama",
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads or config.heads,
+        "head_dim": config.head_dim or config.width // config.heads,
+        "num_hidden_layers": config.layers,
+        "intermediate_size": config.feedforward,
+        "hidden_act": ACTIVATIONS[config.activation],
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_dropout": dropout,
+        "max_position_embeddings": max_length,
+        "rope_theta": config.rotary_base,  # where transformers before 5 look for it
+        "rope_parameters": rotary,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+    if mistral:
+        return {**settings, "sliding_window": config.window}
+    return {**settings, "attention_bias": is_biased(config), "mlp_bias": config.bias}
+
+
+def is_biased(config: ModelConfig) -> bool:
+    """Whether the projections of attention have biases."""
+    return config.bias if config.attention_bias is None else config.attention_bias
 
 
 def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | str] | None]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface import bert, marian
+from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.checkpoint_files import write
 from clearhead.model.huggingface.mapping import Model, ParameterMapping
+from clearhead.model.lora import DOWN, UP
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
-from clearhead.model.transformer import Encoder, EncoderDecoder
+from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 
@@ -28,6 +29,7 @@ COMMON = {
     "bias": True,
     "attention_bias": True,
     "window": None,
+    "encoder_window": None,
     "temperature": "fixed",
 }
 BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
@@ -39,6 +41,7 @@ MARIAN = {
     "segments": 0,
     "tie_embeddings": True,
     "logits_transform": False,
+    "copying": False,
     "norm_epsilon": marian.NORM_EPSILON,
 }
 
@@ -59,15 +62,20 @@ def to_huggingface(
     else a BertModel; that one has a pooler, which ours has not, so one is written that hands on the first
     token, but for its tanh. A TokenClassifier becomes a BertForTokenClassification, a Classifier with
     `pooling="first"` a BertForSequenceClassification, with `labels` as their names. An EncoderDecoder of the
-    2017 shape becomes a MarianMTModel. Both files appear whole or not at all; others in the folder stay. What
-    these formats cannot express is refused by name.
+    2017 shape becomes a MarianMTModel. A Decoder with learned positions becomes a GPT2LMHeadModel, one with rotary
+    positions a LlamaForCausalLM (a MistralForCausalLM, if it has a window). Both files appear whole or not at all;
+    others in the folder stay. What these formats cannot express is refused by name.
 
     `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
     padding, as Marian does, by default). Without them the model computes the same, but `generate` needs
-    them. `max_length` is how many positions Marian makes sinusoids for; ours know no limit.
+    them. `max_length` is how many positions Marian makes sinusoids for, and what Llama is said to read at most; ours
+    know no limit.
     """
     if isinstance(model, Encoder):
         settings, tensors = _convert_bert(model, labels)
+    elif isinstance(model, Decoder):
+        settings, tensors = _convert_decoder(model, max_length)
+        settings["bos_token_id"] = eos if start is None else start
     elif isinstance(model, EncoderDecoder):
         settings, tensors = _convert_marian(model, max_length)
         settings["forced_eos_token_id"] = eos
@@ -75,8 +83,8 @@ def to_huggingface(
         settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
     else:
         raise CheckpointError(
-            f"a {type(model).__name__} cannot be written; only an Encoder (as BERT) and an "
-            "EncoderDecoder (as Marian) can"
+            f"a {type(model).__name__} cannot be written; only an Encoder (as BERT), a Decoder (as GPT-2 or Llama) "
+            "and an EncoderDecoder (as Marian) can"
         )
     for name, token in (("pad", pad), ("eos", eos), ("start", start)):
         if token is not None and not 0 <= token < model.config.vocabulary:
@@ -143,6 +151,22 @@ def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
+def _convert_decoder(model: Decoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = model.config
+    if config.positions == "learned":
+        _check_expressible(config, "GPT-2", gpt2.REQUIRED, gpt2.ACTIVATIONS)
+        return gpt2.make_settings(config), _collect_tensors(
+            model, list(gpt2.map_parameters(config, "transformer.")), None
+        )
+    plain = {"bias": False, "attention_bias": False} if config.window is not None else {}
+    own = {"kv_heads": config.kv_heads or config.heads, "head_dim": config.head_dim or config.width // config.heads}
+    own["value_head_dim"] = own["head_dim"]
+    name = "Llama" if config.window is None else "Mistral"
+    _check_expressible(config, name, {**llama.EXPRESSIBLE, **plain}, llama.ACTIVATIONS, own)
+    mappings = list(llama.map_parameters(config, "model.", out_bias=True))
+    return llama.make_settings(config, max_length), _collect_tensors(model, mappings, None)
+
+
 def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = model.config
     _check_expressible(config, "Marian", MARIAN)
@@ -174,8 +198,17 @@ def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, A
     return settings, tensors
 
 
-def _check_expressible(config: ModelConfig, name: str, required: dict[str, Any]) -> None:
-    """Refuses, by the names of ModelConfig, what the other format cannot express."""
+def _check_expressible(
+    config: ModelConfig,
+    name: str,
+    required: dict[str, Any],
+    activations: dict[str, str] = ACTIVATIONS,
+    own_sizes: dict[str, Any] = {},  # noqa: B006 (never changed)
+) -> None:
+    """Refuses, by the names of ModelConfig, what the other format cannot express.
+
+    `own_sizes` are those of heads where the format has a setting for them; else they follow from the width.
+    """
     filled = {
         **config.to_dict(),
         "final_norm": config.norm_first if config.final_norm is None else config.final_norm,
@@ -191,9 +224,10 @@ def _check_expressible(config: ModelConfig, name: str, required: dict[str, Any])
         "head_dim": plain,
         "value_head_dim": plain,
         "context_width": config.width,
+        **own_sizes,
     }
     lacks = [f"{key}={filled[key]!r}" for key, value in {**required, **sizes}.items() if filled[key] != value]
-    if config.activation not in ACTIVATIONS:
+    if config.activation not in activations:
         lacks.append(f"activation={config.activation!r}")
     if lacks:
         raise CheckpointError(f"a {name} checkpoint cannot express {', '.join(lacks)}")
@@ -204,7 +238,10 @@ def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tens
     mapped = {one.ours for one in mappings}
     if unknown := [name for name in parameters if name not in mapped]:  # of a subclass, such as the steps of a CRF
         remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
-        raise CheckpointError(f"a Hugging Face checkpoint has no place for {', '.join(unknown)}{remedy}")
+        if unknown[0].endswith((DOWN, UP)):
+            remedy = "; merge the adapters first: clearhead.model.lora.merge_adapters(model)"
+        listed = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
+        raise CheckpointError(f"a Hugging Face checkpoint has no place for {listed}{remedy}")
     assert mapped == set(parameters), "every parameter is mapped"
     return {
         name: one.to_theirs(parameters[one.ours][rows], order)

@@ -249,7 +249,8 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         tokens = batch.tokens
         if self.token_dropout:
             kept = (self.tokenizer.start, self.tokenizer.end)
-            tokens = hide_tokens(tokens, self.token_dropout, self.tokenizer.pad, kept)
+            mask = self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+            tokens = hide_tokens(tokens, self.token_dropout, mask, kept)
         hidden = self._hidden_states(model, tokens, batch.lengths)
         scores = model.label_scores(hidden, batch.lengths, tokens)
         weights = None if self.weights is None else self.weights.to(scores)

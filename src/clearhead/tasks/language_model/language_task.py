@@ -162,6 +162,10 @@ class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
 
     # Model
 
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        return ("decoder",)
+
     def build(self) -> Decoder:
         return Decoder(self.config)
 
@@ -217,12 +221,18 @@ class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
     def _start_prompt(self, tokens: list[int]) -> list[int]:
         return [self.tokenizer.start, *tokens] if self.prompt_start or not tokens else tokens
 
+    def stream_notes(self, given: str) -> list[str]:
+        return self._prompt_notes(len(self._encode_prompt(given)))
+
+    def _prompt_notes(self, tokens: int) -> list[str]:
+        if tokens <= self.context:
+            return []
+        read = tokens - window_begin(tokens, self.context)
+        return [f"the prompt has {tokens:,} tokens; the model reads the last {read:,}"]
+
     def _notes(self, text: WrittenText) -> list[str]:
         """What the user should know about a continuation."""
-        notes = []
-        if text.prompt > self.context:
-            read = text.prompt - window_begin(text.prompt, self.context)
-            notes.append(f"the prompt has {text.prompt:,} tokens; the model read the last {read:,}")
+        notes = self._prompt_notes(text.prompt)
         if BROKEN in text.text:
             notes.append(f"the model wrote bytes that are no character, shown as {BROKEN}")
         if not text.text:

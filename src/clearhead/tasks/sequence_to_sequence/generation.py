@@ -22,6 +22,7 @@ from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOp
 from clearhead.text.batches import length_batches
 
 if TYPE_CHECKING:
+    from clearhead.tasks.settings import TaskRecipe
     from clearhead.text import Tokenizer
 
 PartT = TypeVar("PartT")
@@ -62,6 +63,10 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
     output_name: ClassVar[str]  # what its answer is called in notes: "translation"
     target: Tokenizer
     decode: Decode
+
+    @classmethod
+    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+        return ("encoder", "decoder")
 
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self.config)

@@ -23,6 +23,7 @@ class Decode(Section):
 
     beam: int = Field(5, ge=1)
     length_penalty: float = 1.0
+    no_repeat_ngram: int = Field(0, ge=0)  # 3: no three consecutive tokens are written twice; 0: any may be
 
 
 class SearchOptions(Options):
@@ -77,7 +78,8 @@ class Search(NamedTuple):
             raise ConfigError(f"best={options.best} is not possible with {beams} beams; choose at most {beams}")
         penalty = decode.length_penalty if options.length_penalty is None else options.length_penalty
         drawing = sampling_options if options.temperature else None
-        return cls(beams, options.best, options.batch, penalty, options.longest, 0, drawing, options.seed)
+        repeats = decode.no_repeat_ngram
+        return cls(beams, options.best, options.batch, penalty, options.longest, repeats, drawing, options.seed)
 
     def limit(self, natural: int) -> int:
         """The most tokens of an answer, its end included, where the length of the input suggests `natural`."""
@@ -98,6 +100,7 @@ class Search(NamedTuple):
         """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this row."""
         if self.beams > 1:
             raise ConfigError("beam search has its answer only at the end and cannot stream it; use 1 beam, or sample")
+        rules["no_repeat_ngram"] = self.no_repeat_ngram
         if self.sampling_options is None:
             return stream(writer, **rules)
         return stream(writer, generator=self._make_generators([row]), **self.sampling_options, **rules)

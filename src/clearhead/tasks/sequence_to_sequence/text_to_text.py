@@ -17,10 +17,11 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.model import EncoderDecoder, ModelConfig
+from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
+from clearhead.model.pointer_generator import pointer_loss
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED, token_loss
-from clearhead.tasks.segmentation import count_sentences, cut_repeats, has_loop, split_text
+from clearhead.tasks.segmentation import cut_repeats, has_loop
 from clearhead.tasks.sequence_to_sequence.generation import SequenceToSequence
 from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
@@ -54,18 +55,11 @@ class Loss(Section):
     label_smoothing: float = Field(0.1, ge=0, lt=1)
 
 
-class PartDecode(Decode):
-    """`[decode]` of tasks that split long inputs into parts at sentence boundaries."""
-
-    part: int = Field(64, ge=1)  # an input of more tokens is split at its sentences, and the answers are joined
-    sentences: int = Field(3, ge=1)  # and so is one of more sentences: pairs to learn from seldom have as many
-
-
 class TextToTextRecipe(TaskRecipe):
     data: PairData
     text: PairText = PairText()
     loss: Loss = Loss()
-    decode: PartDecode = PartDecode()
+    decode: Decode = Decode()
 
 
 class Pairs(NamedTuple):
@@ -105,13 +99,12 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
 
     columns = ("source", "target")
     recipe: ClassVar[type[TaskRecipe]] = TextToTextRecipe
-    decode_section: ClassVar[type[PartDecode]] = PartDecode
-    decode: PartDecode
+    decode_section: ClassVar[type[Decode]] = Decode
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: PartDecode) -> None:
+    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: Decode) -> None:
         self.source, self.target, self.config, self.decode = source, target, config, decode
         self.label_smoothing = 0.0
-        self.token_loss = token_loss
+        self.token_loss, self.pointer_loss = token_loss, pointer_loss
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,12 +118,14 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     ) -> TextToTextT:
         assert isinstance(recipe, TextToTextRecipe)
         text = recipe.text
-        sources, targets = [row.values[0] for row in rows], [row.values[1] for row in rows]
+        sources, targets = [row.values[0] for row in rows], [cls.target_of(row) for row in rows]
         if text.shared:
             source = target = text.make_tokenizer(chain(sources, targets), start)
             sizes = {"vocabulary": target.size}
         elif start is not None:
             raise ConfigError("train.init_from uses one tokenizer for source and target: set text.shared = true")
+        elif recipe.model.get("copying"):
+            raise ConfigError("model.copying needs one tokenizer for source and target: set text.shared = true")
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
@@ -138,6 +133,14 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         task.configure(recipe)
         task.adapt(rows)
         return task
+
+    @classmethod
+    def target_of(cls, row: Row) -> str:
+        """The text that the model learns to write for this row."""
+        return str(row.values[1])
+
+    def answer_of(self, row: Row) -> str:
+        return self.target_of(row)
 
     def input_tokenizer(self) -> Tokenizer | None:
         return self.source if self.source is self.target else None
@@ -153,7 +156,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         rows = list(rows)
         limits = recipe.data if isinstance(recipe, TextToTextRecipe) else None
         sources = self.source.encode_all([row.values[0] for row in rows])
-        targets = self.target.encode_all([row.values[1] for row in rows])
+        targets = self.target.encode_all([self.target_of(row) for row in rows])
         end, kept = self.target.end, []
         for place, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
             if reason := _unfit(source, target, limits):
@@ -171,29 +174,35 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
         )
 
     def row_problem(self, row: Row) -> str | None:
-        source, target = row.values
-        whole = self.source.normal(source).strip() and self.target.normal(target).strip()
+        source, target = self.source.normal(row.values[0]), self.target.normal(self.target_of(row))
+        whole = source.strip() and target.strip()
         return None if whole else EMPTY
 
     # Model
 
+    def build(self) -> EncoderDecoder:
+        return PointerGenerator(self.config) if self.config.copying else EncoderDecoder(self.config)
+
     def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
         # The target needs no mask of its own: its pads come last, so causality hides them from every word.
-        hidden = model(batch.source, batch.target, Mask.padding(batch.lengths))
-        smoothing = self.label_smoothing if model.training else 0.0
+        mask, smoothing = Mask.padding(batch.lengths), self.label_smoothing if model.training else 0.0
+        context = model.encode(batch.source, mask)
+        hidden = model.decode(batch.target, context, context_mask=mask)
+        if isinstance(model, PointerGenerator):
+            read = batch.source, batch.target
+            return self.pointer_loss(model, hidden, context, *read, mask, batch.labels, smoothing)
         return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)
 
     def compile_loss(self) -> None:
         self.token_loss = torch.compile(token_loss, dynamic=True)
+        self.pointer_loss = torch.compile(pointer_loss, dynamic=True)
 
     # Answers
 
     def split(self, given: str) -> list[list[int]]:
-        """The input's tokens: all, or split at sentences where they are too many."""
-        limit, tokens = self.decode.part, self.source.encode(given)
-        if len(tokens) <= limit and count_sentences(given) <= self.decode.sentences:
-            return [tokens] if tokens else []
-        return [part for part in split_text(self.source.normal(given), self.source.encode, limit) if part]
+        """All tokens of the input as one part."""
+        tokens = self.source.encode(given)
+        return [tokens] if tokens else []
 
     def part_length(self, part: list[int]) -> int:
         return len(part) + 1  # with its end
@@ -245,8 +254,7 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def run_trace(self, model: EncoderDecoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         device = model.vocabulary.words.weight.device
         source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
-        scores: Tensor = model.logits(model(source, target))[0]
-        return scores
+        return model.token_scores(source, target)[0]
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return (self.source if kind == "source" else self.target).pieces(numbers)

@@ -68,10 +68,15 @@ class WordEncoder:
 
     @property
     def unknown_piece(self) -> int:
-        """The piece that stands for what the vocabulary has not: padding has a vector, and nothing else uses it."""
+        """The piece that stands for what the vocabulary has not: an unknown token, or a mask, where there is one.
+
+        Otherwise it is padding, which has a vector that nothing else uses.
+        """
         named = self.tokenizer.settings.get("tokens", {}).get("unk_token")
         number = None if named is None else self.tokenizer.engine.token_to_id(named)
-        return self.tokenizer.pad if number is None else int(number)
+        if number is not None:
+            return int(number)
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
     def encode(self, words: Sequence[str]) -> list[EncodedWord]:
         """The pieces of each word, one at least, and its case."""

@@ -1,0 +1,126 @@
+"""Fills <mask> in texts with the likeliest pieces of a masked language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from clearhead.attention import Mask
+from clearhead.model import Encoder
+from clearhead.tasks.base import Prediction
+from clearhead.text.batches import Ragged, token_batches
+
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
+MASK = "<mask>"  # what a user writes
+CANDIDATES = 5  # of each mask, at least
+TOKENS = 8192  # of a batch, pads included
+
+
+class Candidate(NamedTuple):
+    """A piece that may stand for a mask, as text, and its probability."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class FilledText(Prediction):
+    """A text with its masks filled, and the likeliest candidates for each mask."""
+
+    candidates: Sequence[Sequence[Candidate]] = ()
+    alternatives: Sequence[tuple[str, float]] = ()  # whole texts, where there is one mask
+
+    def to_json(self) -> dict[str, Any]:
+        masks = [[{"text": text, "score": score} for text, score in one] for one in self.candidates]
+        return {"output": self.text, "masks": masks, "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        return list(self.alternatives) or [(self.text, None)]
+
+
+def encode_masked(tokenizer: Tokenizer, text: str, mask: int) -> list[int]:
+    """The tokens of a text in which <mask> is written, without start and end; each <mask> is one mask token."""
+    tokens: list[int] = []
+    for number, part in enumerate(text.split(MASK)):
+        tokens += [mask] * (number > 0) + (tokenizer.encode(part) if part.strip() else [])
+    return tokens
+
+
+def insert_pieces(text: str, pieces: Sequence[str]) -> str:
+    """The text with each <mask> replaced by the next piece; its space is left out where there is one already.
+
+    >>> insert_pieces("I <mask> you<mask>", [" love", "!"]), insert_pieces("<mask> it", [" Love"])
+    ('I love you!', 'Love it')
+    """
+    first, *parts = text.split(MASK)
+    for piece, part in zip(pieces, parts, strict=True):
+        spaced = not first or first[-1].isspace()
+        first += (piece.lstrip() if spaced else piece) + part
+    return first
+
+
+@torch.no_grad()
+def fill_masks(
+    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], mask: int, *, best: int, most: int
+) -> list[FilledText]:
+    """Fills all masks of the texts; of several in one text the surest first, and the others given that one."""
+    tokens = [[tokenizer.start, *encode_masked(tokenizer, text, mask), tokenizer.end] for text in texts]
+    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by place
+    while unfinished := [number for number, one in enumerate(tokens) if mask in one]:
+        for batch in token_batches([len(tokens[number]) for number in unfinished], TOKENS, most):
+            numbers = [unfinished[place] for place in batch]
+            rows = [tokens[number] for number in numbers]
+            for number, found in zip(numbers, _rank_tokens(model, tokenizer, rows, mask, best), strict=True):
+                place = max(found, key=lambda place: found[place][0][1])
+                ranked[number][place] = found[place]
+                tokens[number][place] = found[place][0][0]
+    return [
+        _describe(tokenizer, text, [found[place] for place in sorted(found)], best)
+        for text, found in zip(texts, ranked, strict=True)
+    ]
+
+
+def _rank_tokens(
+    model: Encoder, tokenizer: Tokenizer, rows: Sequence[list[int]], mask: int, best: int
+) -> list[dict[int, list[tuple[int, float]]]]:
+    """The likeliest tokens, with probabilities, at every mask of each row; never a special token."""
+    ragged, device = Ragged(rows), model.vocabulary.words.weight.device
+    padded, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), tokenizer.pad)
+    padded, lengths = padded.to(device), lengths.to(device)
+    hidden = model(padded, mask=Mask.padding(lengths, queries=True))
+    inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
+    where = ((padded == mask) & inside).nonzero()
+    scores = model.logits(hidden[where[:, 0], where[:, 1]]).float()
+    scores[:, [tokenizer.pad, tokenizer.start, tokenizer.end, mask]] = -torch.inf
+    top = scores.softmax(-1).topk(min(max(best, CANDIDATES), scores.shape[1]))
+    found: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]
+    columns = (where.tolist(), top.indices.tolist(), top.values.tolist())
+    for (row, place), tokens, chances in zip(*columns, strict=True):
+        found[row][place] = list(zip(tokens, chances, strict=True))
+    return found
+
+
+def _describe(tokenizer: Tokenizer, text: str, masks: Sequence[Sequence[tuple[int, float]]], best: int) -> FilledText:
+    if not masks:
+        return FilledText(text, [f"the text has no {MASK} to fill"])
+    candidates = [[Candidate(piece_text(tokenizer, token), chance) for token, chance in one] for one in masks]
+    filled = insert_pieces(text, [one[0].text for one in candidates])
+    if len(candidates) > 1:
+        notes = [f"alternatives to each {MASK} are in --json"] if best > 1 else []
+        return FilledText(filled, notes, candidates)
+    others = [(insert_pieces(text, [one.text]), one.score) for one in candidates[0][:best]]
+    return FilledText(filled, [], candidates, others)
+
+
+def piece_text(tokenizer: Tokenizer, token: int) -> str:
+    """A piece as it continues a text, with the space before it if it has one; a byte that is no character is �."""
+    piece = tokenizer.pieces([token])[0]
+    if piece.startswith("##"):  # BERT's pieces inside a word
+        return piece.removeprefix("##")
+    spaced = piece.startswith(("▁", "Ġ")) or tokenizer.settings["kind"] == "huggingface"
+    return " " * spaced + tokenizer.decode([token]).strip()

@@ -1,0 +1,149 @@
+"""Texts for masked language models: which words are masked is drawn anew for each epoch, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.tasks.base import Examples
+from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.pretraining.text_windows import BEGINS, INSIDE, SPECIAL, TextWindow
+from clearhead.text.batches import Batch, Ragged
+
+if TYPE_CHECKING:
+    from clearhead.tasks.pretraining.pretraining_settings import Masking
+    from clearhead.text import Row, Tokenizer
+
+BYTES_END = 259  # the first number of our own vocabularies that is neither special nor a byte
+
+
+class MaskedTexts(NamedTuple):
+    """A batch: tokens, some of them masked; the places of those to predict, and what they were (−100: no place)."""
+
+    tokens: Tensor
+    lengths: Tensor
+    places: Tensor
+    labels: Tensor
+
+
+def make_generator(device: torch.device, *numbers: int) -> torch.Generator:
+    """A random generator on a device, seeded by these numbers together."""
+    state = np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)
+    return torch.Generator(device=device).manual_seed(int(state[0] >> np.uint64(1)))
+
+
+def count_masked(lengths: Int[Tensor, " rows"], share: float) -> Int[Tensor, " rows"]:
+    """How many tokens of texts of these lengths are masked at most: the share, rounded, and at least one.
+
+    >>> count_masked(torch.tensor([2, 10, 100]), 0.15)
+    tensor([ 1,  2, 15])
+    """
+    return (lengths * share).round().long().clamp(min=1)
+
+
+def choose_words(
+    roles: Int[Tensor, " tokens"],
+    rows: Int[Tensor, " tokens"],
+    limits: Int[Tensor, " rows"],
+    generator: torch.Generator,
+) -> Bool[Tensor, " tokens"]:
+    """Chooses random whole words of each row, as many as have at most `limits[row]` tokens together.
+
+    `roles` says which tokens begin a word; `rows`, which ascends, says which row a token is of. A row with a single
+    long word has all of it chosen, whatever the limit; a row without words has nothing chosen.
+    """
+    words = (roles != INSIDE).cumsum(0) - 1  # of each token
+    firsts = (roles != INSIDE).nonzero()[:, 0]
+    sizes = torch.zeros_like(firsts).index_add_(0, words, torch.ones_like(words))
+    ordinary = (roles[firsts] == BEGINS).nonzero()[:, 0]  # without start and end
+    row, size = rows[firsts[ordinary]], sizes[ordinary]
+    keys = torch.rand(len(ordinary), generator=generator, device=roles.device, dtype=torch.float64)
+    order = (row + keys).argsort()  # by rows, in random order within each
+    row, size = row[order], size[order]
+    total = size.cumsum(0)
+    begins = torch.ones_like(row, dtype=torch.bool)
+    begins[1:] = row[1:] != row[:-1]
+    before = (total - size)[begins]  # tokens in all rows before each row
+    within = total - before[begins.cumsum(0) - 1] if len(row) else total
+    taken = torch.zeros(len(firsts), dtype=torch.bool, device=roles.device)
+    taken[ordinary[order]] = (within <= limits[row]) | begins
+    return taken[words]
+
+
+class MaskedExamples(Examples[MaskedTexts]):
+    """Windows of documents; `draw` masks random words of all of them."""
+
+    def __init__(
+        self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
+    ) -> None:
+        marks = (tokenizer.start, tokenizer.end)
+        self.texts = Ragged([[marks[0], *one.tokens, marks[1]] for one in windows])
+        self.roles = Ragged([[SPECIAL, *one.roles, SPECIAL] for one in windows])
+        self.rows, self.origins = rows, [one.row for one in windows]
+        self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
+        self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+        own = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
+        last = tokenizer.size - (own and tokenizer.mask is not None)
+        self.replacements = (BYTES_END if own and last > BYTES_END else 0, last)
+        self.lengths = self.texts.lengths.numpy()[:, None]
+        self.draw(0)
+
+    def draw(self, epoch: int) -> None:
+        """Masks words of all texts; which depends on the seed and the epoch alone.
+
+        A chosen token becomes the mask token, a random one, or stays as it is, as the shares in `[masking]` say.
+        """
+        masking, lengths, tokens = self.masking, self.texts.lengths, self.texts.flat[:-1]
+        generator = make_generator(tokens.device, self.seed, epoch)
+        row = torch.arange(len(lengths), device=tokens.device).repeat_interleave(lengths)
+        limits = count_masked(lengths - 2, masking.share)
+        chosen = choose_words(self.roles.flat[:-1], row, limits, generator)
+        chance = torch.rand(len(tokens), generator=generator, device=tokens.device)
+        others = torch.randint(*self.replacements, tokens.shape, generator=generator, device=tokens.device)
+        hidden = torch.where(chance < masking.random, others.to(tokens.dtype), tokens)
+        hidden = hidden.masked_fill(chance >= masking.random + masking.kept, self.mask)
+        self.inputs = Ragged.from_flat(torch.where(chosen, hidden, tokens), lengths)
+        self.chosen = Ragged.from_flat(chosen.to(torch.int8), lengths)
+        masked = torch.zeros_like(lengths).index_add_(0, row, chosen.long())
+        self.masked, self.epoch = masked.minimum(limits), epoch
+        self.counts = self.masked.cpu().numpy()
+
+    def log_frequencies(self, vocabulary: int) -> Float[Tensor, " vocabulary"]:
+        """The logarithm of how often each token comes in the texts, less its mean; one that never comes counts ½."""
+        counts = torch.bincount(self.texts.flat[:-1].long(), minlength=vocabulary).double().clamp(min=0.5)
+        logs = counts.log()
+        return (logs - logs.mean()).float()
+
+    def to(self, device: torch.device) -> MaskedExamples:
+        for part in (self.texts, self.roles, self.inputs, self.chosen):
+            part.to(device)
+        self.masked = self.masked.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> MaskedTexts:
+        device, size = self.texts.flat.device, batch.sizes[0]
+        rows = torch.from_numpy(batch.examples).to(device, non_blocking=True)
+        texts, lengths = self.texts.pad(rows, size, self.pad)
+        tokens, _ = self.inputs.pad(rows, size, self.pad)
+        chosen, _ = self.chosen.pad(rows, size, 0)
+        most = int(count_masked(torch.tensor([size - 2]), self.masking.share))  # one for each size: few shapes
+        places = chosen.sort(dim=1, descending=True, stable=True).indices[:, :most]
+        counted = torch.arange(most, device=device) < self.masked[rows][:, None]
+        return MaskedTexts(tokens, lengths, places, texts.gather(1, places).masked_fill(~counted, UNCOUNTED))
+
+    def where(self, example: int) -> str:
+        return self.rows[self.origins[example]].where
+
+    def fingerprint(self) -> str:
+        return f"{self.texts.fingerprint()} {self.roles.fingerprint()}"
+
+    def state(self) -> dict[str, Tensor]:
+        return {"epoch": torch.tensor(self.epoch)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.draw(int(state["epoch"]))

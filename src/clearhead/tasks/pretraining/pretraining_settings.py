@@ -1,0 +1,61 @@
+"""What users may set for pre-training: the sections of its recipe."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from clearhead.tasks.language_model.language_settings import DocumentText, LanguageDecode, LanguageModelRecipe
+from clearhead.tasks.settings import Options, Section, option
+
+Objective = Literal["masked", "denoise", "next"]
+
+
+class Masking(Section):
+    """`[masking]`: what is hidden from the model, of objective "masked" and "denoise"."""
+
+    share: float = Field(0.15, gt=0, lt=1)  # of the tokens
+    random: float = Field(0.1, ge=0, le=1)  # of the masked tokens: a random token instead of <mask>; only "masked"
+    kept: float = Field(0.1, ge=0, le=1)  # of the masked tokens: read as they are, and predicted; only "masked"
+    span: float = Field(3.0, ge=1)  # mean words of a span, which one <mask> replaces; only "denoise"
+    shuffle: bool = True  # sentences are shuffled; only "denoise"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_sum(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            random, kept = values.get("random", 0.1), values.get("kept", 0.1)
+            if isinstance(random, (int, float)) and isinstance(kept, (int, float)) and random + kept > 1:
+                raise ValueError("random and kept are shares of the masked tokens: together at most 1")
+        return values
+
+
+class PretrainingText(DocumentText):
+    """`[text]`: as of a language model, but normalised as other tasks expect it that start from the weights."""
+
+    exact: bool = False
+
+
+class PretrainingDecode(LanguageDecode):
+    """`[decode]`: that of a language model for "next"; beam search for "denoise"."""
+
+    beam: int = Field(5, ge=1)
+    length_penalty: float = 1.0
+
+
+class PretrainingRecipe(LanguageModelRecipe):
+    objective: Objective = "masked"
+    text: PretrainingText = PretrainingText()
+    masking: Masking = Masking()
+    decode: PretrainingDecode = PretrainingDecode()
+
+
+class FillOptions(Options):
+    """Options of a masked language model."""
+
+    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best > 1
