@@ -3,9 +3,10 @@
     python benchmarks/understanding_speed.py --tagger RUN --tagged dev.iob2.txt --classifier RUN --texts train.txt
 
 Prediction includes tokenisation. Its peer is `transformers.pipeline` at the batch size that is its fastest on a sample,
-with texts in their order or sorted by length, as a user of a pipeline could do. Both RUNs start from a BERT of Hugging
-Face; the tagger has neither letter_case nor crf, so that transformers can express it. Answers are compared: tags with
-those of the pipeline where its best tags are a legal sequence, for ours always are.
+with texts in their order, and again sorted by length, which a user of a pipeline has to do outside of it. Both RUNs
+start from a BERT of Hugging Face; the tagger has no letter_case and no crf, the classifier model.pooling = "first",
+so that transformers can express them. Answers are compared: tags with those of the pipeline where its best tags are a
+legal sequence, for ours always are. Either task may be left out.
 
 The training step is forward, backward and AdamW in float32 on one batch of the same tokens; the peer is a plain loop
 over BertForTokenClassification or BertForSequenceClassification.
@@ -60,34 +61,33 @@ def measure(run: Run) -> tuple[Cost, Any]:
     return Cost(time.perf_counter() - wall, time.process_time() - cpu), found
 
 
-def alternate(peer: Run, own: Run, rounds: int) -> list[tuple[Cost, Cost]]:
-    """The costs of both in each round; the order changes from round to round."""
-    found = []
+def alternate(competitors: Sequence[Run], rounds: int) -> tuple[list[list[Cost]], list[Any]]:
+    """The costs of all in each round, whose order changes from round to round; and the answers of the first round."""
+    costs, answers = [], list[Any]()
     for number in range(rounds):
-        order = [peer, own] if number % 2 == 0 else [own, peer]
-        costs = [measure(run)[0] for run in order]
-        found.append((costs[0], costs[1]) if number % 2 == 0 else (costs[1], costs[0]))
-    return found
+        order = list(range(len(competitors)))[:: 1 if number % 2 == 0 else -1]
+        found = {place: measure(competitors[place]) for place in order}
+        costs.append([found[place][0] for place in range(len(competitors))])
+        answers = answers or [found[place][1] for place in range(len(competitors))]
+    return costs, answers
 
 
 class BestPipeline:
     """A pipeline of transformers at its best batch size, with texts in their order or sorted by length."""
 
-    def __init__(self, pipeline: Any, texts: Sequence[str], sample: int) -> None:
-        self.pipeline, self.texts = pipeline, list(texts)
+    def __init__(self, pipeline: Any, texts: Sequence[str], sample: int, *, by_length: bool) -> None:
+        self.pipeline, self.texts, self.by_length = pipeline, list(texts), by_length
         some = self.texts[:sample]
-        self.trials = {
-            (size, sort): measure(lambda size=size, sort=sort: self._predict(some, size, sort))[0]
-            for sort in (False, True)
-            for size in BATCHES
-        }
-        self.size, self.sort = min(self.trials, key=lambda key: self.trials[key].cpu)
+        self.trials = {size: measure(lambda size=size: self._predict(some, size))[0].cpu for size in BATCHES}
+        self.size = min(self.trials, key=self.trials.__getitem__)
 
     def __call__(self) -> list[Any]:
-        return self._predict(self.texts, self.size, self.sort)
+        return self._predict(self.texts, self.size)
 
-    def _predict(self, texts: list[str], size: int, sort: bool) -> list[Any]:
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place])) if sort else list(range(len(texts)))
+    def _predict(self, texts: list[str], size: int) -> list[Any]:
+        order = list(range(len(texts)))
+        if self.by_length:
+            order.sort(key=lambda place: len(texts[place]))
         found: list[Any] = [None] * len(texts)
         answers = self.pipeline([texts[place] for place in order], batch_size=size)
         for place, answer in zip(order, answers, strict=True):
@@ -95,7 +95,7 @@ class BestPipeline:
         return found
 
     def __str__(self) -> str:
-        return f"transformers.pipeline, batch {self.size}{', sorted' if self.sort else ''}"
+        return f"transformers.pipeline, batch {self.size}{', sorted by length' if self.by_length else ''}"
 
 
 def to_transformers(predictor: Predictor, kind: str, folder: Path) -> tuple[Any, Any]:
@@ -183,13 +183,15 @@ class Table:
         self.lines += ["|---|---|---|---|---|---|"]
         self.notes: list[str] = []
 
-    def add(self, case: str, peer: str, costs: Sequence[tuple[Cost, Cost]]) -> None:
-        walls = [theirs.wall / ours.wall for theirs, ours in costs]
-        cpus = [theirs.cpu / ours.cpu for theirs, ours in costs]
-        seconds = [statistics.median(pair[side].wall for pair in costs) for side in (0, 1)]
-        ratios = [f"{statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f})" for some in (walls, cpus)]
-        self.lines.append(f"| {case} | {peer} | {seconds[0]:.3f} | {seconds[1]:.3f} | {ratios[0]} | {ratios[1]} |")
-        print(self.lines[-1], flush=True)
+    def add(self, case: str, peers: Sequence[str], costs: Sequence[Sequence[Cost]]) -> None:
+        """A row for each peer; ours are the last costs of each round."""
+        for place, peer in enumerate(peers):
+            walls = [one[place].wall / one[-1].wall for one in costs]
+            cpus = [one[place].cpu / one[-1].cpu for one in costs]
+            seconds = [statistics.median(one[side].wall for one in costs) for side in (place, -1)]
+            ratios = [f"{statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f})" for some in (walls, cpus)]
+            self.lines.append(f"| {case} | {peer} | {seconds[0]:.3f} | {seconds[1]:.3f} | {ratios[0]} | {ratios[1]} |")
+            print(self.lines[-1], flush=True)
 
     def note(self, text: str) -> None:
         self.notes.append(f"- {text}")
@@ -223,7 +225,8 @@ def run_task(name: str, predictor: Predictor, rows: list[Any], table: Table, giv
         model, tokenizer = to_transformers(predictor, "Token" if tagging else "Sequence", Path(folder))
     kind = "token-classification" if tagging else "text-classification"
     texts = [one.text if tagging else one for one in inputs]
-    peer = BestPipeline(pipeline(kind, model=model, tokenizer=tokenizer, device="cpu"), texts, given.sample)
+    peer = pipeline(kind, model=model, tokenizer=tokenizer, device="cpu")
+    peers = [BestPipeline(peer, texts, given.sample, by_length=by_length) for by_length in (False, True)]
 
     def predict() -> list[Any]:
         if tagging:
@@ -231,30 +234,29 @@ def run_task(name: str, predictor: Predictor, rows: list[Any], table: Table, giv
         with torch.inference_mode():
             return list(task.predict(predictor.model, inputs, options))
 
-    ours, theirs = predict(), peer()
+    costs, (theirs, _, ours) = alternate([*peers, predict], given.rounds)
+    table.add(f"{name}: {len(inputs):,} texts", list(map(str, peers)), costs)
     table.note(f"{name}: {compare_tags(inputs, theirs, ours) if tagging else compare_labels(theirs, ours)}")
-    trials = ", ".join(
-        f"{size}{' sorted' if sort else ''} {cost.cpu:.2f}" for (size, sort), cost in peer.trials.items()
-    )
-    table.note(f"{name}: CPU seconds of the pipeline on {given.sample} texts by batch size: {trials}")
-    table.add(f"{name}: {len(inputs):,} texts", str(peer), alternate(peer, predict, given.rounds))
+    for one in peers:
+        trials = ", ".join(f"{size}: {cpu:.2f}" for size, cpu in one.trials.items())
+        table.note(f"{name}: CPU seconds on {given.sample} texts by batch size, {one}: {trials}")
     their_step, our_step, shape = make_steps(predictor, model, rows)
     for step in (their_step, our_step):
         step()
-    costs = alternate(their_step, our_step, given.steps)
-    table.add(f"{name}: training step, {shape}", "plain transformers loop", costs)
+    costs, _ = alternate([their_step, our_step], given.steps)
+    table.add(f"{name}: training step, {shape}", ["plain transformers loop"], costs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tagger", required=True)
-    parser.add_argument("--tagged", required=True)
-    parser.add_argument("--classifier", required=True)
-    parser.add_argument("--texts", required=True)
+    parser.add_argument("--tagger")
+    parser.add_argument("--tagged")
+    parser.add_argument("--classifier")
+    parser.add_argument("--texts")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--sample", type=int, default=300, help="texts on which the pipeline's batch size is chosen")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -266,6 +268,8 @@ def main() -> None:
         ("tagging", given.tagger, given.tagged),
         ("classification", given.classifier, given.texts),
     ):
+        if folder is None:
+            continue
         predictor = clearhead.load(folder, device="cpu")
         run_task(name, predictor, predictor.read_rows(data)[: given.count], table, given)
     table.save(given.out)

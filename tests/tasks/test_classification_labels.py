@@ -27,6 +27,7 @@ from clearhead.tasks.classification.calibration import (
 )
 from clearhead.tasks.classification.classifier_examples import hide_tokens
 from clearhead.tasks.classification.label_column import LabelColumn
+from clearhead.tasks.classification.label_losses import scores_divergence
 from clearhead.tasks.label_tables import count_confusions, label_table
 from clearhead.tasks.text_windows import split_windows, text_windows
 from clearhead.text import Report
@@ -228,7 +229,7 @@ def test_r_drop_adds_nothing_where_both_passes_agree_and_the_divergence_where_no
     one, other = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, -1.0]])
     p, q = one.softmax(-1), other.softmax(-1)
     wanted = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-    assert task._divergence(one, other).item() == pytest.approx(wanted.item(), abs=1e-6)
+    assert scores_divergence(one, other, multi_label=False).item() == pytest.approx(wanted.item(), abs=1e-6)
 
 
 def test_hidden_tokens_are_a_share_of_those_that_may_be_hidden():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.formatting import suggest_name
 from clearhead.model import Classifier, ModelConfig
 from clearhead.tasks.base import Baseline, Scores, Task
 from clearhead.tasks.baselines import TfidfBaseline
@@ -30,9 +28,10 @@ from clearhead.tasks.classification.classifier_examples import (
 from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
 from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
 from clearhead.tasks.classification.label_column import LabelColumn
+from clearhead.tasks.classification.label_losses import label_loss, scores_divergence, weigh_labels
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
-from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.text_windows import mask_padding, surface_windows, text_windows
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
@@ -132,20 +131,11 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         loss = recipe.loss
         self.label_smoothing, self.token_dropout, self.r_drop = loss.label_smoothing, loss.token_dropout, loss.r_drop
         self.masked = loss.masked
-        self.weights = None if loss.class_weights is None else torch.tensor(self._weigh(loss.class_weights))
-
-    def _weigh(self, wanted: str | Mapping[str, float]) -> list[float]:
-        """A weight for each label: as given (1 for the others), or inversely to how often it occurs."""
-        if isinstance(wanted, Mapping):
-            if unknown := [label for label in wanted if label not in self.labels]:
-                raise ConfigError(
-                    f"loss.class_weights: no label is called {unknown[0]!r}; {suggest_name(unknown[0], self.labels)}"
-                )
-            return [float(wanted.get(label, 1.0)) for label in self.labels]
-        *counts, total = self.counts
-        if self.column.multi_label:  # of its presence, against its absence
-            return [(total - count) / count for count in counts]
-        return [sum(counts) / (len(counts) * count) for count in counts]
+        if loss.class_weights is None:
+            self.weights = None
+        else:
+            weights = weigh_labels(self.labels, self.counts, loss.class_weights, multi_label=self.column.multi_label)
+            self.weights = torch.tensor(weights)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> TextExamples:
         rows, limit = list(rows), self._limit()
@@ -237,12 +227,13 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
         if not model.training:
-            return self._cross_entropy(self._label_scores(model, batch.tokens, batch.lengths), batch.labels)
+            scores = self._label_scores(model, batch.tokens, batch.lengths)
+            return label_loss(scores, batch.labels, multi_label=self.column.multi_label)
         scores, loss = self._training_pass(model, batch)
         if not self.r_drop:
             return loss
         again, other = self._training_pass(model, batch)
-        return (loss + other) / 2 + self.r_drop * self._divergence(scores, again)
+        return (loss + other) / 2 + self.r_drop * scores_divergence(scores, again, multi_label=self.column.multi_label)
 
     def _training_pass(self, model: Classifier, batch: LabelledTexts) -> tuple[Tensor, Tensor]:
         """Scores of the labels, with some tokens hidden, and their loss, with that of the hidden tokens."""
@@ -254,28 +245,13 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         hidden = self._hidden_states(model, tokens, batch.lengths)
         scores = model.label_scores(hidden, batch.lengths, tokens)
         weights = None if self.weights is None else self.weights.to(scores)
-        loss = self._cross_entropy(scores, batch.labels, self.label_smoothing, weights)
+        many, smoothing = self.column.multi_label, self.label_smoothing
+        loss = label_loss(scores, batch.labels, multi_label=many, smoothing=smoothing, weights=weights)
         if self.masked:
             places = tokens != batch.tokens
             guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
             loss = loss + self.masked * len(tokens) * guesses
         return scores, loss
-
-    def _cross_entropy(
-        self, scores: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
-    ) -> Tensor:
-        if not self.column.multi_label:
-            return F.cross_entropy(
-                scores, labels, weights, ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing
-            )
-        aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
-        return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
-
-    def _divergence(self, one: Tensor, other: Tensor) -> Tensor:
-        """The loss of R-Drop between the scores of two passes."""
-        if self.column.multi_label:  # a sigmoid is a softmax of two
-            one, other = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (one, other))
-        return consistency_loss(one, other)
 
     def _label_scores(self, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
         first = tokens.new_zeros(len(tokens), 1) if model.pooler is not None else None  # all that the pooler reads
