@@ -12,6 +12,7 @@ import pytest
 import clearhead.shipped as shipped
 from clearhead.tasks import TASKS
 from clearhead.train.recipe import read_recipe
+from clearhead.train.run_folder import FILES
 from tests.train.test_resume import assert_same
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ def test_a_killed_run_ends_with_the_same_bits(runs, recipe):
     assert not problem, f"{problem}: {(folder / 'log.txt').read_text()[-2000:]}"
     assert "going on after step 4" in (folder / "log.txt").read_text(), "it was killed between two checkpoints"
     assert_same(folder / "straight", folder / "killed")
+    written = {path.name for path in (folder / "straight").iterdir() if not path.name.startswith(".")}
+    assert written <= set(FILES), "--overwrite refuses a folder with files that no run writes"
 
 
 def test_every_task_has_a_tiny_recipe():

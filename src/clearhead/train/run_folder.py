@@ -26,6 +26,7 @@ FILES = (
     "loss.png",
     "heads.jsonl",
     "heads.png",
+    "roles.png",
     "tensorboard",
     "model",
 )
