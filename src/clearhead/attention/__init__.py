@@ -6,10 +6,11 @@ from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.explanation import explain
 from clearhead.attention.masks import Mask
 from clearhead.attention.multihead import MultiHeadAttention, Seen
-from clearhead.attention.positions import Alibi, Learned, Relative, Rotary, Sinusoidal
+from clearhead.attention.positions import Alibi, AxialRotary, Learned, Relative, Rotary, Sinusoidal
 
 __all__ = [
     "Alibi",
+    "AxialRotary",
     "Bias",
     "KeyValueCache",
     "Learned",

@@ -106,6 +106,41 @@ class Rotary(nn.Module):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+class AxialRotary(Rotary):
+    """Rotary positions of patches in a grid: half of the pairs of features rotate by the row, half by the column.
+
+    Positions are those of patches counted row by row, `columns` in each. Scores depend on how many rows and columns lie
+    between two patches, not on where they are. The base is 100 (Heo 2024): grids are short.
+
+    >>> cos, sin = AxialRotary(4, columns=3)(torch.tensor([5]))  # row 1, column 2
+    >>> sin.round(decimals=4)
+    tensor([[0.8415, 0.9093]])
+    """
+
+    def __init__(self, head_dim: int, columns: int, base: float = 100.0) -> None:
+        if head_dim % 4:
+            raise ConfigError(
+                f"pairs of features are shared by rows and columns: head_dim must be divisible by 4, got {head_dim}"
+            )
+        if columns < 1:
+            raise ConfigError(f"a grid needs at least one column, got {columns}")
+        super().__init__(head_dim, base)
+        self.columns = columns
+
+    def speeds(self, device: torch.device) -> Float[Tensor, " pairs"]:
+        """The angle from one row to the next for the first half of the pairs, one column to the next for the second."""
+        return _speeds(self.head_dim // 2, self.base, device).repeat(2)
+
+    def forward(self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None) -> Turns:
+        """Cosines and sines for these positions: computed once, used by every layer."""
+        rows, columns = positions // self.columns, positions % self.columns
+        by_row, by_column = self.speeds(positions.device).chunk(2)
+        angles = torch.cat([_angles(rows, by_row), _angles(columns, by_column)], dim=-1)
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        dtype = dtype or torch.get_default_dtype()
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 class Alibi(nn.Module):
     """Attention with linear biases, as a part of a model; the slopes are the paper's, fixed or learned.
 

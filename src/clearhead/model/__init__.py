@@ -2,6 +2,7 @@
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
+from clearhead.model.patches import PatchEmbedding
 from clearhead.model.pointer_generator import PointerGenerator
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
@@ -14,6 +15,7 @@ __all__ = [
     "EncoderDecoder",
     "Model",
     "ModelConfig",
+    "PatchEmbedding",
     "PointerGenerator",
     "PooledEncoder",
     "TokenClassifier",

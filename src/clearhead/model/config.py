@@ -14,6 +14,7 @@ CHOICES = {
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"),
     "positions": ("none", "sinusoidal", "learned", "rotary", "alibi", "relative"),
+    "patch_positions": ("learned", "rotary"),
     "temperature": ("fixed", "learned"),
     "pooling": ("mean", "first"),
 }
@@ -57,6 +58,10 @@ class ModelConfig:
     temperature: str = "fixed"
     cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
     context_width: int | None = None  # width of the context of cross-attention; None: width
+    patch_size: int | None = None  # pixels along a patch's side, if the encoder takes pictures; None: it takes tokens
+    patch_rows: int | None = None  # of the grid of patches; the picture is patch_rows × patch_size pixels high
+    patch_columns: int | None = None
+    patch_positions: str = "learned"  # of the encoder, if it takes pictures; the decoder's are `positions`
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True
@@ -99,6 +104,10 @@ class ModelConfig:
                 f"window = {self.window} limits all self-attention, encoder_window = {self.encoder_window} that of the "
                 "encoder; set only one of them"
             )
+        grid = {name: getattr(self, name) for name in ("patch_size", "patch_rows", "patch_columns")}
+        if len({value is None for value in grid.values()}) == 2:
+            missing = ", ".join(name for name, value in grid.items() if value is None)
+            raise ConfigError(f"patch_size, patch_rows and patch_columns are set together; missing: {missing}")
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.attention import (
     Alibi,
+    AxialRotary,
     KeyValueCache,
     Learned,
     Mask,
@@ -113,7 +114,9 @@ class Stack(nn.Module):
         super().__init__()
         self.config, self.causal, self.cross, self.checkpointing = config, causal, cross, False
         self.positions: Sinusoidal | Learned | Rotary | None = None
-        if config.positions == "sinusoidal":
+        if config.patch_size is not None and not causal:
+            self.positions = _axial_rotary(config)
+        elif config.positions == "sinusoidal":
             self.positions = Sinusoidal(config.width)
         elif config.positions == "learned":
             self.positions = Learned(config.max_length, config.width)
@@ -161,7 +164,8 @@ class Stack(nn.Module):
         if positions is None:
             positions = torch.arange(start, end, device=x.device)
         elif self.positions is None:
-            raise ShapeError(f"positions= has no effect in a model with positions={self.config.positions!r}; omit it")
+            kind = "learned patch positions" if self.config.patch_size else f"positions={self.config.positions!r}"
+            raise ShapeError(f"positions= has no effect in a model with {kind}; omit it")
         turns = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         if isinstance(self.positions, Sinusoidal):
             x = x + self.positions(positions, x.dtype)
@@ -222,6 +226,8 @@ def _attention(
 
 
 def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | Relative | None:
+    if config.patch_size is not None and not causal:
+        return _axial_rotary(config)
     if config.positions == "rotary":
         return _rotary(config)
     if config.positions == "alibi":
@@ -229,6 +235,14 @@ def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | 
     if config.positions == "relative":
         return Relative(config.heads, both_ways=not causal)
     return None
+
+
+def _axial_rotary(config: ModelConfig) -> AxialRotary | None:
+    """The positions of an encoder of patches; None if they were added to the vectors (`PatchEmbedding`)."""
+    if config.patch_positions != "rotary":
+        return None
+    assert config.patch_columns is not None, "ModelConfig checks it"
+    return AxialRotary(config.head_dim or config.width // config.heads, config.patch_columns)
 
 
 def _rotary(config: ModelConfig) -> Rotary:

@@ -92,6 +92,14 @@ class _Model(nn.Module):
             if isinstance(stack, Stack):
                 stack.checkpointing = on
 
+    def _refuse_tokens_of_pictures(self, tokens: Tensor | None) -> None:
+        """Raises ShapeError for tokens where the encoder takes patches: it would know no positions of tokens."""
+        if tokens is not None and self.config.patch_size is not None:
+            raise ShapeError(
+                f"this encoder takes pictures (patch_size={self.config.patch_size}), not tokens; "
+                "pass a PatchEmbedding's output as vectors="
+            )
+
     def _embed(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
         if (tokens is None) == (vectors is None):
             raise ShapeError("pass either tokens or vectors=, not both and not neither")
@@ -132,6 +140,7 @@ class Encoder(_Model):
         places: Int[Tensor, "batch chosen"] | None = None,
     ) -> Float[Tensor, "batch _ width"]:
         """Hidden states of all tokens, or only of those at `places`, which saves most of the last layer."""
+        self._refuse_tokens_of_pictures(tokens)
         x = self._embed(tokens, vectors)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask, places=places)
         return hidden
@@ -221,6 +230,7 @@ class EncoderDecoder(_Model):
         segments: Int[Tensor, "batch source"] | None = None,
         positions: Int[Tensor, "*batch source"] | None = None,
     ) -> Float[Tensor, "batch source width"]:
+        self._refuse_tokens_of_pictures(source)
         x = self._embed(source, vectors, self.source_vocabulary)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden

@@ -30,6 +30,7 @@ COMMON = {
     "attention_bias": True,
     "window": None,
     "encoder_window": None,
+    "patch_size": None,
     "temperature": "fixed",
 }
 BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}

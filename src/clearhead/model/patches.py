@@ -1,0 +1,82 @@
+"""Patch embeddings: pictures as sequences of vectors, the input of an encoder (Dosovitskiy 2021)."""
+
+from __future__ import annotations
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.model.config import ModelConfig
+
+
+class PatchEmbedding(nn.Module):
+    """One vector for each square patch of a picture, row by row from the top left: what `Encoder(vectors=…)` takes.
+
+    A ModelConfig with `patch_size`, `patch_rows` and `patch_columns` says which pictures: all have that size. With
+    `patch_positions="learned"` a vector of the patch's row and one of its column are added here; with `"rotary"` the
+    encoder rotates queries and keys by both (`AxialRotary`). The encoder adds no other positions.
+
+    >>> import torch
+    >>> from clearhead.model import Encoder
+    >>> config = ModelConfig.named("tiny", vocabulary=11, patch_size=4, patch_rows=2, patch_columns=3)
+    >>> patches, encoder = PatchEmbedding(config), Encoder(config)
+    >>> vectors = patches(torch.rand(5, 3, 8, 12))
+    >>> vectors.shape, encoder(vectors=vectors).shape
+    (torch.Size([5, 6, 128]), torch.Size([5, 6, 128]))
+    """
+
+    def __init__(self, config: ModelConfig, channels: int = 3) -> None:
+        super().__init__()
+        if config.patch_size is None or config.patch_rows is None or config.patch_columns is None:
+            raise ConfigError("a PatchEmbedding needs patch_size, patch_rows and patch_columns in its ModelConfig")
+        self.size, self.rows, self.columns = config.patch_size, config.patch_rows, config.patch_columns
+        self.channels, self.scaled = channels, config.scale_embeddings
+        self.projection = nn.Linear(channels * self.size**2, config.width)
+        learned = config.patch_positions == "learned"
+        self.row_positions = nn.Embedding(self.rows, config.width) if learned else None
+        self.column_positions = nn.Embedding(self.columns, config.width) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform for the projection; positions normal, with the deviation of a model's other embeddings."""
+        if self.projection.weight.is_meta:
+            return
+        nn.init.xavier_uniform_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
+        for table in (self.row_positions, self.column_positions):
+            if table is not None:
+                nn.init.normal_(table.weight, std=self.projection.out_features**-0.5 if self.scaled else 0.02)
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        """Height and width, in pixels, of the pictures that it takes."""
+        return self.rows * self.size, self.columns * self.size
+
+    def forward(
+        self, pictures: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patches model_width"]:
+        wanted = (self.channels, *self.picture_size)
+        if pictures.ndim != 4 or pictures.shape[1:] != wanted:
+            raise ShapeError(
+                f"pictures must be (batch, {', '.join(map(str, wanted))}), got {tuple(pictures.shape)}; "
+                "Preprocessing brings them to one size"
+            )
+        pixels = rearrange(pictures, "b c (r p) (k q) -> b (r k) (c p q)", p=self.size, q=self.size)
+        vectors: Tensor = self.projection(pixels)
+        if self.row_positions is None or self.column_positions is None:
+            return vectors
+        positions = self.row_positions.weight[:, None] + self.column_positions.weight[None]
+        return vectors + positions.flatten(0, 1)
+
+    def patch_box(self, patch: int) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of a patch in pixels, the last two exclusive; to draw it on the picture.
+
+        >>> config = ModelConfig.named("tiny", vocabulary=11, patch_size=4, patch_rows=2, patch_columns=3)
+        >>> PatchEmbedding(config).patch_box(5)
+        (8, 4, 12, 8)
+        """
+        if not 0 <= patch < self.rows * self.columns:
+            raise ShapeError(f"there is no patch {patch}: they run from 0 to {self.rows * self.columns - 1}")
+        top, left = patch // self.columns * self.size, patch % self.columns * self.size
+        return left, top, left + self.size, top + self.size
