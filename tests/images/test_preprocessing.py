@@ -1,0 +1,137 @@
+"""The settings of pictures: sizes against cases by hand, files against what was saved."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.images import Preprocessing
+
+BLACK = (0.0, 0.0, 0.0)
+
+
+def split_picture(height: int, width: int) -> torch.Tensor:
+    """The left half is 0, the right half 1."""
+    picture = torch.zeros(3, height, width)
+    picture[:, :, width // 2 :] = 1
+    return picture
+
+
+def test_pad_keeps_all_of_a_wide_picture_between_bars():
+    settings = Preprocessing(height=6, width=4, background=(0.25, 0.5, 0.75))
+    resized = settings.resize_picture(torch.ones(3, 10, 20))
+    assert torch.allclose(resized[:, 2:4], torch.ones(3, 2, 4))
+    bars = torch.tensor(settings.background)[:, None, None].expand(3, 2, 4)
+    assert torch.equal(resized[:, :2], bars)
+    assert torch.equal(resized[:, 4:], bars)
+
+
+def test_crop_keeps_the_middle_of_a_wide_picture():
+    picture = torch.zeros(3, 4, 12)
+    picture[:, :, 4:8] = 1
+    assert torch.equal(Preprocessing(height=2, width=2, resize="crop").resize_picture(picture), torch.ones(3, 2, 2))
+
+
+def test_stretch_changes_the_proportions():
+    resized = Preprocessing(height=3, width=2, resize="stretch").resize_picture(split_picture(5, 200))
+    # the filter of an antialiased halving reaches one new pixel to each side
+    assert resized.shape == (3, 3, 2)
+    assert (resized[:, :, 0] < 0.2).all()
+    assert (resized[:, :, 1] > 0.8).all()
+
+
+def test_a_picture_of_the_right_size_is_left_alone():
+    picture = torch.rand(3, 5, 7)
+    for resize in ("pad", "crop", "stretch"):
+        assert torch.equal(Preprocessing(height=5, width=7, resize=resize).resize_picture(picture), picture)
+
+
+def test_fine_stripes_become_grey_when_a_picture_gets_smaller():
+    stripes = torch.tensor([0.0, 1.0]).repeat(64).expand(3, 128, 128)
+    resized = Preprocessing(height=8, width=8).resize_picture(stripes)
+    assert (resized - 0.5).abs().max() < 0.05
+
+
+@given(
+    size=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    wanted=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    resize=st.sampled_from(["pad", "crop", "stretch"]),
+)
+def test_every_size_gives_the_size_that_was_asked_for(size, wanted, resize):
+    settings = Preprocessing(*wanted, resize=resize, background=BLACK)
+    resized = settings.resize_picture(torch.full((3, *size), 0.5))
+    assert resized.shape == (3, *wanted)
+    shown = resized[resized > 0]
+    assert len(shown)
+    assert (shown - 0.5).abs().max() < 1e-5
+    if resize != "pad":
+        assert len(shown) == resized.numel()
+
+
+def test_normalisation_is_by_channel_and_restored():
+    settings = Preprocessing(mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
+    pictures = torch.rand(2, 3, 5, 7)
+    pictures[0, :, 0, 0] = torch.tensor([0.6, 0.2, 0.3])
+    normal = settings.normalise(pictures)
+    assert torch.allclose(normal[0, :, 0, 0], torch.tensor([1.0, 0.0, 0.0]))
+    assert torch.allclose(settings.restore(normal), pictures)
+    assert torch.equal(settings.normalise(pictures[0]), normal[0])
+
+
+def test_a_file_is_read_at_the_size_on_the_background(tmp_path):
+    Image.new("RGBA", (10, 20), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    picture = Preprocessing(height=4, width=6, background=(0.2, 0.4, 0.6)).read(tmp_path / "a.png")
+    assert torch.allclose(picture, torch.tensor([0.2, 0.4, 0.6])[:, None, None].expand(3, 4, 6))
+    with pytest.raises(DataError, match=r"b\.png: there is no such file"):
+        Preprocessing().read(tmp_path / "b.png")
+
+
+def test_settings_are_the_same_after_saving(tmp_path):
+    settings = Preprocessing(32, 48, "crop", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9))
+    settings.save(tmp_path / "pictures.json")
+    assert Preprocessing.load(tmp_path / "pictures.json") == settings
+    assert json.loads((tmp_path / "pictures.json").read_text())["format"] == 1
+    assert hash(settings) == hash(Preprocessing.from_dict(settings.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "was written by a newer clearhead"),
+        ({"height": 0}, "height must be a whole number from 1 to 8,192, got 0"),
+        ({"width": "64"}, "width must be a whole number from 1 to 8,192, got '64'"),
+        ({"height": True}, "height must be a whole number"),
+        ({"width": 1e9}, "width must be a whole number"),
+        ({"resize": "tile"}, "resize must be one of pad, crop, stretch, got 'tile'"),
+        ({"mean": [0.5]}, r"mean must be three numbers \(red, green, blue\)"),
+        ({"mean": 0.5}, "mean must be three numbers"),
+        ({"std": [0, 1, 1]}, "std divides: its values must be greater than 0"),
+        ({"std": [None, 1, 1]}, "std must be three numbers"),
+        ({"mean": [float("nan"), 1, 1]}, "mean must be three numbers"),
+        ({"background": [0, 0, 255]}, "background must have values from 0 to 1"),
+        ({"hight": 3}, "Preprocessing has no 'hight'; did you mean 'height'?"),
+    ],
+)
+def test_damaged_files_of_settings_are_refused_by_name(tmp_path, change, words):
+    path = tmp_path / "pictures.json"
+    path.write_text(json.dumps({"format": 1, **Preprocessing().to_dict(), **change}))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Preprocessing.load(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_file_without_a_setting_is_refused(tmp_path):
+    values = {"format": 1, **Preprocessing().to_dict()}
+    del values["resize"]
+    (tmp_path / "a.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"a\.json lacks resize"):
+        Preprocessing.load(tmp_path / "a.json")
+
+
+def test_wrong_settings_are_refused_when_they_are_made():
+    with pytest.raises(ConfigError, match="height must be a whole number from 1 to 8,192, got 8193"):
+        Preprocessing(height=8193)
