@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 
 # What each part of the package may import, besides itself. DESIGN.md, "How data flows".
 MODEL = {"errors", "formatting", "storage", "attention", "model"}
-TASKS = MODEL | {"text", "decode", "tasks"}
+TASKS = MODEL | {"text", "audio", "decode", "tasks"}
 TOP = TASKS | {"lens", "train", "adapter_folder", "model_folder", "predictor", "shipped"}
 MAY_IMPORT = {
     "errors": set(),
@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "lens": {"errors", "formatting", "storage", "attention"},
     "model": {"errors", "formatting", "storage", "attention"},
     "text": MODEL,
+    "audio": MODEL,
     "decode": MODEL,
-    "tasks": MODEL | {"text", "decode"},
+    "tasks": MODEL | {"text", "audio", "decode"},
     "train": TASKS | {"lens", "adapter_folder", "model_folder", "shipped"},
     "shipped": set(),
     "adapter_folder": MODEL | {"shipped"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "cli": TOP | {"explore", "serve", "export"},
     "__main__": {"cli"},
 }
-HEAVY = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers")
+HEAVY = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers", "soundfile")
 
 
 def files() -> list[Path]:
