@@ -189,6 +189,10 @@ def test_alignment_is_the_best_of_all_paths(frames, seed, data):
 
 def test_wrong_input_is_named():
     frames = random_frames(4, 3)
+
+    def endless(prefixes):
+        return torch.tensor([[-math.inf, -1.0, -1.0]]).repeat(len(prefixes), 1)
+
     for call, said in [
         (lambda: ctc_beam_search(frames, blank=3), "blank 3 is none of the 3 labels"),
         (lambda: ctc_greedy(frames[None], torch.tensor([4]), blank=-1), "blank -1"),
@@ -199,6 +203,7 @@ def test_wrong_input_is_named():
         (lambda: ctc_greedy(frames[None] * math.nan, torch.tensor([4])), "NaN"),
         (lambda: ctc_beam_search(torch.full((2, 3), -math.inf)), "no sequence has a probability above zero"),
         (lambda: ctc_beam_search(frames, scorer=lambda prefixes: torch.zeros(7, 3)), "7 rows for 1 prefixes"),
+        (lambda: ctc_beam_search(frames, scorer=endless), "none of the sequences end"),
         (lambda: align_tokens(frames, [0]), "label 0 cannot be aligned"),
         (lambda: align_tokens(frames, [3]), "label 3 cannot be aligned"),
         (lambda: align_tokens(frames * math.nan, [1]), "NaN"),

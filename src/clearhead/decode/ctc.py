@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import DecodeError
@@ -92,110 +92,114 @@ def ctc_beam_search(
     if candidates is not None and candidates < 1:
         raise DecodeError(f"candidates must be at least 1, or None for all; got {candidates}")
     search = _PrefixSearch(scorer if weight else None, weight, bonus, blank)
-    prefixes: dict[Prefix, _PathSums] = {(): _PathSums(0.0, -math.inf)}
-    for frame, tokens in zip(log_probs.double().tolist(), _choose_tokens(log_probs, blank, candidates), strict=True):
-        if math.isnan(sum(frame)):
-            raise DecodeError("log-probabilities are NaN")
-        prefixes = search.prune(search.extend(prefixes, frame, tokens), beams)
-    return search.finish(prefixes, best)
+    frames = log_probs.detach().cpu().double()
+    if frames.isnan().any():
+        raise DecodeError("log-probabilities are NaN")
+    kept = _Beam([()], torch.zeros(1).double(), torch.full((1,), -math.inf).double(), torch.zeros(1).double())
+    for frame in frames:
+        kept = search.read_frame(kept, frame, _possible_tokens(frame, blank, candidates), beams)
+    return search.finish(kept, best)
 
 
-class _PathSums(NamedTuple):
-    """Log-probabilities of all paths that spell one prefix: of those that end with a blank, and of the others."""
+class _Beam(NamedTuple):
+    """The prefixes that are kept, with log-probabilities of all paths that spell them.
 
-    blank: float
-    token: float
+    Paths that end with a `blank` and paths that end with the last `token` are counted apart, because only the first may
+    be followed by the same token again. `added` is what scorer and bonus add to the score, without the end.
+    """
+
+    prefixes: list[Prefix]
+    blank: Float[Tensor, " prefixes"]
+    token: Float[Tensor, " prefixes"]
+    added: Float[Tensor, " prefixes"]
 
     @property
-    def total(self) -> float:
-        return _add(self.blank, self.token)
+    def total(self) -> Float[Tensor, " prefixes"]:
+        return torch.logaddexp(self.blank, self.token)
 
 
 class _PrefixSearch:
-    """The steps of a prefix beam search, with the scores of prefixes that a scorer has given so far."""
+    """The steps of a prefix beam search, with what the scorer has given for the prefixes that are kept."""
 
     def __init__(self, scorer: PrefixScorer | None, weight: float, bonus: float, blank: int) -> None:
         self.scorer, self.weight, self.bonus, self.blank = scorer, weight, bonus, blank
-        self.scores: dict[Prefix, float] = {(): 0.0}  # what scorer and bonus add to a prefix, without its end
-        self.following: dict[Prefix, list[float]] = {}  # the scorer's row for a prefix
+        self.following: dict[Prefix, Tensor] = {}
 
-    def extend(
-        self, prefixes: dict[Prefix, _PathSums], frame: list[float], tokens: list[int]
-    ) -> dict[Prefix, _PathSums]:
-        """All prefixes after one more frame: each as it is, and with each of `tokens` at its end."""
-        self._ask_scorer(list(prefixes))
-        sums: dict[Prefix, list[float]] = {}
-        for prefix, (blank, token) in prefixes.items():
-            last = prefix[-1] if prefix else None
-            total = _add(blank, token)
-            same = sums.setdefault(prefix, [-math.inf, -math.inf])
-            same[0] = _add(same[0], total + frame[self.blank])
-            if last is not None:  # the last token goes on for a frame
-                same[1] = _add(same[1], token + frame[last])
-            for new in tokens:
-                # A token repeats itself only after a blank.
-                come = blank if new == last else total
-                if come == -math.inf or frame[new] == -math.inf:
-                    continue
-                longer = (*prefix, new)
-                self._add_score(prefix, longer)
-                entry = sums.setdefault(longer, [-math.inf, -math.inf])
-                entry[1] = _add(entry[1], come + frame[new])
-        return {prefix: _PathSums(*pair) for prefix, pair in sums.items()}
-
-    def prune(self, prefixes: dict[Prefix, _PathSums], beams: int) -> dict[Prefix, _PathSums]:
-        """The best prefixes; of equal ones the earlier."""
-        totals = {prefix: sums.total + self.scores[prefix] for prefix, sums in prefixes.items()}
-        possible = [prefix for prefix, total in totals.items() if total > -math.inf]
-        ranked = sorted(possible, key=lambda prefix: -totals[prefix])[:beams]
-        if not ranked:
+    def read_frame(self, kept: _Beam, frame: Float[Tensor, " vocabulary"], possible: Tensor, beams: int) -> _Beam:
+        """The best prefixes after one more frame: those of `kept`, as they are or with a `possible` token appended."""
+        last = torch.tensor([prefix[-1] if prefix else self.blank for prefix in kept.prefixes])
+        rows = torch.arange(len(last))
+        come = kept.total[:, None].repeat(1, len(frame))
+        come[rows, last] = kept.blank  # a token repeats itself only after a blank
+        longer = (come + frame).masked_fill(~possible, -math.inf)
+        stay_blank, stay_token = kept.total + frame[self.blank], kept.token + frame[last]
+        # A longer prefix that is kept already gets both sums; any other has one parent only.
+        place_of = {prefix: place for place, prefix in enumerate(kept.prefixes)}
+        pairs = [(place_of[one[:-1]], place) for one, place in place_of.items() if one and one[:-1] in place_of]
+        if pairs:
+            parents, children = torch.tensor(pairs).T
+            stay_token[children] = torch.logaddexp(stay_token[children], longer[parents, last[children]])
+            longer[parents, last[children]] = -math.inf
+        added = kept.added[:, None] + self.bonus + self._next_scores(kept.prefixes, len(frame))
+        stay_score = torch.logaddexp(stay_blank, stay_token) + kept.added
+        ranks = torch.cat([stay_score, (longer + added).flatten()])
+        best, order = ranks.sort(descending=True, stable=True)
+        order = order[:beams][best[:beams] > -math.inf]
+        if not len(order):
             raise DecodeError("no sequence has a probability above zero")
-        kept = {prefix: prefixes[prefix] for prefix in ranked}
-        self.following = {prefix: row for prefix, row in self.following.items() if prefix in kept}
-        self.scores = {prefix: self.scores[prefix] for prefix in kept}
-        return kept
+        nothing = torch.full((longer.numel(),), -math.inf, dtype=torch.float64)
+        return _Beam(
+            [_spell(place, kept.prefixes, len(frame)) for place in order.tolist()],
+            torch.cat([stay_blank, nothing])[order],
+            torch.cat([stay_token, longer.flatten()])[order],
+            torch.cat([kept.added, added.flatten()])[order],
+        )
 
-    def finish(self, prefixes: dict[Prefix, _PathSums], best: int) -> list[CtcHypothesis]:
+    def finish(self, kept: _Beam, best: int) -> list[CtcHypothesis]:
         """The best hypotheses, with the scorer's probability of their end."""
-        self._ask_scorer(list(prefixes))
-        results = []
-        for prefix, sums in prefixes.items():
-            end = self.weight * self.following[prefix][self.blank] if self.scorer else 0.0
-            results.append(CtcHypothesis(list(prefix), sums.total + self.scores[prefix] + end, sums.total))
-        return sorted(results, key=lambda one: -one.score)[:best]
+        scores = kept.total + kept.added
+        if self.scorer:
+            scores = scores + self._next_scores(kept.prefixes, 0)[:, self.blank]
+        totals, (ranked, order) = kept.total.tolist(), scores.sort(descending=True, stable=True)
+        order = order[:best][ranked[:best] > -math.inf]
+        if not len(order):
+            raise DecodeError("the scorer lets none of the sequences end")
+        return [
+            CtcHypothesis(list(kept.prefixes[place]), float(scores[place]), totals[place]) for place in order.tolist()
+        ]
 
-    def _ask_scorer(self, prefixes: list[Prefix]) -> None:
-        """One call of the scorer for all prefixes that it has not scored yet."""
+    def _next_scores(self, prefixes: list[Prefix], vocabulary: int) -> Float[Tensor, "prefixes _"]:
+        """What the scorer adds for each next token; it is called once for all prefixes that are new."""
+        if self.scorer is None:
+            return torch.zeros(len(prefixes), vocabulary, dtype=torch.float64)
         new = [prefix for prefix in prefixes if prefix not in self.following]
-        if self.scorer and new:
-            rows = self.scorer(new).double().tolist()
-            if len(rows) != len(new) or any(math.isnan(sum(row)) for row in rows):
+        if new:
+            rows = self.scorer(new).detach().cpu().double() * self.weight
+            if len(rows) != len(new) or rows.isnan().any():
                 raise DecodeError(f"the scorer gave {len(rows)} rows for {len(new)} prefixes, or NaN")
             self.following |= dict(zip(new, rows, strict=True))
-
-    def _add_score(self, prefix: Prefix, longer: Prefix) -> None:
-        if longer not in self.scores:
-            added = self.weight * self.following[prefix][longer[-1]] if self.scorer else 0.0
-            self.scores[longer] = self.scores[prefix] + added + self.bonus
+        self.following = {prefix: self.following[prefix] for prefix in prefixes}
+        return torch.stack(list(self.following.values()))
 
 
-def _choose_tokens(log_probs: Float[Tensor, "frames vocabulary"], blank: int, most: int | None) -> list[list[int]]:
-    """For each frame the tokens that may extend a prefix, all of them or the most probable."""
-    vocabulary = log_probs.shape[1]
-    if most is None or most >= vocabulary - 1:
-        return [[token for token in range(vocabulary) if token != blank]] * len(log_probs)
-    without = log_probs.clone()
-    without[:, blank] = -math.inf
-    chosen: list[list[int]] = torch.topk(without, most, dim=-1).indices.tolist()
-    return [[token for token in tokens if token != blank] for tokens in chosen]
+def _spell(place: int, prefixes: list[Prefix], vocabulary: int) -> Prefix:
+    """The prefix at a place of the ranking: first the prefixes as they are, then each with every token."""
+    if place < len(prefixes):
+        return prefixes[place]
+    parent, token = divmod(place - len(prefixes), vocabulary)
+    return (*prefixes[parent], token)
+
+
+def _possible_tokens(frame: Float[Tensor, " vocabulary"], blank: int, most: int | None) -> Bool[Tensor, " vocabulary"]:
+    """Which tokens may extend a prefix: all but the blank, or the most probable of them."""
+    possible = torch.ones(len(frame), dtype=torch.bool)
+    possible[blank] = False
+    if most is not None and most < len(frame) - 1:
+        chosen = frame.masked_fill(~possible, -math.inf).topk(most).indices
+        possible = torch.zeros_like(possible).index_fill(0, chosen, True) & possible
+    return possible
 
 
 def _check_blank(log_probs: Tensor, blank: int) -> None:
     if not 0 <= blank < log_probs.shape[-1]:
         raise DecodeError(f"blank {blank} is none of the {log_probs.shape[-1]} labels")
-
-
-def _add(one: float, other: float) -> float:
-    """log(exp(one) + exp(other)), also for log 0."""
-    larger, smaller = (one, other) if one >= other else (other, one)
-    return larger if smaller == -math.inf else larger + math.log1p(math.exp(smaller - larger))
