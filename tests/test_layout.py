@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 
 # What each part of the package may import, besides itself. DESIGN.md, "How data flows".
 MODEL = {"errors", "formatting", "storage", "attention", "model"}
-TASKS = MODEL | {"text", "images", "decode", "tasks"}
+TASKS = MODEL | {"text", "images", "audio", "decode", "tasks"}
 TOP = TASKS | {"lens", "train", "adapter_folder", "model_folder", "predictor", "shipped"}
 MAY_IMPORT = {
     "errors": set(),
@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "model": {"errors", "formatting", "storage", "attention"},
     "text": MODEL,
     "images": MODEL,
+    "audio": MODEL,
     "decode": MODEL,
-    "tasks": MODEL | {"text", "images", "decode"},
+    "tasks": MODEL | {"text", "images", "audio", "decode"},
     "train": TASKS | {"lens", "adapter_folder", "model_folder", "shipped"},
     "shipped": set(),
     "adapter_folder": MODEL | {"shipped"},
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "cli": TOP | {"explore", "serve", "export"},
     "__main__": {"cli"},
 }
-HEAVY = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers", "PIL")
+HEAVY = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers", "PIL", "soundfile")
 
 
 def files() -> list[Path]:

@@ -1,10 +1,26 @@
-"""Decoding: `greedy`, `beam`, `sample` and `stream` turn a model into token sequences, through one `Writer`."""
+"""Decoding: `greedy`, `beam`, `sample` and `stream` turn a model into token sequences, through one `Writer`;
+`ctc_greedy`, `ctc_beam_search` and `align_tokens` work on the log-probabilities of frames."""
 
 from clearhead.decode.beam_search import beam
+from clearhead.decode.ctc import CtcHypothesis, ctc_beam_search, ctc_greedy
+from clearhead.decode.ctc_alignment import AlignedToken, align_tokens
 from clearhead.decode.greedy_search import greedy
 from clearhead.decode.hypotheses import Hypothesis
 from clearhead.decode.sampling import distribution, sample
 from clearhead.decode.streaming import stream
 from clearhead.decode.writer import Writer
 
-__all__ = ["Hypothesis", "Writer", "beam", "distribution", "greedy", "sample", "stream"]
+__all__ = [
+    "AlignedToken",
+    "CtcHypothesis",
+    "Hypothesis",
+    "Writer",
+    "align_tokens",
+    "beam",
+    "ctc_beam_search",
+    "ctc_greedy",
+    "distribution",
+    "greedy",
+    "sample",
+    "stream",
+]

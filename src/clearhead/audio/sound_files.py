@@ -1,0 +1,165 @@
+"""Sound files: WAV and FLAC of any rate, width and number of channels, as mono tensors at the rate of a model."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.audio.resampling import resample_blocks
+from clearhead.errors import DataError, PackageError
+
+FORMATS = ("WAV", "WAVEX", "RF64", "W64", "FLAC")
+RATES = range(1000, 768_001)
+LONGEST = 2 * 3600.0  # seconds
+BLOCK_SECONDS = 30
+LARGEST_SAMPLE = 1e6  # float files have values near -1 to 1, some those of 16-bit integers; squares must not overflow
+CANCELLED = 1e-6  # of the channels' variance: opposite channels leave less than this, the rounding of 16 bits included
+UNKNOWN_BYTES = 0x7FFF_0000  # programs that write to a pipe put a size like this into a WAV file
+UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC file that does not say
+
+
+@dataclass(frozen=True)
+class SoundHeader:
+    """What a sound file says about itself; `frames` (samples of one channel) is None where it does not say."""
+
+    format: str
+    subtype: str
+    rate: int
+    channels: int
+    frames: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.frames is None else self.frames / self.rate
+
+
+def read_header(path: str | Path) -> SoundHeader:
+    """The header of a WAV or FLAC file, without its samples; a DataError for anything else."""
+    soundfile = _import_soundfile()
+    try:
+        with open(path, "rb") as file:
+            if not file.read(1):
+                raise DataError(f"{path} is empty; a sound file was expected")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        info = soundfile.info(str(path), verbose=True)
+    except soundfile.SoundFileError as error:
+        raise DataError(f"{path} is not a readable WAV or FLAC file ({_plain(error)})") from error
+    if info.format not in FORMATS:
+        raise DataError(f"{path} is a {info.format} file; convert it to WAV or FLAC")
+    if info.samplerate not in RATES:
+        raise DataError(
+            f"{path} has {info.samplerate} samples a second; between {RATES[0]} and {RATES[-1]} can be resampled"
+        )
+    if info.frames == 0:
+        raise DataError(f"{path} has a header and no samples")
+    _refuse_cut_file(path, info.extra_info)
+    frames = None if info.frames >= UNKNOWN_FRAMES else info.frames
+    return SoundHeader(info.format, info.subtype, info.samplerate, info.channels, frames)
+
+
+def read_sound(
+    path: str | Path, rate: int, *, shortest: float = 0.0, longest: float = LONGEST
+) -> Float[Tensor, " samples"]:
+    """The sound of a file: float32, the mean of its channels, at `rate` samples a second.
+
+    A file longer than `longest` seconds is refused by its header, before anything is decoded. One shorter than
+    `shortest`, or without any sound in it, is refused too.
+    """
+    return torch.cat(list(stream_sound(path, rate, shortest=shortest, longest=longest)))
+
+
+def stream_sound(
+    path: str | Path, rate: int, *, shortest: float = 0.0, longest: float = LONGEST
+) -> Iterator[Float[Tensor, " _"]]:
+    """The same in blocks of about 30 seconds, for recordings that should not be in memory as a whole.
+
+    What only the end of a file shows (no sound in it, less than the header says) is raised after the last block.
+    """
+    header = read_header(path)
+    if header.seconds is not None:
+        _check_duration(path, header.seconds, shortest, longest)
+    yield from resample_blocks(_decode(path, header, shortest, longest), header.rate, rate)
+
+
+def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: float) -> Iterator[Tensor]:
+    """Blocks of mono samples at the file's own rate, checked."""
+    soundfile = _import_soundfile()
+    decoded, varies = 0, False
+    first: Tensor | None = None
+    # Sums of the samples and of their squares, of all channels and of their mean: for the variances.
+    sums = torch.zeros(4, dtype=torch.float64)
+    try:
+        with soundfile.SoundFile(str(path)) as file:
+            while len(block := file.read(BLOCK_SECONDS * header.rate, dtype="float32", always_2d=True)):
+                samples = torch.from_numpy(block)
+                _check_values(path, samples, decoded / header.rate)
+                mono = samples.mean(1)
+                first = samples[:1] if first is None else first
+                varies = varies or bool((samples != first).any())
+                both = (samples.double(), mono.double())
+                sums += torch.stack([value for x in both for value in (x.sum(), x.square().sum())])
+                decoded += len(samples)
+                if decoded > longest * header.rate:
+                    _check_duration(path, decoded / header.rate, shortest, longest)
+                yield mono
+    except soundfile.SoundFileError as error:
+        raise DataError(
+            f"{path} is damaged: {decoded / header.rate:.1f} s of it can be read, then {_plain(error)}"
+        ) from error
+    if header.frames is not None and decoded < header.frames:
+        raise DataError(f"{path} is cut off: {decoded} of the {header.frames} samples of its header are there")
+    _check_duration(path, decoded / header.rate, shortest, longest)
+    if not varies:
+        raise DataError(f"{path} has no sound in it: all samples are the same")
+    counts = torch.tensor([decoded * header.channels, decoded])
+    channels, mean = (sums[1::2] / counts - (sums[::2] / counts).square()).tolist()
+    if mean < CANCELLED * channels:
+        raise DataError(f"{path} has no sound in its mean: the channels cancel each other; store one of them alone")
+
+
+def _check_values(path: str | Path, samples: Tensor, seconds: float) -> None:
+    if not samples.isfinite().all():
+        raise DataError(f"{path} has samples that are NaN or infinite, {seconds:.0f} s from its start or later")
+    largest = float(samples.abs().max())
+    if largest > LARGEST_SAMPLE:
+        raise DataError(f"{path} has a sample of {largest:.3g}; values of a float file are expected near -1 to 1")
+
+
+def _check_duration(path: str | Path, seconds: float, shortest: float, longest: float) -> None:
+    if seconds > longest:
+        raise DataError(f"{path} is longer than the limit of {longest:g} s ({seconds:.0f} s); cut it into parts")
+    if seconds < shortest:
+        raise DataError(f"{path} has no sound in it: {seconds:.4f} s are shorter than one window of {shortest:g} s")
+
+
+def _refuse_cut_file(path: str | Path, log: str) -> None:
+    """Refuses a WAV file with fewer samples than its header says, which libsndfile only mentions in its log."""
+    for said, there in re.findall(r"^data : (\d+) \(should be (\d+)\)", log, re.MULTILINE):
+        if int(there) < int(said) < UNKNOWN_BYTES:
+            raise DataError(f"{path} is cut off: {there} of the {said} bytes of sound in its header are there")
+
+
+def _plain(error: Exception) -> str:
+    """libsndfile's reason without the path, which our message has already."""
+    return str(getattr(error, "error_string", error)).removeprefix("Error : ").rstrip(".")
+
+
+def _import_soundfile() -> Any:
+    try:
+        return importlib.import_module("soundfile")
+    except ImportError as error:
+        raise PackageError(
+            "reading sound needs the package soundfile, which is not installed; pip install 'clearhead[audio]'"
+        ) from error
+    except OSError as error:  # the package is there, and its shared library is not
+        raise PackageError(f"soundfile cannot load libsndfile: {error}") from error

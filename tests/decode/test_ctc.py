@@ -1,0 +1,217 @@
+"""CTC: greedy and prefix beam search judged by enumerating all paths; alignment by hand and by all paths."""
+
+import math
+from collections import defaultdict
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.decode import align_tokens, ctc_beam_search, ctc_greedy
+from clearhead.decode.ctc import collapse_path
+from clearhead.errors import DecodeError
+
+EXACT = 1e-11  # a few hundred additions of logarithms in float64
+
+
+def random_frames(frames: int, labels: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(frames, labels, dtype=torch.float64, generator=generator).mul(2).log_softmax(-1)
+
+
+def all_paths(log_probs: torch.Tensor) -> list[tuple[tuple[int, ...], float]]:
+    rows = log_probs.tolist()
+    return [
+        (path, sum(row[label] for row, label in zip(rows, path, strict=True)))
+        for path in product(range(log_probs.shape[1]), repeat=len(rows))
+    ]
+
+
+def all_sequences(log_probs: torch.Tensor, blank: int) -> dict[tuple[int, ...], float]:
+    """The log-probability of every token sequence, from all paths that spell it."""
+    sums: dict[tuple[int, ...], float] = defaultdict(float)
+    for path, score in all_paths(log_probs):
+        sums[tuple(collapse_path(path, blank))] += math.exp(score)
+    return {tokens: math.log(total) for tokens, total in sums.items()}
+
+
+def bigram(vocabulary: int, blank: int, seed: int = 1):
+    """A scorer that depends on the last token and on the length, with the end in the column of the blank."""
+    table = random_frames(vocabulary * 9, vocabulary, seed)
+
+    def score(prefixes):
+        return torch.stack([table[(prefix[-1] if prefix else blank) + vocabulary * len(prefix)] for prefix in prefixes])
+
+    return score
+
+
+def total_score(scorer, tokens: tuple[int, ...], blank: int) -> float:
+    steps = [float(scorer([tokens[:place]])[0, token]) for place, token in enumerate(tokens)]
+    return sum(steps) + float(scorer([tokens])[0, blank])
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens"),
+    [([], []), ([0, 0], []), ([1, 1, 1], [1]), ([1, 0, 1], [1, 1]), ([0, 2, 2, 1, 0, 0, 1, 2], [2, 1, 1, 2])],
+)
+def test_paths_collapse_by_hand(path, tokens):
+    assert collapse_path(path) == tokens
+
+
+def test_greedy_is_the_best_path_of_each_row():
+    frames = torch.stack([random_frames(5, 3, seed) for seed in range(4)])
+    lengths = torch.tensor([5, 3, 1, 4])
+    for blank in (0, 2):
+        for row, found in enumerate(ctc_greedy(frames, lengths, blank=blank)):
+            path, score = max(all_paths(frames[row, : lengths[row]]), key=lambda one: one[1])
+            assert found.tokens == collapse_path(path, blank)
+            assert found.score == pytest.approx(score, abs=EXACT)
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 10_000), st.data())
+def test_a_wide_beam_search_is_the_sum_over_all_paths(frames, labels, seed, data):
+    blank = data.draw(st.integers(0, labels - 1))
+    log_probs = random_frames(frames, labels, seed)
+    truth = sorted(all_sequences(log_probs, blank).items(), key=lambda one: -one[1])
+    found = ctc_beam_search(log_probs, beams=2000, best=2000, blank=blank)
+    assert len(found) == len(truth)
+    for one, (tokens, score) in zip(found, truth, strict=True):
+        assert tuple(one.tokens) == tokens
+        assert one.score == one.log_probability == pytest.approx(score, abs=EXACT)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([-1.0, 0.0, 0.7]))
+def test_joint_decoding_is_the_best_of_both_over_all_sequences(seed, weight, bonus):
+    log_probs, scorer = random_frames(5, 3, seed), bigram(3, 0, seed + 1)
+    truth = {
+        tokens: score + weight * total_score(scorer, tokens, 0) + bonus * len(tokens)
+        for tokens, score in all_sequences(log_probs, 0).items()
+    }
+    found = ctc_beam_search(log_probs, beams=2000, best=9, scorer=scorer, weight=weight, bonus=bonus)
+    ranked = sorted(truth, key=lambda tokens: -truth[tokens])[:9]
+    assert [tuple(one.tokens) for one in found] == ranked
+    for one in found:
+        assert one.score == pytest.approx(truth[tuple(one.tokens)], abs=EXACT)
+        assert one.log_probability == pytest.approx(all_sequences(log_probs, 0)[tuple(one.tokens)], abs=EXACT)
+
+
+def test_the_sum_may_beat_the_best_path():
+    # Blank wins both frames with 0.6; "1" has 0.4·0.4 + 2·0.4·0.6 = 0.64 against 0.36 for nothing.
+    log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]], dtype=torch.float64).log()
+    assert ctc_greedy(log_probs[None], torch.tensor([2]))[0].tokens == []
+    (found,) = ctc_beam_search(log_probs, beams=4)
+    assert found.tokens == [1]
+    assert math.exp(found.score) == pytest.approx(0.64)
+
+
+def test_a_narrow_beam_finds_what_is_clear():
+    path = [0, 3, 3, 0, 0, 5, 5, 2, 0, 2, 2, 0] * 4
+    log_probs = (8.0 * torch.nn.functional.one_hot(torch.tensor(path), 7)).double().log_softmax(-1)
+    for beams in (1, 3):
+        assert ctc_beam_search(log_probs, beams=beams)[0].tokens == collapse_path(path)
+        assert ctc_beam_search(log_probs, beams=beams, candidates=2)[0].tokens == collapse_path(path)
+
+
+def test_candidates_limit_what_may_extend():
+    log_probs = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
+    assert [one.tokens for one in ctc_beam_search(log_probs, beams=9, best=9, candidates=1)] == [[3], []]
+    assert [one.tokens for one in ctc_beam_search(log_probs, beams=9, best=9, candidates=2)] == [[3], [2], []]
+
+
+def test_a_scorer_is_asked_once_for_each_prefix_that_is_kept():
+    asked = []
+
+    def scorer(prefixes):
+        asked.extend(prefixes)
+        return torch.zeros(len(prefixes), 3)
+
+    ctc_beam_search(random_frames(6, 3), beams=500, scorer=scorer)
+    assert len(asked) == len(set(asked))
+
+
+def test_a_scorer_may_forbid_tokens_and_weight_zero_leaves_it_out():
+    def scorer(prefixes):
+        return torch.tensor([[-0.1, -math.inf, -0.2]]).repeat(len(prefixes), 1)
+
+    log_probs = torch.tensor([[0.1, 0.7, 0.2]], dtype=torch.float64).log()
+    found = ctc_beam_search(log_probs, beams=9, best=9, scorer=scorer, weight=1.0)
+    assert [one.tokens for one in found] == [[2], []]
+    assert ctc_beam_search(log_probs, beams=9, scorer=scorer, weight=0.0)[0].tokens == [1]
+
+
+def test_no_frames_spell_nothing():
+    assert ctc_beam_search(torch.zeros(0, 3), beams=2)[0].tokens == []
+    assert ctc_greedy(torch.zeros(1, 4, 3), torch.tensor([0]))[0].tokens == []
+
+
+def test_alignment_by_hand():
+    # Blank, a, a, blank, b, b (surer), blank: the tokens are 1 and 2.
+    probabilities = [
+        [0.8, 0.1, 0.1],
+        [0.2, 0.7, 0.1],
+        [0.1, 0.8, 0.1],
+        [0.9, 0.05, 0.05],
+        [0.3, 0.1, 0.6],
+        [0.05, 0.05, 0.9],
+        [0.8, 0.1, 0.1],
+    ]
+    one, two = align_tokens(torch.tensor(probabilities, dtype=torch.float64).log(), [1, 2])
+    assert one[:4] == (1, 1, 3, 2)
+    assert two[:4] == (2, 4, 6, 5)
+    assert one.log_probability == pytest.approx((math.log(0.7) + math.log(0.8)) / 2)
+
+
+def test_equal_neighbours_need_a_blank_between_them():
+    spans = align_tokens(torch.full((3, 2), 0.5, dtype=torch.float64).log(), [1, 1])
+    assert [(span.begin, span.end) for span in spans] == [(0, 1), (2, 3)]
+    with pytest.raises(DecodeError, match="2 tokens, 1 of them like the one before, need 3 frames; there are 2"):
+        align_tokens(torch.zeros(2, 2), [1, 1])
+
+
+@given(st.integers(1, 6), st.integers(0, 10_000), st.data())
+def test_alignment_is_the_best_of_all_paths(frames, seed, data):
+    log_probs = random_frames(frames, 3, seed)
+    spelled: dict[tuple[int, ...], tuple[float, tuple[int, ...]]] = {}
+    for path, score in all_paths(log_probs):
+        tokens = tuple(collapse_path(path))
+        spelled[tokens] = max(spelled.get(tokens, (-math.inf, ())), (score, path))
+    tokens = data.draw(st.sampled_from(sorted(spelled)))
+    found = [0] * frames
+    for span in align_tokens(log_probs, tokens):
+        found[span.begin : span.end] = [span.token] * (span.end - span.begin)
+        values = log_probs[span.begin : span.end, span.token]
+        assert span.peak == span.begin + int(values.argmax())
+        assert span.log_probability == pytest.approx(float(values.mean()))
+    assert tuple(found) == spelled[tokens][1]
+
+
+def test_wrong_input_is_named():
+    frames = random_frames(4, 3)
+
+    def endless(prefixes):
+        return torch.tensor([[-math.inf, -1.0, -1.0]]).repeat(len(prefixes), 1)
+
+    for call, said in [
+        (lambda: ctc_beam_search(frames, blank=3), "blank 3 is none of the 3 labels"),
+        (lambda: ctc_greedy(frames[None], torch.tensor([4]), blank=-1), "blank -1"),
+        (lambda: ctc_beam_search(frames, beams=2, best=3), "beams must be at least best"),
+        (lambda: ctc_beam_search(frames, candidates=0), "candidates must be at least 1"),
+        (lambda: ctc_beam_search(frames, weight=-0.1), "weight must be at least 0"),
+        (lambda: ctc_beam_search(frames * math.nan), "NaN"),
+        (lambda: ctc_greedy(frames[None] * math.nan, torch.tensor([4])), "NaN"),
+        (lambda: ctc_beam_search(torch.full((2, 3), -math.inf)), "no sequence has a probability above zero"),
+        (lambda: ctc_beam_search(frames, scorer=lambda prefixes: torch.zeros(7, 3)), "7 rows for 1 prefixes"),
+        (lambda: ctc_beam_search(frames, scorer=endless), "none of the sequences end"),
+        (lambda: align_tokens(frames, [0]), "label 0 cannot be aligned"),
+        (lambda: align_tokens(frames, [3]), "label 3 cannot be aligned"),
+        (lambda: align_tokens(frames * math.nan, [1]), "NaN"),
+        (lambda: align_tokens(torch.full((2, 3), -math.inf), [1]), "probability zero"),
+    ]:
+        with pytest.raises(DecodeError, match=said):
+            call()
+
+
+def test_nothing_is_aligned_to_nothing():
+    assert align_tokens(random_frames(4, 3), []) == []
