@@ -169,7 +169,19 @@ def test_what_was_left_out_is_reported(run):
     assert train == (
         "train: kept 240 of 242; dropped 1 without a question (train.tsv:241), 1 longer than 20 tokens (train.tsv:242)"
     )
-    assert dev == "dev: kept 80 of 81; dropped 1 with an answer that is not in the training data (dev.tsv:81)"
+    flaw = "row with an answer that is not in the training data, counted as wrong"
+    assert dev == f"dev: kept 81 of 81; flaws: 1 {flaw} (dev.tsv:81)"
+
+
+def test_answers_that_training_never_saw_are_wrong_and_no_false_rejections(predictor):
+    known = asked(160, seed=9)
+    before = predictor.evaluate(known)
+    scores = predictor.evaluate([*known, ("when do you open", "at nine")])
+    answerable = sum(bool(answer) for _, answer in known)
+    assert scores["accuracy"] == pytest.approx(before["accuracy"] * answerable / (answerable + 1), abs=1e-4)
+    assert scores["note"].startswith("1 row with an answer that is not in the training data, counted as wrong")
+    for name in ("auroc", "false_rejection_rate", "false_acceptance_rate"):
+        assert scores[name] == before[name]
 
 
 def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):

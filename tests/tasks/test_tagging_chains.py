@@ -174,3 +174,15 @@ def test_many_tags_are_computed_in_parts_with_the_same_results(monkeypatch):
     monkeypatch.setattr(linear_chain, "PAIRS", 3 * 7 * 2)  # two columns at a time
     for one, other in zip(whole, run(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_probability_of_an_entity_is_exact_in_long_texts():
+    tags = list_tags(["A"], "bioes")
+    torch.manual_seed(3)
+    scores = torch.randint(-3, 4, (2003, len(tags))).float()  # whole numbers: nothing is rounded by what is added
+    plain, raised, short = Decoder(tags, "bioes").decode([scores, scores + 64, scores[:5]], None)
+    assert len(plain) > 100
+    assert short
+    assert [one.span for one in plain] == [one.span for one in raised]
+    for one, other in zip(plain, raised, strict=True):
+        assert one.probability == pytest.approx(other.probability, abs=1e-9)

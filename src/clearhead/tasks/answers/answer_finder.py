@@ -31,6 +31,7 @@ class AnswerFinder:
 
     def __init__(self, labels: Sequence[str], width: int, section: AnswersSection, similarity_unit: float) -> None:
         self.labels, self.section, self.similarity_unit = list(labels), section, similarity_unit
+        self._known_labels = frozenset(labels)
         self.index = AnswerIndex.empty(width)
         self.calibration: Calibration | None = None
         self.gaussians: Gaussians | None = None
@@ -67,6 +68,10 @@ class AnswerFinder:
             reject=self.section.reject,
             temperature=temperature,
         )
+
+    def has_answer(self, text: str) -> bool:
+        """Whether this answer is a label of training, or in the index."""
+        return text in self._known_labels or text in self.index.texts
 
     def rank(
         self,

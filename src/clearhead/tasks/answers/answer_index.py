@@ -63,6 +63,11 @@ class AnswerIndex:
         return {entry.id: entry.answer for entry in self.entries}
 
     @cached_property
+    def texts(self) -> frozenset[str]:
+        """The texts of all answers."""
+        return frozenset(self.answers.values())
+
+    @cached_property
     def owners(self) -> NDArray[np.int64]:
         """The id of the answer that each vector belongs to."""
         return np.array([entry.id for entry in self.entries], dtype=np.int64)

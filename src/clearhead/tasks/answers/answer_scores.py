@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,12 +15,15 @@ DIGITS = 4
 WORST = 30  # answers in a report
 
 
-def score_answers(right: Sequence[str], predictions: Sequence[AnswerPrediction]) -> Scores:
+def score_answers(
+    right: Sequence[str], predictions: Sequence[AnswerPrediction], *, unseen: Collection[str] = ()
+) -> Scores:
     """Accuracy, recall at 5 and mean reciprocal rank (of the first ten) over the questions that have an answer.
 
     They are of the best answers, whether or not the model would rather have said "I don't know". With out-of-scope
     questions (whose right answer is empty): AUROC of the detector in use, and the shares of answerable questions
-    that were refused and of the others that were answered.
+    that were refused and of the others that were answered. Questions whose answers are `unseen`, which the model cannot
+    give, are wrong in the former and left out of the latter: to refuse them is neither right nor wrong.
     """
     inside = [(text, one) for text, one in zip(right, predictions, strict=True) if text]
     outside = [one for text, one in zip(right, predictions, strict=True) if not text]
@@ -30,6 +33,7 @@ def score_answers(right: Sequence[str], predictions: Sequence[AnswerPrediction])
         "recall_at_5": round(float((ranks <= 5).mean()), DIGITS),
         "mrr": round(float((1 / ranks).mean()), DIGITS),
     }
+    inside = [(text, one) for text, one in inside if text not in unseen]
     if outside and inside:
         known, unknown = (np.array([one.in_scope for one in some]) for some in ([one for _, one in inside], outside))
         scores["auroc"] = round(area_under_curve(known, unknown), DIGITS)
@@ -47,7 +51,7 @@ def _rank(text: str, prediction: AnswerPrediction) -> float:
     return float(texts.index(text) + 1) if text in texts else np.inf
 
 
-def make_report(right: Sequence[str], predictions: Sequence[AnswerPrediction]) -> str:
+def make_report(right: Sequence[str], predictions: Sequence[AnswerPrediction], *, unseen: Collection[str] = ()) -> str:
     """A table of the answers that are found worst, and the AUROC of every detector."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # questions, hits, answered, refused
     for text, one in zip(right, predictions, strict=True):
@@ -67,7 +71,8 @@ def make_report(right: Sequence[str], predictions: Sequence[AnswerPrediction]) -
         lines.append(f"{precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {refused:7}  {questions:9}  {shown}")
     if len(rows) > WORST:
         lines.append(f"… and {len(rows) - WORST} answers that are found better")
-    return "\n".join([*lines, *_detector_lines(right, predictions)])
+    judged = [(text, one) for text, one in zip(right, predictions, strict=True) if text not in unseen]
+    return "\n".join([*lines, *_detector_lines([text for text, _ in judged], [one for _, one in judged])])
 
 
 def _f1(questions: int, hits: int, answered: int) -> float:

@@ -53,6 +53,7 @@ from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
 from clearhead.tasks.text_windows import enclose, surface_windows
 from clearhead.tasks.trace import AnswerPart, Trace
+from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
 MANY = 4  # questions to an answer, on average, from which on answers are intents
 CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index
 HELD_OUT = 10  # without dev, every so many-th training question stands in for it
+UNSEEN = Flaw(
+    "row with an answer that is not in the training data, counted as wrong",
+    "rows with an answer that is not in the training data, counted as wrong",
+)
 
 
 class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
@@ -124,12 +129,17 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         kept: list[tuple[list[int], str, Row]] = []
         for row, (_, answer), tokens in zip(rows, pairs, self._tokenize([pair[0] for pair in pairs]), strict=True):
             size = max(len(tokens), len(texts.get(answer, ()))) - self.added_tokens
+            flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
+            elif flaws and recipe is not None:
+                report.drop(row, "with an answer that is not in the training data")
             elif longest is not None and size > longest:
                 report.drop(row, f"longer than {longest} tokens")
             else:
                 report.keep()
+                for flaw, count in flaws.items():
+                    report.add_flaw(row, flaw, count)
                 kept.append((tokens, answer, row))
         used = dict.fromkeys(answer for _, answer, _ in kept if answer)
         if not used:
@@ -149,12 +159,16 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         return [enclose([tokens], *ends) for tokens in self.tokenizer.encode_all(texts)]
 
     def row_problem(self, row: Row) -> str | None:
-        question, answer = _clean(row)
-        if not self.tokenizer.normal(question).strip():
-            return "without a question"
-        if answer and self.kind == "intents" and answer not in {*self.labels, *self.finder.index.answers.values()}:
-            return "with an answer that is not in the training data"
-        return None
+        return None if self.tokenizer.normal(_clean(row)[0]).strip() else "without a question"
+
+    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+        return {UNSEEN: 1} if self._find_unseen([row]) else {}
+
+    def _find_unseen(self, rows: Sequence[Row]) -> set[str]:
+        """The answers of these rows that the model cannot give; of pairs none, for evaluation adds them."""
+        if self.kind == "pairs":
+            return set()
+        return {answer for _, answer in map(_clean, rows) if answer and not self.finder.has_answer(answer)}
 
     def answer_of(self, row: Row) -> str:
         return _clean(row)[1] or UNKNOWN
@@ -240,7 +254,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
         Without dev every tenth training question is used for that: the threshold is then too strict for new questions.
         """
-        rest = list(train)
+        rest, dev = list(train), [row for row in dev if not self.find_flaws(row)]
         if not dev:
             dev, rest = rest[::HELD_OUT], [row for place, row in enumerate(rest) if place % HELD_OUT]
         self._fill_index(model, rest, dev)
@@ -303,10 +317,10 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         return super(Answers, there).evaluate(model, rows, options)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction], options: AnswerOptions) -> Scores:
-        return score_answers([_clean(row)[1] for row in rows], predictions)
+        return score_answers([_clean(row)[1] for row in rows], predictions, unseen=self._find_unseen(rows))
 
     def report(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
-        return make_report([_clean(row)[1] for row in rows], predictions)
+        return make_report([_clean(row)[1] for row in rows], predictions, unseen=self._find_unseen(rows))
 
     def confusion(
         self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]

@@ -64,7 +64,8 @@ def score_tf_idf(known: Pairs, questions: Pairs) -> Baseline:
     model = TfidfBaseline().fit([question for question, _ in inside], [answer for _, answer in inside])
     shares = model.probabilities([question for question, _ in questions])
     predictions = [_make_prediction(model.labels, row) for row in shares]
-    return Baseline(model.name, score_answers([answer for _, answer in questions], predictions))
+    right = [answer for _, answer in questions]
+    return Baseline(model.name, score_answers(right, predictions, unseen={*right} - {*model.labels, ""}))
 
 
 def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clearhead.tasks.tagging.linear_chain import ChainProbabilities, Steps, best_sequences
 from clearhead.tasks.tagging.schemes import Span, legal_sequences, read_tags, write_tags
-from clearhead.text.batches import length_batches
+from clearhead.text.batches import token_batches
 
-AT_ONCE = 256  # sentences
+AT_ONCE, WORDS = 256, 2**15  # sentences, and words with padding, that are decoded together
 
 
 class ScoredSpan(NamedTuple):
@@ -41,7 +41,7 @@ class Decoder:
             steps = steps + Steps(*(part.detach().cpu() for part in learned))
         found: list[list[ScoredSpan]] = [[] for _ in scores]
         counts = [len(one) for one in scores]
-        for places in length_batches(counts, AT_ONCE):
+        for places in token_batches(counts, WORDS, AT_ONCE):
             places = [place for place in places if counts[place]]
             if places:
                 self._decode_batch([scores[place] for place in places], places, steps, found, learned is not None)

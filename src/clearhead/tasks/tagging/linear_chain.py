@@ -139,18 +139,21 @@ def backward_messages(
 
 
 class ChainProbabilities:
-    """Marginal probabilities of spans of tags, by the forward-backward algorithm."""
+    """Marginal probabilities of spans of tags, by the forward-backward algorithm.
+
+    In float64: a probability is a difference of sums over all words, which in float32 is wrong by 1e-3 for 2,000 words.
+    """
 
     def __init__(
         self, emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
     ) -> None:
-        steps = Steps(*(part.clamp(min=IMPOSSIBLE) for part in steps))
-        emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        steps = Steps(*(part.double().clamp(min=IMPOSSIBLE) for part in steps))
+        emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST).double()
         forward = forward_messages(emissions, lengths, steps)
         total = (forward[:, -1] + steps.last).logsumexp(-1)
         parts = (emissions, forward, backward_messages(emissions, lengths, steps), *steps, total)
         self.emissions, self.forward, self.backward, _, self.between, self.last, self.total = (
-            part.double().cpu().numpy() for part in parts
+            part.cpu().numpy() for part in parts
         )
         self.lengths = lengths.tolist()
 
