@@ -193,6 +193,16 @@ def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
     assert dev["auroc"] == max(calibration.auroc.values())
 
 
+def test_a_threshold_from_few_questions_is_told(run, predictor):
+    rows = {name: list(QuestionAnswering.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
+    task = copy.deepcopy(predictor.task)
+    told = task.calibrate(predictor.model, rows["train"], [row for row in rows["dev"] if row.values[1]][:8])
+    assert told == (
+        "the threshold of \"I don't know\" rests on 8 answerable questions: too few for reject = 0.05; give at least 100 "
+        "in dev, or set reject = 0"
+    )
+
+
 def test_json_has_known_and_answers(run, capsys):
     assert main(["predict", str(run), "my stolen card", "joke", "--json", "--device", "cpu"]) == 0
     known, unknown = map(json.loads, capsys.readouterr().out.splitlines())

@@ -267,11 +267,13 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         The model is in evaluation mode. What changes must be in the examples' `state`, so that runs resume exactly.
         """
 
-    def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> None:
+    def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Fits what training does not learn (temperatures, thresholds, an index) with the finished weights.
 
-        Called once, before the finished model is scored and saved. `dev` may be empty.
+        Called once, before the finished model is scored and saved. `dev` may be empty. Returns what the user should
+        know about it, if anything.
         """
+        return None
 
     def carry_over(self, model: ModelT, folder: Path) -> str | None:
         """Takes over what `act` changed in the model folder that a resumed run replaces; a message if it did.

@@ -44,7 +44,8 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     adapter = read_adapter(where) if recipe.train.lora_rank else None
     model = _make_model(trainer, recipe, weights, adapter).to(processes.device).eval()
-    trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else [])
+    if message := trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else []):
+        print_message(message)
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
         "averaged": _averaged_steps(trainer, recipe),

@@ -9,6 +9,7 @@ which questions and answers can be added without training.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
+from clearhead.formatting import format_count
 from clearhead.model import ModelConfig, PooledEncoder
 from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_index import Entry
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 MANY = 4  # questions to an answer, on average, from which on answers are intents
 CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index
 HELD_OUT = 10  # without dev, every so many-th training question stands in for it
+FEWEST_REJECTED = 5  # questions of dev below the threshold: with fewer it is a matter of chance
 UNSEEN = Flaw(
     "row with an answer that is not in the training data, counted as wrong",
     "rows with an answer that is not in the training data, counted as wrong",
@@ -249,7 +252,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
 
     @torch.no_grad()
-    def calibrate(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
+    def calibrate(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Builds the index, and chooses detector and threshold on dev.
 
         Without dev every tenth training question is used for that: the threshold is then too strict for new questions.
@@ -263,6 +266,13 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         self.finder.fit(vectors, scores, [answer for _, answer in pairs])
         if len(rest) < len(train):
             self._fill_index(model, train, dev)
+        asked, reject = sum(bool(answer) for _, answer in pairs), self.section.reject
+        if not reject or asked * reject >= FEWEST_REJECTED:
+            return None
+        return (
+            f'the threshold of "I don\'t know" rests on {format_count(asked, "answerable question")}: too few for '
+            f"reject = {reject:g}; give at least {math.ceil(FEWEST_REJECTED / reject):,} in dev, or set reject = 0"
+        )
 
     def _fill_index(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> None:
         """Makes training questions known, and of pairs all answers, those of dev included, but not dev's questions."""

@@ -266,17 +266,18 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         return mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
 
     @torch.no_grad()
-    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> None:
+    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
         rows = [row for row in dev if not self.row_problem(row) and not self.find_flaws(row)]
         if not rows:
-            return
+            return None
         logits, _ = self._logits(model, [self.input_of(row) for row in rows], LabelOptions())
         right = np.array([self._label_numbers(row) for row in rows], dtype=np.int64)
         self.temperature = fit_temperature(logits.double().numpy(), right)
         model.divide_scores(self.temperature)
         if self.column.multi_label:
             self.thresholds = choose_thresholds((logits.double() / self.temperature).sigmoid().numpy(), right)
+        return None
 
     # Answers
 
@@ -297,7 +298,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         flat = [window for group in windows for window in group]
         weight = model.vocabulary.words.weight
         device, tokens_at_once = weight.device, TOKENS if weight.is_cpu else GPU_TOKENS
-        if not weight.requires_grad:  # in training, packed weights would be those of an earlier step
+        if not weight.requires_grad:  # in training they would have to be packed again after every step
             model = decoding_view(model)
         found = torch.empty(len(flat), len(self.labels), dtype=model.to_labels.weight.dtype)
         for places in token_batches(list(map(len, flat)), tokens_at_once, options.batch):

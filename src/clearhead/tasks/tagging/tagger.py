@@ -126,7 +126,7 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
     windows = [window for sentence in sentences for window in sentence if window.words]
     weight = model.vocabulary.words.weight
     device = weight.device
-    if not weight.requires_grad:  # in training, packed weights would be those of an earlier step
+    if not weight.requires_grad:  # in training they would have to be packed again after every step
         model = decoding_view(model)
     found: list[Tensor] = [torch.empty(0)] * len(windows)
     for places in token_batches([len(window.tokens) for window in windows], TOKENS, most):
