@@ -80,23 +80,29 @@ class Predictor:
         self.columns = columns  # of the files that it was trained on, where they are not the task's
 
     @overload
-    def predict(self, inputs: str | Path, **options: Any) -> Prediction: ...
+    def predict(self, inputs: str | Path, *, inputs_before: int = 0, **options: Any) -> Prediction: ...
 
     @overload
-    def predict(self, inputs: Sequence[Any], **options: Any) -> list[Prediction]: ...
+    def predict(self, inputs: Sequence[Any], *, inputs_before: int = 0, **options: Any) -> list[Prediction]: ...
 
-    def predict(self, inputs: str | Path | Sequence[Any], **options: Any) -> Prediction | list[Prediction]:
-        """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`."""
-        checked = self.task.read_options("predict", options)
+    def predict(
+        self, inputs: str | Path | Sequence[Any], *, inputs_before: int = 0, **options: Any
+    ) -> Prediction | list[Prediction]:
+        """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`.
+
+        If the inputs of one request are given in several calls, `inputs_before` is the number of those in earlier
+        calls: a language model draws other random numbers for each.
+        """
+        checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
         one = isinstance(inputs, (str, Path))
         given = [self.task.check_input(inputs)] if one else _check_inputs(inputs, self.task)
         with torch.inference_mode():
             answers = list(self.task.predict(self.model, given, checked))
         return answers[0] if one else answers
 
-    def stream(self, given: str | Path, **options: Any) -> Iterator[str]:
+    def stream(self, given: str | Path, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
-        checked = self.task.read_options("predict", options)
+        checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
         pieces = self.task.stream(self.model, self.task.check_input(given), checked)
         while True:
             with torch.inference_mode():  # not while the caller has the piece

@@ -72,6 +72,14 @@ def test_a_seed_decides_the_text_whatever_else_is_in_the_batch(predictor):
     assert len({one.text for one in predictor.predict(["the"] * 6, longest=9)}) > 3, "each input draws its own"
 
 
+def test_inputs_in_several_calls_draw_what_they_draw_in_one(predictor):
+    together = [one.text for one in predictor.predict(["the"] * 5, longest=9, seed=4)]
+    apart = [predictor.predict("the", longest=9, seed=4, inputs_before=place).text for place in range(5)]
+    streamed = ["".join(predictor.stream("the", longest=9, seed=4, inputs_before=place)) for place in range(5)]
+    assert apart == streamed == together
+    assert len(set(together)) > 2
+
+
 def test_a_longer_text_begins_with_the_shorter_one(predictor):
     long, short = (predictor.predict("the", longest=longest, seed=2) for longest in (30, 12))
     if long.finish == "length":

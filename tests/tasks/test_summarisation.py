@@ -86,6 +86,13 @@ def test_predict_and_figures_show_what_the_summary_covers(summariser):
     assert names[0] == "coverage"
 
 
+def test_coverage_on_the_command_line_is_refused_without_json(run_folder, capsys):
+    from clearhead.cli import main
+
+    assert main(["predict", str(run_folder), "Dora is late.", "--coverage"]) == 2
+    assert "--coverage has no effect without --json" in capsys.readouterr().err
+
+
 def test_a_summary_streams_and_keeps_to_its_longest(summariser):
     text = "Please meet Rita at the park at 9:15 on Sunday. The neighbours have a new dog."
     assert "".join(summariser.stream(text)) == summariser.predict(text, beams=1).text

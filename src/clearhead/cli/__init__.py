@@ -99,14 +99,17 @@ def predict(
 
     predictor = load(model, device=device)
     refuse_foreign_options(predictor.task, "predict", options)
-    ranked = predictor.task.read_options("predict", options).ranked
+    checked = predictor.task.read_options("predict", options)
+    if checked.json_only and not as_json:
+        raise ConfigError(f"--{checked.json_only} has no effect without --json; add it")
+    ranked = checked.ranked
     lines = predictor.task.writes_lines and texts is not None and len(texts) == 1 and texts != ["-"]
     if stream or (lines and not as_json and sys.stdout.isatty()):
         _stream(predictor, waiting, options, lines=lines)
         return
     number = 0
     for some in batch_inputs(waiting, batch_size):
-        for text, answer in zip(some, predictor.predict(some, **options), strict=True):
+        for text, answer in zip(some, predictor.predict(some, inputs_before=number, **options), strict=True):
             number += 1
             for note in answer.notes:
                 print_message(f"{name} {number}: {note}")
@@ -118,10 +121,10 @@ def predict(
 
 
 def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any], *, lines: bool) -> None:
-    for text in waiting:
+    for number, text in enumerate(waiting):
         for note in predictor.task.stream_notes(text):
             print_message(note)
-        for piece in predictor.stream(text, **options):
+        for piece in predictor.stream(text, inputs_before=number, **options):
             print_output(_without_control(piece) if lines else _one_line(piece), end="")
             flush_output()
         print_output("")

@@ -81,13 +81,15 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
         assert name not in taken, f"{tasks[0]}: {command} has an option {name} already"
         field = kinds[tasks[0]].model_fields[name]
         panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
-        yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_make_annotation(name, field, panel)
+        default = (
+            field.default if all(kinds[task].model_fields[name].default == field.default for task in tasks) else None
         )
+        annotation = _make_annotation(name, field, panel, default)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
-    """The type annotation from which typer makes an option."""
+def _make_annotation(name: str, field: FieldInfo, panel: str | None, default: Any) -> Any:
+    """The type annotation from which typer makes an option; its help shows `default` unless that is None."""
     flag, kind = _flag(name, field), _plain_type(name, field.annotation)
     if kind is bool and field.default is True:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
@@ -95,9 +97,9 @@ def _make_annotation(name: str, field: FieldInfo, panel: str | None) -> Any:
     if kind in (int, float):
         found = {type(one).__name__: one for one in field.metadata}
         limits = {"min": getattr(found.get("Ge"), "ge", None), "max": getattr(found.get("Le"), "le", None)}
-    plain = kind is not bool and field.default not in (None, "", [])
+    plain = kind is not bool and default not in (None, "", [])
     option = typer.Option(
-        flag, help=field.description, show_default=str(field.default) if plain else False, rich_help_panel=panel
+        flag, help=field.description, show_default=str(default) if plain else False, rich_help_panel=panel
     )
     option.min, option.max = limits.get("min"), limits.get("max")
     return Annotated[kind | None, option]

@@ -116,6 +116,7 @@ class Options(Section):
     """Options of `predict` and `evaluate`, in Python and on the command line. A task adds its own in a subclass."""
 
     batch: int = Field(64, ge=1, description="How many inputs are computed together.")
+    inputs_before: int = Field(0, ge=0, exclude=True)  # inputs of the same request in earlier calls; of no command
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +127,11 @@ class Options(Section):
     def ranked(self) -> bool:
         """Whether several answers to each input are wanted, best first."""
         return False
+
+    @property
+    def json_only(self) -> str:
+        """The option that is set and has an effect on JSON output alone, if there is one."""
+        return ""
 
 
 def option(default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any) -> Any:
@@ -142,7 +148,7 @@ def option_names(kind: type[Options], command: str) -> list[str]:
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         only = extra.get("only") if isinstance(extra, dict) else None
-        if not only or command in only:  # type: ignore[operator]
+        if not field.exclude and (not only or command in only):  # type: ignore[operator]
             found.append(name)
     return found
 

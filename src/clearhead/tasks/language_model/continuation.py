@@ -56,11 +56,14 @@ class WrittenText:
         self.text = self.stable = ""  # all of the continuation, and the part that further tokens cannot change
         self._before = writing.tokenizer.decode(self.tokens[-TAIL:])
         seed = np.random.SeedSequence([writing.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
-        generator = torch.Generator().manual_seed(int(seed))
-        self.chances = torch.rand(writing.decode.longest, generator=generator, dtype=torch.float64)
+        self._generator = torch.Generator().manual_seed(int(seed))
         self._followers: dict[tuple[int, ...], set[int]] = {}  # of each run of no_repeat_ngram − 1 tokens
         for end in range(1, len(self.tokens) + 1):
             self._remember(end)
+
+    def draw(self) -> Tensor:
+        """The random number in [0, 1) that chooses the next token."""
+        return torch.rand((), generator=self._generator, dtype=torch.float64)
 
     @property
     def written(self) -> int:
@@ -180,7 +183,7 @@ def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
     cuts = {"top_k": decode.top_k, "top_p": decode.top_p, "min_p": decode.min_p}
     sums = distribution(logits.double(), temperature=decode.temperature, **cuts).cumsum(-1)  # type: ignore[arg-type]
     total = sums[:, -1:]
-    drawn = torch.stack([one.chances[one.written] for one in texts]).to(logits.device)[:, None] * total
+    drawn = torch.stack([one.draw() for one in texts]).to(logits.device)[:, None] * total
     below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
     return torch.searchsorted(sums, torch.minimum(drawn, below), right=True)[:, 0]
 

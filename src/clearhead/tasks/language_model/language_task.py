@@ -213,7 +213,7 @@ class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
     def _begin_texts(self, prompts: Sequence[list[int]], options: LanguageOptions) -> list[WrittenText]:
         """Texts to be written, each after the tokens of its prompt."""
         writing = Writing(self.tokenizer, self.context, options.fill(self.decode), options.seed, options.stop)
-        return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts)]
+        return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts, options.inputs_before)]
 
     def _encode_prompt(self, prompt: str) -> list[int]:
         return self._start_prompt(self.tokenizer.encode(prompt + self.prompt_end))

@@ -47,6 +47,10 @@ class SummaryRecipe(TextToTextRecipe):
 class SummaryOptions(SearchOptions):
     coverage: bool = option(False, "Add to --json what the summary attended to in the text.", only=["predict"])
 
+    @property
+    def json_only(self) -> str:
+        return "coverage" if self.coverage else ""
+
 
 @dataclass(frozen=True)
 class Summary(GeneratedText):
