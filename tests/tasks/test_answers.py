@@ -194,11 +194,11 @@ def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
 
 
 def test_a_threshold_from_few_questions_is_told(run, predictor):
-    rows = {name: list(QuestionAnswering.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
-    task = copy.deepcopy(predictor.task)
+    rows = {name: list(Answers.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
+    task = clearhead.load(run, device="cpu").task
     told = task.calibrate(predictor.model, rows["train"], [row for row in rows["dev"] if row.values[1]][:8])
     assert told == (
-        "the threshold of \"I don't know\" rests on 8 answerable questions: too few for reject = 0.05; give at least 100 "
+        'the threshold of "I don\'t know" rests on 8 answerable questions: too few for reject = 0.05; give at least 100 '
         "in dev, or set reject = 0"
     )
 
