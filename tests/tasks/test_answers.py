@@ -197,10 +197,8 @@ def test_a_threshold_from_few_questions_is_told(run, predictor):
     rows = {name: list(Answers.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
     task = clearhead.load(run, device="cpu").task
     told = task.calibrate(predictor.model, rows["train"], [row for row in rows["dev"] if row.values[1]][:8])
-    assert told == (
-        'the threshold of "I don\'t know" rests on 8 answerable questions: too few for reject = 0.05; give at least 100 '
-        "in dev, or set reject = 0"
-    )
+    assert told is not None
+    assert "rests on 8 answerable questions: too few for reject = 0.05; give at least 100 in dev" in told
 
 
 def test_json_has_known_and_answers(run, capsys):

@@ -32,7 +32,7 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[str]) -> list[EncodedWord
 
     >>> tokenizer = Tokenizer.train(["low lower", "我爱你", "我爱他"] * 3, vocabulary=275)
     >>> [text] = encode_words(tokenizer, ["lower 我爱你"])
-    >>> list(zip(tokenizer.pieces(text.tokens), text.starts.tolist()))
+    >>> list(zip(tokenizer.pieces(text.tokens.tolist()), text.starts.tolist()))
     [('▁low', True), ('er', False), ('▁', True), ('我爱', False), ('你', True)]
     """
     alone, space = _pieces_alone(tokenizer)

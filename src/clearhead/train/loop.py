@@ -195,7 +195,7 @@ class Trainer:
             position.best_step = step
             return
         loss, found = self.evaluator.evaluate()
-        metrics = {**found.scores, "loss": loss}
+        metrics = {"loss": loss, **{key: value for key, value in found.scores.items() if key != "loss"}}
         name = train.metric or self.task.metric
         score = self.processes.agree(float(metrics[name]) * (-1 if name == "loss" else 1))
         tied = score == position.best and position.best_loss is not None and loss < position.best_loss

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.model import Model
+from clearhead.model import Model, PointerGenerator
 from clearhead.model.layers import Stack
 from clearhead.tasks import AnyTask
 from clearhead.train.processes import Processes
@@ -35,13 +35,16 @@ def distribute(step: LossModule, model: Model, processes: Processes, *, shard: b
         return step
     if not shard:
         return nn.parallel.DistributedDataParallel(step)
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
                 fully_shard(layer)
     fully_shard(model, reshard_after_forward=False)  # the word vectors are needed again for the loss
+    if isinstance(model, PointerGenerator):  # its loss calls these instead of the whole model
+        for method in ("encode", "decode"):
+            register_fsdp_forward_method(model, method)
     return step
 
 

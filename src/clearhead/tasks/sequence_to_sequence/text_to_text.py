@@ -186,11 +186,12 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
         # The target needs no mask of its own: its pads come last, so causality hides them from every word.
         mask, smoothing = Mask.padding(batch.lengths), self.label_smoothing if model.training else 0.0
-        context = model.encode(batch.source, mask)
-        hidden = model.decode(batch.target, context, context_mask=mask)
         if isinstance(model, PointerGenerator):
+            context = model.encode(batch.source, mask)
+            hidden = model.decode(batch.target, context, context_mask=mask)
             read = batch.source, batch.target
             return self.pointer_loss(model, hidden, context, *read, mask, batch.labels, smoothing)
+        hidden = model(batch.source, batch.target, mask)
         return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)
 
     def compile_loss(self) -> None:
