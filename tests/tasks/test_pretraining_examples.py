@@ -12,9 +12,9 @@ from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining import DenoisingExamples, MaskedExamples, MaskedPretraining
 from clearhead.tasks.pretraining.denoising_examples import choose_spans
+from clearhead.tasks.pretraining.document_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
 from clearhead.tasks.pretraining.masked_examples import choose_words, make_generator
 from clearhead.tasks.pretraining.pretraining_settings import Masking
-from clearhead.tasks.pretraining.text_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
 from clearhead.text.word_starts import encode_words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ from clearhead.tasks.language_model.continuation import (
     window_begin,
     write_texts,
 )
+from clearhead.tasks.language_model.document_reading import DocumentReading
 from clearhead.tasks.language_model.language_settings import (
-    DocumentData,
     LanguageDecode,
     LanguageModelRecipe,
     LanguageOptions,
@@ -31,10 +31,9 @@ from clearhead.tasks.language_model.language_settings import (
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.tasks.language_model.sliding_window import DocumentLoss, score_documents, score_losses
 from clearhead.tasks.losses import token_loss
-from clearhead.tasks.settings import Data, validate
+from clearhead.tasks.settings import validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import length_batches
-from clearhead.text.documents import read_documents, split_document
 from clearhead.text.packed_documents import PackedDocuments, PackedRows
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class SampleOptions(LanguageOptions):
     """Options of the evaluations during training: a few texts are written, and nothing is scored but the loss."""
 
 
-class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
+class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOptions]):
     name = "language-model"
     recipe = LanguageModelRecipe
     options = LanguageOptions
@@ -88,35 +87,6 @@ class LanguageModel(Task[Decoder, str, PackedRows, LanguageOptions]):
         return {**{name: getattr(self, name) for name in own}, "decode": self.decode.model_dump()}
 
     # Data
-
-    @classmethod
-    def read(
-        cls,
-        source: str | Path | Mapping[str, str | Path],
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-    ) -> Iterator[Row]:
-        """The documents of a file; a `.txt` is one document."""
-        return read_documents(source, columns=columns)
-
-    @classmethod
-    def read_source(cls, source: str | Path | Mapping[str, str | Path], data: Data) -> Iterator[Row]:
-        assert isinstance(data, DocumentData)
-        return read_documents(source, data.documents, data.columns)
-
-    def read_rows(
-        self,
-        source: str | Path | Mapping[str, str | Path],
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-    ) -> Iterator[Row]:
-        return read_documents(source, self.documents, columns)
-
-    @classmethod
-    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-        """A random share of the documents; of a single one, its end."""
-        if len(rows) != 1:
-            return super().split_off(rows, share, seed)
-        first, last = split_document(rows[0], share)
-        return [first], [last]
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> LanguageModel:

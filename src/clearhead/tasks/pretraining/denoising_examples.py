@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow, find_sentences
 from clearhead.tasks.pretraining.masked_examples import make_generator
-from clearhead.tasks.pretraining.text_windows import BEGINS, INSIDE, SPECIAL, TextWindow, find_sentences
 from clearhead.tasks.sequence_to_sequence import Pairs
 from clearhead.text.batches import Batch, Ragged
 

@@ -11,13 +11,13 @@ import torch
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.base import Evaluation, Examples, Scores
+from clearhead.tasks.language_model.document_reading import DocumentReading
 from clearhead.tasks.pretraining.denoising_examples import DenoisingExamples
-from clearhead.tasks.pretraining.document_reading import DocumentReading
+from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import encode_masked
 from clearhead.tasks.pretraining.masked_task import SAMPLES, read_saved
 from clearhead.tasks.pretraining.pretraining_settings import Masking, PretrainingRecipe
-from clearhead.tasks.pretraining.text_windows import EMPTY, make_text_windows
 from clearhead.tasks.sequence_to_sequence import Decode, GeneratedText, Pairs, Search, SearchOptions, TextToText
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.pretraining.text_windows import BEGINS, INSIDE, SPECIAL, TextWindow
+from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:

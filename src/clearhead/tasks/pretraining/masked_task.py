@@ -15,13 +15,13 @@ from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.base import Evaluation, Examples, Scores, Task
+from clearhead.tasks.language_model.document_reading import DocumentReading
 from clearhead.tasks.losses import token_loss
-from clearhead.tasks.pretraining.document_reading import DocumentReading
+from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
-from clearhead.tasks.pretraining.text_windows import EMPTY, make_text_windows
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Batch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead.audio import SpecAugment, mask_spectrogram, perturb_speed, resample
-from clearhead.audio.augmentation import perturbed_length
+from clearhead.audio.sound_augmentation import perturbed_length
 from clearhead.errors import ConfigError
 
 
