@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,13 @@ from clearhead.tasks.segmentation import measure_han_share
 from clearhead.tasks.sequence_to_sequence import GeneratedText, Search, SearchOptions, SequenceToSequence
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
+from clearhead.text.corpora import check_file
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-PREPROCESSING = "preprocessing.json"
+PREPROCESSING, ARCHIVE = "preprocessing.json", ".npz"
 CHINESE = 0.3  # the share of Chinese characters from which on captions are Chinese
 AT_ONCE = 64  # pictures that are encoded together for the baseline
 
@@ -78,6 +80,17 @@ class Captioning(
         return self.decode.model_dump()
 
     # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """Rows of a table, a folder, a program, or an .npz with the arrays `pixels` (bytes) and `texts`."""
+        if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
+            return _read_archive(Path(source))
+        return super().read(source, columns)
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Captioning:
@@ -292,14 +305,12 @@ class Captioning(
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         target, preprocessing = Tokenizer.load(folder), Preprocessing.load(folder / PREPROCESSING)
-        sides = (
-            (config.patch_rows or 0) * (config.patch_size or 0),
-            (config.patch_columns or 0) * (config.patch_size or 0),
-        )
-        if (preprocessing.height, preprocessing.width) != sides or target.size != config.vocabulary:
+        grid, own = (config.patch_rows or 0, config.patch_columns or 0), (preprocessing.height, preprocessing.width)
+        sides = tuple(count * (config.patch_size or 0) for count in grid)
+        if own != sides or target.size != config.vocabulary:
             raise CheckpointError(
-                f"{folder} brings pictures to {preprocessing.height} × {preprocessing.width} pixels and has {target.size} "
-                f"tokens, but its model takes {sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
+                f"{folder} has pictures of {own[0]} × {own[1]} pixels and {target.size} tokens, but its model takes "
+                f"{sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
             )
         return cls(target, config, preprocessing, decode)
 
@@ -315,6 +326,25 @@ def caption_scores(outputs: Sequence[str], references: Sequence[str]) -> Scores:
     scores = translation_scores(outputs, references, tokenize="zh" if chinese else "13a")
     right = sum(output.strip() == text.strip() for output, text in zip(outputs, references, strict=True))
     return {**scores, "exact": round(100 * right / len(references), 2)}
+
+
+def _read_archive(path: Path) -> Iterator[Row]:
+    """The rows of an .npz: `pixels` (pictures, height, width, 3) in bytes, and a text for each in `texts`."""
+    from clearhead.text import Row
+
+    path = check_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            pixels, texts = archive["pixels"], archive["texts"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or texts.shape != pixels.shape[:1]:
+        raise DataError(
+            f"{path}: pixels must be bytes (pictures, height, width, 3) with a text for each picture, got "
+            f"{pixels.dtype} {pixels.shape} and {texts.shape}"
+        )
+    pairs = zip(pixels, texts, strict=True)
+    return (Row((picture, str(text)), str(path), number) for number, (picture, text) in enumerate(pairs, 1))
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:
