@@ -4,6 +4,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.patches import PatchEmbedding
 from clearhead.model.pointer_generator import PointerGenerator
+from clearhead.model.speech_model import SpeechModel
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -18,5 +19,6 @@ __all__ = [
     "PatchEmbedding",
     "PointerGenerator",
     "PooledEncoder",
+    "SpeechModel",
     "TokenClassifier",
 ]
