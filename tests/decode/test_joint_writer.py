@@ -98,7 +98,8 @@ def test_a_beam_search_finds_the_best_mixture_of_both_probabilities() -> None:
         forbidden=[1],
     )
     model = writer.model
-    assert isinstance(model, SpeechModel) and writer._context is not None
+    assert isinstance(model, SpeechModel)
+    assert writer._context is not None
     for row, length in enumerate((5, 3)):
         context = writer._context[row : row + 1, :length]
         log_probs = model.ctc_log_probs(context)[0]
