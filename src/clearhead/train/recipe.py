@@ -19,6 +19,7 @@ from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks.file_inputs import is_generated
 from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
 RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
@@ -214,7 +215,12 @@ def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[P
 
 
 def resolve_path(name: str, base: Path) -> Path:
-    """The path of a file that a recipe names: `shipped:NAME`, or relative to its folder, or to the current one."""
+    """The path of a file that a recipe names: `shipped:NAME`, or relative to its folder, or to the current one.
+
+    `made:NAME`, for data that a program makes, stays as it is.
+    """
+    if is_generated(name):
+        return Path(name)
     if name.startswith("shipped:"):
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:
