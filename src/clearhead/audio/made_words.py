@@ -7,7 +7,7 @@ gaps and loudness are random, and there is a little noise.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
@@ -106,7 +106,7 @@ def _sound_of(letter: LetterSound, pitch: float, speed: float, chance: np.random
     return faded
 
 
-def _formants(letter: LetterSound, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+def _formants(letter: LetterSound, frequencies: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The loudness of these frequencies: two peaks, and a little of everything."""
     peaks = [np.exp(-(((frequencies - centre) / 180) ** 2)) for centre in (letter.first, letter.second)]
     loudness: NDArray[np.float64] = peaks[0] + 0.7 * peaks[1] + 0.01

@@ -91,6 +91,12 @@ def stream_sound(
     yield from resample_blocks(_decode(path, header, shortest, longest), header.rate, rate)
 
 
+def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -> None:
+    """Writes mono sound as a 16-bit file, WAV or FLAC by its suffix; louder than 1 is scaled down, not clipped."""
+    soundfile, peak = _import_soundfile(), max(1.0, float(sound.abs().max()) if len(sound) else 0.0)
+    soundfile.write(str(path), (sound / peak).cpu().numpy(), rate, subtype="PCM_16")
+
+
 def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: float) -> Iterator[Tensor]:
     """Blocks of mono samples at the file's own rate, checked."""
     soundfile = _import_soundfile()

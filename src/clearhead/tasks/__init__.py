@@ -7,11 +7,21 @@ from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
 from clearhead.tasks.summarisation import Summarisation
 from clearhead.tasks.tagging import Tagging
+from clearhead.tasks.transcription import Transcription
 from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
     task.name: task
-    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Pretraining)
+    for task in (
+        Translation,
+        Classification,
+        Tagging,
+        Answers,
+        LanguageModel,
+        Summarisation,
+        Pretraining,
+        Transcription,
+    )
 }
 
 __all__ = [
@@ -26,5 +36,6 @@ __all__ = [
     "Summarisation",
     "Tagging",
     "Task",
+    "Transcription",
     "Translation",
 ]

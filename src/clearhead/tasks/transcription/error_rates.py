@@ -1,4 +1,4 @@
-"""Word and character error rates by jiwer: edits that turn an output into its reference, per 100 words or characters."""
+"""Word and character error rates by jiwer: edits that turn an output into its reference, in percent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def error_rates(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
 
 def _rate(found: Any, inserted: int) -> float:
     edits = found.substitutions + found.deletions + found.insertions + inserted
-    return round(100 * edits / (found.hits + found.substitutions + found.deletions), 2)
+    return round(100.0 * float(edits) / float(found.hits + found.substitutions + found.deletions), 2)
 
 
 def _version() -> str:

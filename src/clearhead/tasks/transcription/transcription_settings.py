@@ -48,7 +48,8 @@ class Sound(Section):
 class Augmentation(Section):
     """`[augmentation]`: random changes of recordings in training."""
 
-    speeds: list[float] = [0.9, 1.0, 1.1]  # one is drawn for each recording: 1.1 is a tenth faster, and higher
+    # One is drawn for each recording: 1.1 is a tenth faster, and higher.
+    speeds: list[float] = Field([0.9, 1.0, 1.1], min_length=1)
     band_masks: int = Field(2, ge=0)  # SpecAugment: stretches of neighbouring bands that are hidden, …
     band_width: int = Field(15, ge=0)  # … each up to so many bands; …
     time_masks: int = Field(2, ge=0)  # … and stretches of time, …

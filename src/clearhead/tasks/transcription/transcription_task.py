@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -26,6 +28,7 @@ from clearhead.audio import (
     read_sound,
     resample,
     split_at_silence,
+    write_sound,
 )
 from clearhead.audio.made_words import make_utterances
 from clearhead.decode import Hypothesis, JointWriter, ctc_beam_search, ctc_greedy
@@ -37,7 +40,7 @@ from clearhead.tasks.base import Scores
 from clearhead.tasks.file_inputs import FileInputs, LoadedInput
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.media import SoundInput
-from clearhead.tasks.segmentation import has_loop, join_texts
+from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, SequenceToSequence, WrittenPart
 from clearhead.tasks.sequence_to_sequence.search import Search, SearchOptions
 from clearhead.tasks.settings import TaskRecipe, validate
@@ -55,13 +58,13 @@ from clearhead.tasks.transcription.word_times import (
     SpokenPart,
     TimedWord,
     find_spikes,
-    group_words,
     time_words,
 )
+from clearhead.text.corpora import Row
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
+    from clearhead.text import Report, Tokenizer
 
 TOO_FAST = "with more text than the sound has room for"
 UNTIMED = "the times of words are unknown where CTC disagrees with the text"
@@ -99,7 +102,9 @@ class Transcript(GeneratedText):
         return {**shown, "words": words, "notes": notes}
 
 
-class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], SequenceToSequence[Any, SpokenTexts, Stretch]):
+class Transcription(
+    FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], SequenceToSequence[Any, SpokenTexts, Stretch]
+):
     """Speech to text: rows of (audio, text), where audio is the path of a WAV or FLAC file, or (samples, rate)."""
 
     name = "transcription"
@@ -176,7 +181,7 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
         if recipe is not None and samples / self.sound.rate > recipe.data.longest_seconds:
             return f"longer than {recipe.data.longest_seconds:g} s"
         fastest = 1.0 if recipe is None else max(recipe.augmentation.speeds)
-        repeats = sum(one == other for one, other in zip(tokens, tokens[1:], strict=False))
+        repeats = sum(one == other for one, other in pairwise(tokens))
         positions = count_positions(self.sound.frames(int(samples / fastest)), self.config.conv_stride)
         return TOO_FAST if len(tokens) + repeats > positions else None
 
@@ -199,10 +204,15 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
         return resample(samples, rate, self.sound.rate).contiguous().numpy()
 
     def save_file(self, content: Any, path: Path) -> None:
-        import soundfile
+        write_sound(path, torch.from_numpy(content), self.sound.rate)
 
-        peak = max(1.0, float(np.abs(content).max()))
-        soundfile.write(str(path), content / peak, self.sound.rate, subtype="PCM_16")
+    def input_key(self, row: Row) -> str:
+        """The length and the first second of a recording, which no other one shares."""
+        given = row.values[0]
+        if not isinstance(given, LoadedInput):
+            return super().input_key(row)
+        digest = hashlib.sha256(np.ascontiguousarray(given.content[: self.sound.rate]).tobytes())
+        return f"{len(given.content)} {digest.hexdigest()}"
 
     # Model
 
@@ -246,14 +256,14 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
                 sound = sound + torch.randn_like(sound) * level.sqrt() * share
             frames, counts = compute_log_mel(sound, lengths, self.sound)
             if augment:
-                generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-                frames = mask_spectrogram(frames, counts, self.augmentation.to_spec_augment(), generator)
+                masks = self.augmentation.to_spec_augment()
+                frames = mask_spectrogram(frames, counts, masks, _default_generator(device))
         return frames, counts
 
     # Answers
 
     def split(self, given: Any) -> list[Stretch]:
-        """The frames of a recording: of all of it, or of pieces cut at silence. Pieces without any sound are left out."""
+        """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
         samples = torch.from_numpy(self.load_input(given).content)
         cuts = SplitSettings(longest=self.decode.piece_seconds, shortest=min(1.0, self.decode.piece_seconds / 2))
         found = []
@@ -283,7 +293,7 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
 
     @torch.inference_mode()
     def _encode(self, model: EncoderDecoder, parts: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
-        """The encoder's hidden states of these parts, and their lengths; CTC's log-probabilities stay with the parts."""
+        """The encoder's hidden states of these parts, and their lengths; each part keeps its CTC log-probabilities."""
         assert isinstance(model, SpeechModel)
         device = model.vocabulary.words.weight.device
         frames = torch.nn.utils.rnn.pad_sequence([part.frames for part in parts], batch_first=True).to(device)
@@ -364,7 +374,7 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: SearchOptions) -> Scores:
         """WER and CER."""
-        return cast(Scores, error_rates([one.text for one in predictions], [str(row.values[1]) for row in rows]))
+        return error_rates([one.text for one in predictions], [str(row.values[1]) for row in rows])
 
     # Attention
 
@@ -403,7 +413,7 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
         assert isinstance(model, SpeechModel)
         assert isinstance(trace.media, SoundInput)
         device = model.vocabulary.words.weight.device
-        frames = torch.from_numpy(trace.media.spectrogram).to(device)[None]
+        frames = torch.tensor(trace.media.spectrogram, device=device)[None]
         context, _ = model.encode_sound(frames, torch.tensor([frames.shape[1]], device=device))
         hidden = model.decode(torch.tensor([trace.reads["target"]], device=device), context)
         return model.logits(hidden)[0]
@@ -436,3 +446,10 @@ class Transcription(FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], Sequ
                 f"{config.mel_bands}; copy the folder again"
             )
         return cls(target, config, sound, decode)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """The random generator of a device that the trainer seeds at every step."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
