@@ -3,8 +3,8 @@
     pip install espeakng-loader            # or: apt-get install espeak-ng
     python benchmarks/spoken_sentences.py --out sentences --train 2000      # writes WAV files with texts
 
-Training sentences are spoken by many voices (accent and variant) at random speed and pitch. The sentences of dev and test
-are others, and so are their voices: their variants are not in training.
+Training sentences are spoken by many voices (accent and variant) at random speed and pitch. The sentences of dev and
+test are others, and so are their voices: their variants are not in training.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _speak(what: Spoken) -> NDArray[np.int16]:
 
 def speak_all(wanted: Iterable[Spoken], folder: str | None = None, processes: int = 2) -> Iterator[NDArray[np.int16]]:
     """The sound of everything that is to be said, in this order."""
-    with multiprocessing.get_context("spawn").Pool(processes, _start, (folder,)) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, _start, (folder,)) as pool:
         yield from pool.imap(_speak, wanted, chunksize=64)
 
 
