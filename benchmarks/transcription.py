@@ -75,7 +75,7 @@ class Sentences:
     """Training on sentences by many voices; the test has other sentences and another voice."""
 
     recipe = "transcribe-sentences"
-    peer = PeerSettings()
+    peer = PeerSettings(layers=11)
 
     def __init__(self, given: argparse.Namespace) -> None:
         counts = {"train": given.train or 36_000, "dev": 300, "test": given.test}
