@@ -2,6 +2,7 @@
 
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
+from clearhead.tasks.captioning import Captioning
 from clearhead.tasks.classification import Classification
 from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
@@ -19,6 +20,7 @@ TASKS: dict[str, type[AnyTask]] = {
         Answers,
         LanguageModel,
         Summarisation,
+        Captioning,
         Pretraining,
         Transcription,
     )
@@ -28,6 +30,7 @@ __all__ = [
     "TASKS",
     "Answers",
     "AnyTask",
+    "Captioning",
     "Classification",
     "Examples",
     "LanguageModel",
