@@ -31,6 +31,7 @@ from clearhead.tasks.language_model.language_settings import (
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.tasks.language_model.sliding_window import DocumentLoss, score_documents, score_losses
 from clearhead.tasks.losses import token_loss
+from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.settings import validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import length_batches
@@ -186,7 +187,14 @@ class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOpti
         return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts, options.inputs_before)]
 
     def _encode_prompt(self, prompt: str) -> list[int]:
+        if self.prompt_end:
+            prompt = self._join_lines(prompt)
         return self._start_prompt(self.tokenizer.encode(prompt + self.prompt_end))
+
+    def _join_lines(self, prompt: str) -> str:
+        """The prompt with nothing inside that ends one: parts between are joined, lines too if a line break ends it."""
+        parts = prompt.splitlines() if self.prompt_end.isspace() else prompt.split(self.prompt_end)
+        return join_texts([part.strip() for part in parts])
 
     def _start_prompt(self, tokens: list[int]) -> list[int]:
         return [self.tokenizer.start, *tokens] if self.prompt_start or not tokens else tokens
