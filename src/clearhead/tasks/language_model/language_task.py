@@ -274,23 +274,31 @@ class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOpti
     # Attention
 
     def traces(self, model: Decoder, given: str, *, answer: str | None, options: LanguageOptions) -> list[Trace]:
-        """One trace of the text, followed by the answer, or by `longest` tokens that the model writes."""
+        """One trace of the prompt and what follows: the given answer, or what the model writes.
+
+        The model writes as much as `predict` does, but no more than fits into the context, unless `longest` is given.
+        """
         tokens = self._encode_prompt(given)
         if not given:
             return []
-        more, text = list[int](), answer or ""
+        more, text, notes = list[int](), answer or "", list[str]()
+        room, ended = self.context - len(tokens), False
         if answer is not None:
             more = self.tokenizer.encode(answer)
-        elif options.longest is not None:
-            (written,) = self._begin_texts([tokens], options)
+        elif options.longest is not None or room > 0:
+            limit = min(room, self.decode.longest) if options.longest is None else options.longest
+            (written,) = self._begin_texts([tokens], options.model_copy(update={"longest": limit}))
             for _ in write_texts(model, [written]):
                 pass
-            more, text = written.tokens[written.prompt :], written.text
-        whole, notes = [*tokens, *more], []
+            more, text, ended = written.tokens[written.prompt :], written.text, written.finish == "end"
+        else:
+            notes.append("the prompt fills the context, so nothing is written after it; --longest 20 writes 20 tokens")
+        whole = [*tokens, *more]
         if len(whole) > self.context:
             notes.append(f"the text has {len(whole):,} tokens; the model reads the last {self.context:,} of them")
             whole = whole[-self.context :]
-        return [Trace({"tokens": whole}, [*whole[1:], -1], text, answer is not None, notes)]
+        last = self.tokenizer.end if ended else -1
+        return [Trace({"tokens": whole}, [*whole[1:], last], text, answer is not None, notes)]
 
     def run_trace(self, model: Decoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)
