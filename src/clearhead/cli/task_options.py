@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from clearhead.cli.options import Device, Json, Model
+from clearhead.cli.options import Base, Device, Json, Model
 from clearhead.cli.output import flush_output, print_output
 from clearhead.cli.startup import import_torch
 
@@ -143,6 +143,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         action: Action,
         arguments: Arguments = None,
         as_json: Json = False,
+        base: Base = None,
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
@@ -151,7 +152,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
 
         if action not in task.actions:
             raise ConfigError(f"{task.name}: {action!r} is not known; {suggest_name(action, task.actions)}")
-        predictor = load(model, device=device)
+        predictor = load(model, device=device, base=base)
         if predictor.task.name != task.name or predictor.folder is None:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
         lines = predictor.task.act(action, predictor.model, predictor.folder, arguments or [], as_json=as_json)
