@@ -6,7 +6,7 @@ Tasks are imported (and PyTorch with them) only for the command that is about to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -55,7 +55,7 @@ def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, An
     from clearhead.tasks.settings import option_names
 
     own = option_names(task.options, command)
-    kinds = [kind.options for kind in TASKS.values()]
+    kinds = [kind for one in TASKS.values() for kind in one.option_kinds()]
     fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
     for name in options:
         if name not in own:
@@ -70,20 +70,19 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
-    kinds: dict[str, type[Options]] = {name: task.options for name, task in TASKS.items()}
+    kinds: dict[str, Sequence[type[Options]]] = {name: task.option_kinds() for name, task in TASKS.items()}
     if command == "look":
-        kinds["Hugging Face models"] = HuggingFaceReader.options
-    owners: dict[str, list[str]] = {}
-    for task, kind in kinds.items():
-        for name in option_names(kind, command):
-            owners.setdefault(name, []).append(task)
-    for name, tasks in owners.items():
-        assert name not in taken, f"{tasks[0]}: {command} has an option {name} already"
-        field = kinds[tasks[0]].model_fields[name]
-        panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
-        default = (
-            field.default if all(kinds[task].model_fields[name].default == field.default for task in tasks) else None
-        )
+        kinds["Hugging Face models"] = [HuggingFaceReader.options]
+    owners: dict[str, dict[str, FieldInfo]] = {}  # of each option the tasks, with their fields
+    for task, own in kinds.items():
+        for kind in own:
+            for name in option_names(kind, command):
+                owners.setdefault(name, {}).setdefault(task, kind.model_fields[name])
+    for name, fields in owners.items():
+        assert name not in taken, f"{next(iter(fields))}: {command} has an option {name} already"
+        field = next(iter(fields.values()))
+        panel = None if len(fields) == len(kinds) else f"Options of {', '.join(fields)}"
+        default = field.default if all(one.default == field.default for one in fields.values()) else None
         annotation = _make_annotation(name, field, panel, default)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
