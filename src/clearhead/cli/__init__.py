@@ -77,7 +77,8 @@ def train(
 def predict(
     model: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="INPUT", help="An input text; - reads lines from stdin.")
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads lines from stdin."),
     ] = None,
     as_json: Json = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,

@@ -23,7 +23,10 @@ def look(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ],
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+    ] = None,
     answer: Annotated[
         str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
     ] = None,
@@ -83,7 +86,10 @@ def figures(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
     heads: Annotated[

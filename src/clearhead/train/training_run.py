@@ -8,6 +8,7 @@ runs/NAME/
   heads.jsonl      measures of every head during training    heads.png     the same, drawn
   roles.png        of a language model: when previous-token and induction heads appear, below the loss
   start.json       which weights came from init_from         model/        the finished model
+  samples/         a few inputs to try, where inputs are files
 """
 
 from __future__ import annotations
