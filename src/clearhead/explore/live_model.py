@@ -131,7 +131,8 @@ def _restore_trace(call: Forward) -> Trace:
     """The tokens that went into a call, from its record."""
     if "input" not in call.about:
         raise LensError("the record does not contain the model's input; run clearhead look with the model and a text")
-    reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
+    order = ["source", "target", "tokens"]  # what is written comes last
+    reads = {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)}
     about = call.about
     return Trace(
         reads, about.get("written", []), about.get("text", ""), bool(about.get("given")), media=_restore_media(call)

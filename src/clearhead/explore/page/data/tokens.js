@@ -30,6 +30,10 @@ export class Axis {
     this.reads = axis.reads ?? name; // the tokens written stand at the places of those that were read
     this.grid = axis.grid ?? null;
     this.picture = axis.picture ?? null;
+    this.file = axis.file ?? null;
+    this.seconds = axis.seconds ?? null; // of a sound: what its picture covers
+    this.step = axis.step ?? null; // seconds from token to token
+    this.spikes = axis.spikes ?? []; // of CTC: [position, text, probability]
     this.labels = new Map();
   }
 

@@ -33,6 +33,7 @@ function keyTable(explorer, centre, actions) {
       "Shift+ArrowUp": () => centre.pan(0, 80), "Shift+ArrowDown": () => centre.pan(0, -80),
     }],
     ["[ ]", "keyStep", { "[": () => explorer.moveStep(-1), "]": () => explorer.moveStep(1) }],
+    ["d", "keyPlay", { d: actions.play }],
     ["w", "keyRows", { w: actions.switchRows }],
     ["/", "keyFind", { "/": () => byId("find").focus() }],
     ["c", "keyCompare", { c: () => explorer.compareNext() }],

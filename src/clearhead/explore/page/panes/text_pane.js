@@ -7,15 +7,17 @@ import { PictureFlow, isPictured } from "./picture_flow.js";
 import { makeLegible } from "../data/tokens.js";
 
 const PAGE = 120;
+const BEAT = 750; // milliseconds of a step that is played
 
 export class TextPane {
   constructor(explorer, shownOn) {
     this.explorer = explorer;
     this.shownOn = shownOn;
     byId("step").addEventListener("input", (event) => {
-      const step = Number(event.target.value);
-      explorer.store.set({ step: step >= explorer.steps ? null : step });
+      this.pause();
+      explorer.goToStep(Number(event.target.value));
     });
+    byId("play").addEventListener("click", () => this.play());
   }
 
   renew() {
@@ -28,7 +30,7 @@ export class TextPane {
     this.listViews(scene);
     this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
       const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
-      const options = { page: PAGE, label, width: 220, height: 84 };
+      const options = { page: PAGE, label, width: 220, height: 84, named: true };
       return isPictured(axis) ? new PictureFlow(axis, explorer.callbacksOf(axis), options) : new TokenFlow(axis, explorer.callbacksOf(axis), options);
     });
     const inputs = this.flows.filter((flow) => !explorer.decodes(flow.axis));
@@ -36,12 +38,39 @@ export class TextPane {
     refill(byId("output-text"), ...this.flows.filter((flow) => explorer.decodes(flow.axis)).map((flow) => flow.element));
     byId("source-text").hidden = inputs.length === 0;
     byId("output-side").hidden = !scene.output;
-    byId("scrubber").hidden = explorer.steps < 2;
+    byId("scrubber").hidden = byId("play").hidden = explorer.steps < 2;
+    this.pause();
     const plain = scene.output?.text && !axes[scene.output.axis] ? scene.output.text : "";
     const parts = plain && scene.output.parts?.length ? scene.output.parts : [[plain, "", null]];
     refill(byId("output-plain"), ...parts.map(([text, label, score]) => markPart(text, label, score)));
     byId("output-plain").hidden = !plain;
     this.update();
+  }
+
+  /** Plays the decoding word by word, from the beginning if it is at its end; again pauses it. */
+  play() {
+    const { explorer } = this;
+    if (this.playing) return this.pause();
+    if (explorer.steps < 2) return;
+    explorer.goToStep(explorer.state.step === null ? 1 : explorer.step + 1);
+    this.playing = setInterval(() => {
+      explorer.moveStep(1);
+      if (explorer.state.step === null) this.pause();
+    }, BEAT);
+    this.showPlaying();
+  }
+
+  pause() {
+    clearInterval(this.playing);
+    this.playing = 0;
+    this.showPlaying();
+  }
+
+  showPlaying() {
+    const button = byId("play");
+    button.textContent = this.playing ? "⏸\ufe0e" : "▶\ufe0e";
+    button.title = say(this.playing ? "pause" : "play");
+    button.setAttribute("aria-label", button.title);
   }
 
   /** A record of several calls or samples shows one at a time. */

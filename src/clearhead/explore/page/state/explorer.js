@@ -2,12 +2,13 @@
 
 import { Scale, isDark } from "../draw/colours.js";
 import { sumLines, shadeOf } from "../data/token_sums.js";
-import { loadPictures } from "../panes/picture_flow.js";
+import { isPictured, loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
 import { HeadTiles } from "../data/tiles.js";
 import { Axis } from "../data/tokens.js";
 
 const HEADS_KEPT = 4;
+const MATRIX = 1024; // rows and columns of a head's weights that are held at once
 
 export class Explorer {
   constructor(scene, source, store) {
@@ -22,11 +23,12 @@ export class Explorer {
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
     this.kept = new Map();
     this.rows = new Map();
+    this.matrices = new Map();
     this.effects = null;
     this.noEffects = false;
     this.groups = groupsOf(scene.attentions);
     nameRows(this);
-    this.pictures = loadPictures(this.axes, () => this.arrived());
+    this.pictures = loadPictures(this.axes, () => this.pictureArrived());
   }
 
   get state() {
@@ -99,8 +101,10 @@ export class Explorer {
     return known;
   }
 
-  /** Called when numbers have arrived; and below, when heads were switched. Panes replace them. */
+  /** Called when numbers or a picture have arrived; and below, when heads were switched. Panes replace them. */
   arrived() {}
+
+  pictureArrived() {}
 
   ablated() {}
 
@@ -114,6 +118,32 @@ export class Explorer {
       this.rows.set(key, ask);
     }
     return this.rows.get(key);
+  }
+
+  /** All weights of a head, at most MATRIX a side, cached: {rows, columns, values, blocks}. */
+  matrixOf({ name, head }) {
+    const key = `${name}/${head}`;
+    if (!this.matrices.has(key)) {
+      if (this.matrices.size > HEADS_KEPT) this.matrices.clear();
+      const { counts, first } = this.attentionOf(name);
+      const ends = [first[0], first[0] + counts[0], first[1], first[1] + counts[1]];
+      const ask = this.source.window(name, head, ...ends, ...counts.map((count) => Math.min(count, MATRIX)));
+      ask.catch(() => this.matrices.delete(key));
+      this.matrices.set(key, ask);
+    }
+    return this.matrices.get(key);
+  }
+
+  /** The picture or sound on either side of the attention, the answering side first; null if there is none. */
+  get pictured() {
+    return [this.answered, this.asked].find(isPictured) ?? null;
+  }
+
+  /** The words on the other side of a picture or sound; null where it looks at itself. */
+  get pictureWords() {
+    const { attention, axes, pictured } = this;
+    const other = pictured && [attention.queries, attention.keys].map((name) => axes[name]).find((axis) => axis !== pictured);
+    return other && !isPictured(other) ? other : null;
   }
 
   /** Requests the effect of each head on the loss once, and stores it in the heads. */
@@ -302,9 +332,13 @@ export class Explorer {
   }
 
   moveStep(by) {
-    if (!this.steps) return;
-    const step = Math.max(1, Math.min(this.steps, this.step + by));
-    this.store.set({ step: step === this.steps ? null : step });
+    if (this.steps) this.goToStep(Math.max(1, Math.min(this.steps, this.step + by)));
+  }
+
+  /** Decodes up to this step. Over a picture or sound, what the word of the step looks at is shown instead of pins. */
+  goToStep(step) {
+    const follow = this.pictured && this.stepped ? { pins: this.state.pins.filter((pin) => pin.axis === this.pictured.reads), direction: "at" } : {};
+    this.store.set({ ...follow, step: step >= this.steps ? null : step });
   }
 }
 
