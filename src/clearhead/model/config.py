@@ -61,6 +61,7 @@ class ModelConfig:
     patch_size: int | None = None  # pixels along a patch's side, if the encoder takes pictures; None: it takes tokens
     patch_rows: int | None = None  # of the grid of patches; the picture is patch_rows × patch_size pixels high
     patch_columns: int | None = None
+    patch_convolutions: int = 0  # 3 × 3 convolutions at each halving down to patches; 0: patches are projected at once
     patch_positions: str = "learned"  # of the encoder, if it takes pictures; the decoder's are `positions`
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
@@ -80,7 +81,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in WHOLE:
-            value, least = getattr(self, name), 0 if name in ("segments", "ngrams") else 1
+            value, least = getattr(self, name), 0 if name in ("segments", "ngrams", "patch_convolutions") else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
         for name in ("layers", "decoder_layers"):
@@ -108,6 +109,11 @@ class ModelConfig:
         if len({value is None for value in grid.values()}) == 2:
             missing = ", ".join(name for name, value in grid.items() if value is None)
             raise ConfigError(f"patch_size, patch_rows and patch_columns are set together; missing: {missing}")
+        if self.patch_convolutions and self.patch_size and self.patch_size & (self.patch_size - 1):
+            raise ConfigError(
+                f"patch_convolutions halve a picture again and again, so patch_size must be a power of two, got "
+                f"{self.patch_size}; choose another, or patch_convolutions=0"
+            )
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "

@@ -2,6 +2,7 @@
 
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
+from clearhead.tasks.captioning import Captioning
 from clearhead.tasks.classification import Classification
 from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
@@ -11,13 +12,14 @@ from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
     task.name: task
-    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Pretraining)
+    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Captioning, Pretraining)
 }
 
 __all__ = [
     "TASKS",
     "Answers",
     "AnyTask",
+    "Captioning",
     "Classification",
     "Examples",
     "LanguageModel",

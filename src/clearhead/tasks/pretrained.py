@@ -51,7 +51,7 @@ class Pretrained:
         same stack gives them; a model without them needs none of their parts.
         """
         config, own = self.config, self.stacks
-        changes: dict[str, object] = {"labels": None}
+        changes: dict[str, object] = {"labels": None, **dict.fromkeys(("patch_size", "patch_rows", "patch_columns"))}
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         if tuple(stacks) == ("decoder",):
             changes |= {"decoder_layers": None, "cross_attention": False, "context_width": None}

@@ -27,6 +27,9 @@ DECIDED = {  # keys of [model] that the data decide
     "vocabulary": "the tokenizer decides that; set text.vocabulary",
     "source_vocabulary": "the tokenizer decides that; set text.source_vocabulary",
     "labels": "the data decide that",
+    "patch_size": "set picture.patch",
+    "patch_rows": "set picture.height and picture.patch",
+    "patch_columns": "set picture.width and picture.patch",
 }
 
 # Keys of [train] that a run may change when it is resumed: how long it is, and what is kept or shown of it.
