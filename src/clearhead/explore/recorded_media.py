@@ -26,3 +26,12 @@ def read_media(forward: Forward) -> PictureInput | SoundInput | None:
         return None
     spikes = [one for one in media.spikes[:MAX_SPIKES] if one[0] >= 0 and math.isfinite(one[2])]
     return media._replace(spikes=[(place, text, min(max(chance, 0.0), 1.0)) for place, text, chance in spikes])
+
+
+def get_file_name(path: str) -> str:
+    """The last part of a path, of whichever system.
+
+    >>> get_file_name("samples/1.png"), get_file_name(r"C:\\1.png"), get_file_name("a picture in memory")
+    ('1.png', '1.png', 'a picture in memory')
+    """
+    return path.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] or path

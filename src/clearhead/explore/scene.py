@@ -16,7 +16,7 @@ from clearhead.explore.head_summaries import (
     measure_agreement,
     summarise_heads,
 )
-from clearhead.explore.recorded_media import read_media
+from clearhead.explore.recorded_media import get_file_name, read_media
 from clearhead.explore.scene_json import AttentionJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.token_axis import Axis
 from clearhead.explore.token_display import display_next_tokens, is_number
@@ -35,7 +35,8 @@ class Scene:
     """One view of a record: one of its calls, and one sample of that.
 
     `axes` replaces the record's tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`. If a model has a
-    second encoder over, say, 50 tokens, the axis of that is called "tokens#50".
+    second encoder over, say, 50 tokens, the axis of that is called "tokens#50". `takes` is the kind of input, "text",
+    "picture" or "sound", of a model that is loaded.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class Scene:
         title: str | None = None,
         axes: Mapping[str, Axis] | None = None,
         roles: HeadRoles | None = None,
-        live: bool = False,
+        takes: str | None = None,
     ) -> None:
-        self.record, self.live, self.roles = record, live, roles
+        self.record, self.takes, self.roles = record, takes, roles
         self.views = list_views(record)
         if not 0 <= view < len(self.views):
             known = f"has views 0 to {len(self.views) - 1}" if self.views else "contains no attention"
@@ -62,7 +63,7 @@ class Scene:
 
     def with_view(self, view: int) -> Scene:
         """Another view of the same record."""
-        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, live=self.live)
+        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, takes=self.takes)
 
     def add_ablations(
         self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AblatedAnswer]] | None
@@ -97,7 +98,8 @@ class Scene:
             "format": FORMAT,
             "title": self.title,
             "notes": list(self.details.get("notes", [])),
-            "live": self.live,
+            "live": self.takes is not None,
+            "takes": self.takes or "text",
             "exact": all(one.exact for one in self.maps.values()),
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
@@ -226,6 +228,8 @@ class Scene:
         inputs = [one.about.get("input") for one in self.record.calls]
         parts = inputs.count(details.get("input")) > 1  # of one text: their answers differ, their input does not
         text = details.get("text") if parts else details.get("input")
+        if "media" in self.record.calls[call].about and not parts:
+            text = get_file_name(text or "")
         number = f"{call + 1}" if len({one for one, _ in self.views}) > 1 else ""
         several = len([one for one, _ in self.views if one == call]) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"

@@ -114,6 +114,7 @@ class SceneJson(TypedDict):
     title: str
     notes: list[str | NoteJson]
     live: bool  # whether a model can be asked for new texts and ablations
+    takes: str  # what such a model reads: "text", "picture" or "sound"
     exact: bool  # whether every weight of every head can be had
     axes: dict[str, AxisJson]
     output: OutputJson | None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.errors import RecordError
+from clearhead.explore.recorded_media import get_file_name
 from clearhead.explore.scene_json import AxisExtras, AxisJson
 from clearhead.explore.token_display import DELIMITERS, display_token_lists
 from clearhead.tasks.media import PictureInput, SoundInput
@@ -77,15 +78,17 @@ class Axis:
             before = [f"⟨{number}⟩" for number in range(count - media.rows * media.columns)]
             patches = [f"r{row + 1} c{column + 1}" for row in range(media.rows) for column in range(media.columns)]
             pixels = _shrink(torch.from_numpy(media.pixels.copy()).float().movedim(2, 0), PICTURE_PIXELS)
-            url = encode_png_url(pixels.movedim(0, 2).round().byte())
-            return cls(
-                [*before, *patches], "image", {"grid": [media.rows, media.columns], "picture": url, "file": media.name}
-            )
+            extra: AxisExtras = {
+                "grid": [media.rows, media.columns],
+                "picture": encode_png_url(pixels.movedim(0, 2).round().byte()),
+                "file": get_file_name(media.name),
+            }
+            return cls([*before, *patches], "image", extra)
         spectrogram = _shrink(torch.from_numpy(media.spectrogram.copy()).T[None], SPECTROGRAM_PIXELS)[0]
-        extra: AxisExtras = {
+        extra = {
             "grid": [1, count],
             "picture": encode_png_url(_scale_loudness(spectrogram.flip(0))),
-            "file": media.name,
+            "file": get_file_name(media.name),
             "seconds": round(len(media.spectrogram) * media.frame_seconds, 6),
             "step": media.position_seconds,
             "spikes": [

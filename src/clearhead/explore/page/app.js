@@ -147,6 +147,7 @@ class Page {
       document.querySelector(".map-canvas, .map-view .picture")?.focus();
     });
     on("another", "submit", (event) => this.readAnotherText(event));
+    on("another-file", "change", (event) => this.readAnotherFile(event.target));
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
     }
@@ -195,6 +196,13 @@ class Page {
     event.preventDefault();
     const text = byId("another-text").value.trim();
     if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
+  }
+
+  /** Sends another picture or sound to the model. */
+  readAnotherFile(input) {
+    const [file] = input.files;
+    if (file && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.lookAtFile(file));
+    input.value = ""; // the same file may be chosen again
   }
 
   /** Replaces the scene of the page. */

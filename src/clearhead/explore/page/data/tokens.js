@@ -62,6 +62,14 @@ export class Axis {
     return position > 0 && Boolean(this.gluedTo[position]);
   }
 
+  /** The positions of the word that a token belongs to. */
+  wordAt(position) {
+    let [start, end] = [position, position + 1];
+    while (this.glued(start)) start--;
+    while (end < this.length && this.glued(end)) end++;
+    return Array.from({ length: end - start }, (_, i) => start + i);
+  }
+
   /** The position of the first patch of a picture. */
   get firstPatch() {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;

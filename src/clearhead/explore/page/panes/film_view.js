@@ -28,26 +28,30 @@ export class FilmView {
     return this.picture.canvas;
   }
 
+  /** One film for each word; a word may have several tokens. */
   build() {
-    for (let position = 0; position < Math.min(this.words.length, MOST); position++) {
+    for (let position = 0; position < this.words.length && this.films.length < MOST; ) {
+      const positions = this.words.wordAt(position);
+      const text = positions.map((one) => this.words.label(one, 24)).join("").replace(/^␣+(?=.)/u, "");
       const canvas = make("canvas", { "aria-hidden": "true" });
-      const word = make("span", { class: "film-word", text: this.words.label(position, 24), dir: "auto" });
+      const word = make("span", { class: "film-word", text, dir: "auto" });
       const classes = `film${this.words.special[position] ? " special" : ""}`;
-      const button = make("button", { type: "button", class: classes, tabindex: position ? "-1" : "0", "data-position": position, title: this.words.label(position, 60) }, canvas, word);
-      this.films.push({ position, canvas, word, button });
+      const button = make("button", { type: "button", class: classes, tabindex: position ? "-1" : "0", "data-film": this.films.length, title: text }, canvas, word);
+      this.films.push({ positions, canvas, word, button });
+      position = positions.at(-1) + 1;
     }
     refill(this.strip, ...this.films.map((film) => film.button));
   }
 
   listen() {
-    const filmOf = (event) => event.target.closest?.(".film");
-    const positionOf = (event) => (filmOf(event) ? Number(filmOf(event).dataset.position) : null);
-    this.strip.addEventListener("click", (event) => this.wordHands.pin(positionOf(event)));
-    this.strip.addEventListener("pointerover", (event) => event.pointerType !== "touch" && this.wordHands.point(positionOf(event)));
+    const filmOf = (event) => this.films[event.target.closest?.(".film")?.dataset.film];
+    const point = (film) => (film ? this.wordHands.pointAtWord(film.positions) : this.wordHands.point(null));
+    this.strip.addEventListener("click", (event) => filmOf(event) && this.wordHands.pinWord(filmOf(event).positions));
+    this.strip.addEventListener("pointerover", (event) => event.pointerType !== "touch" && point(filmOf(event)));
     this.strip.addEventListener("pointerleave", () => this.wordHands.point(null));
     this.strip.addEventListener("focusin", (event) => {
       for (const film of this.films) film.button.tabIndex = film.button === event.target ? 0 : -1;
-      if (event.target.matches(":focus-visible")) this.wordHands.point(positionOf(event));
+      if (event.target.matches(":focus-visible")) point(filmOf(event));
     });
     this.strip.addEventListener("focusout", () => this.wordHands.point(null));
     this.strip.addEventListener("keydown", (event) => {
@@ -65,15 +69,17 @@ export class FilmView {
     this.picture.update(shown);
     const scale = this.hands.scale();
     for (const film of this.films) {
-      const { button, position, word } = film;
-      const shade = words.shade ? words.shade(position) : 0;
+      const { button, positions, word } = film;
+      const has = (position) => positions.includes(position);
+      const pinned = positions.every((position) => words.pinned.has(position));
+      const shade = words.shade ? Math.max(...positions.map(words.shade)) : 0;
       word.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
       word.style.color = shade > 0.004 ? scale.ink(shade) : "";
-      button.classList.toggle("pinned", words.pinned.has(position));
-      button.classList.toggle("current", words.current === position);
-      button.classList.toggle("cursor", words.cursor === position);
-      button.classList.toggle("faded", position >= words.fadedFrom);
-      button.setAttribute("aria-pressed", String(words.pinned.has(position)));
+      button.classList.toggle("pinned", pinned);
+      button.classList.toggle("current", has(words.current));
+      button.classList.toggle("cursor", has(words.cursor));
+      button.classList.toggle("faded", positions[0] >= words.fadedFrom);
+      button.setAttribute("aria-pressed", String(pinned));
       this.paintFilm(film, matrix, scale, shown);
     }
     const now = words.current ?? [...words.pinned].at(-1) ?? null;
@@ -81,21 +87,21 @@ export class FilmView {
     this.last = now;
   }
 
-  paintFilm({ canvas, position }, matrix, scale, shown) {
+  paintFilm({ canvas, positions }, matrix, scale, shown) {
     const image = this.hands.pictures().get(this.axis.name);
     if (!image) return;
     const ratio = image.naturalWidth / image.naturalHeight || 1;
     const side = between(SMALL, (this.strip.clientWidth - 8) / this.films.length - AROUND, LARGE);
     const [width, height] = ratio > 1 ? [side, side / ratio] : [side * ratio, side];
     const context = sharpen(canvas, width, height);
-    const row = matrix && rowOf(matrix, position, this.axis.length);
-    const marks = { shade: row ? (patch) => row(patch) : () => 0, pinned: shown.shade ? new Set() : shown.pinned, current: null, cursor: null };
+    const shade = (matrix && shadeOfWord(matrix, positions, this.axis.length)) ?? (() => 0);
+    const marks = { shade, pinned: shown.shade ? new Set() : shown.pinned, current: null, cursor: null };
     paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.hands.look(), shown: marks });
   }
 
   /** Scrolls the strip alone until a word is visible. */
   reveal(position) {
-    const button = this.films[position]?.button;
+    const button = this.films.find((film) => film.positions.includes(position))?.button;
     if (!button) return;
     const top = button.offsetTop - this.strip.offsetTop;
     if (top < this.strip.scrollTop || top + button.offsetHeight > this.strip.scrollTop + this.strip.clientHeight) this.strip.scrollTop = top - 8;
@@ -133,12 +139,15 @@ export class FilmView {
   }
 }
 
-/** The shades of one row of weights, by position of the patch; null if there are none. */
-function rowOf({ values, columns, blocks }, position, patches) {
-  const start = Math.floor(position / blocks[0]) * columns;
-  let most = 0;
-  for (let i = start; i < start + columns; i++) if (values[i] > most) most = values[i];
+/** The shade of each patch for a word: the mean over its tokens; null if there are no weights. */
+function shadeOfWord({ values, columns, blocks }, positions, patches) {
+  const sums = new Float32Array(columns);
+  for (const position of positions) {
+    const start = Math.floor(position / blocks[0]) * columns;
+    for (let i = 0; i < columns; i++) sums[i] += values[start + i] / positions.length;
+  }
+  const most = sums.reduce((one, other) => Math.max(one, other), 0);
   if (!most) return null;
   const strength = patchStrength(most / blocks[1], patches);
-  return (patch) => (strength * (values[start + Math.floor(patch / blocks[1])] ?? 0)) / most;
+  return (patch) => (strength * (sums[Math.floor(patch / blocks[1])] ?? 0)) / most;
 }

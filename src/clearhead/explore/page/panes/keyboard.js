@@ -39,7 +39,7 @@ function keyTable(explorer, centre, actions) {
     ["c", "keyCompare", { c: () => explorer.compareNext() }],
     ["o", "keySort", { o: set("sort", SORTS) }],
     ["x", "keyOff", { x: () => toggleAblation(explorer) }],
-    ["n", "keyNewText", { n: () => byId("another").hidden || byId("another-text").focus() }],
+    ["n", "keyNewText", { n: () => byId("another").hidden || byId("another").querySelector("input:not([hidden])").focus() }],
     ["g b", "keyCurve", { g: set("curve", CURVES), b: set("colours", COLOUR_NAMES) }],
     ["v", "keyDrawing", { v: actions.switchDrawing }],
     ["s e y", "keyExport", { s: () => saveSvg(explorer, centre), e: () => savePng(explorer, centre), y: () => copyLink(explorer) }],

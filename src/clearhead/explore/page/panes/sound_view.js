@@ -10,6 +10,7 @@ const RULER = 20; // pixels of the time
 const LANE = 44; // of CTC's spikes
 const GAP = 7;
 const RIGHT = 10;
+const EVEN = 4; // times the even weight: no scale ends below, or who looks everywhere would look sharp
 const LABEL = 11; // pixels of a row from which on each has its label
 
 export class SoundView {
@@ -285,13 +286,13 @@ export class SoundView {
     const key = `${scale().key}/${curve()}`;
     if (this.drawn?.matrix === matrix && this.drawn.key === key) return this.drawn.canvas;
     const { rows, columns, values } = matrix;
-    let most = 0;
+    let most = (EVEN * matrix.blocks[1]) / this.axis.length;
     for (const value of values) if (value > most) most = value;
     const canvas = make("canvas", { width: columns, height: rows });
     const context = canvas.getContext("2d");
     const picture = context.createImageData(columns, rows);
     const pixels = new Uint32Array(picture.data.buffer);
-    for (let i = 0; i < values.length; i++) pixels[i] = scale().packed[Math.round(255 * intensity(curve(), values[i], most || 1))];
+    for (let i = 0; i < values.length; i++) pixels[i] = scale().packed[Math.round(255 * intensity(curve(), values[i], most))];
     context.putImageData(picture, 0, 0);
     this.drawn = { matrix, key, canvas, most };
     return canvas;

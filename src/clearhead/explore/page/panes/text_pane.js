@@ -7,6 +7,10 @@ import { PictureFlow, isPictured } from "./picture_flow.js";
 import { makeLegible } from "../data/tokens.js";
 
 const PAGE = 120;
+const FILES = {
+  picture: { label: "newPicture", accept: "image/png,image/jpeg,image/webp,image/gif" },
+  sound: { label: "newSound", accept: "audio/wav,audio/flac,.wav,.flac" },
+};
 const BEAT = 750; // milliseconds of a step that is played
 
 export class TextPane {
@@ -26,7 +30,7 @@ export class TextPane {
     refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft", text: sizeOf(explorer) }));
     document.title = `clearhead · ${scene.title ?? ""}`;
     byId("notes").textContent = (scene.notes ?? []).map(sayNote).join(" · ");
-    byId("another").hidden = !explorer.live;
+    showAnother(explorer);
     this.listViews(scene);
     this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
       const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
@@ -100,6 +104,17 @@ export class TextPane {
       flow.update(await this.shownOn(flow.axis, null, "asked"));
     }
   }
+}
+
+/** The form for another input: a text, or a file of the kind that the model reads. */
+function showAnother({ live, scene }) {
+  const kind = FILES[scene.takes];
+  byId("another").hidden = !live;
+  byId("another-text").hidden = byId("another").querySelector("button").hidden = Boolean(kind);
+  byId("another-file").hidden = byId("another-file-label").hidden = !kind;
+  if (!kind) return;
+  byId("another-file").accept = kind.accept;
+  byId("another-file-label").textContent = say(kind.label);
 }
 
 /** A part of an answer: plain text, or an entity or label with its probability. */

@@ -70,7 +70,7 @@ export class TokenPane {
     refill(byId("subject"),
       subject.pinned ? make("span", { class: "soft", text: say("pinned") }) : null, ...chips,
       several ? make("span", { class: "soft", text: say("sumOf", { count: subject.positions.length }) }) : null,
-      several ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
+      several && subject.pinned ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
     byId("pin-hint").hidden = subject.pinned;
   }
 

@@ -217,6 +217,13 @@ export class Explorer {
     this.store.set(patch);
   }
 
+  /** Pins all pieces of a word, or unpins them if all are pinned. */
+  pinWord(axis, positions) {
+    const pinned = new Set(this.pinnedOn(this.axes[axis]));
+    const all = positions.every((position) => pinned.has(position));
+    for (const position of positions) if (pinned.has(position) === all) this.pin(axis, position);
+  }
+
   unpin() {
     this.store.set({ pins: [] });
   }
@@ -245,10 +252,12 @@ export class Explorer {
     const pinned = this.pinnedOn(this.asked).filter(here);
     if (pinned.length) return { positions: pinned, pinned: true };
     const under = side === 0 ? cursor?.q : cursor?.k;
-    if (under !== null && under !== undefined) return { positions: [under + first], pinned: false };
+    if (under !== null && under !== undefined) return { positions: cursor.word ?? [under + first], pinned: false };
     if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
     if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
-    return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
+    const last = this.lastWord(this.asked, first, end);
+    const whole = this.asked === this.pictureWords && this.pictured.kind === "image";
+    return { positions: whole ? this.asked.wordAt(last).filter(here) : [last], pinned: false };
   }
 
   /** The weights of the selection in one head; by default the first chosen. */
@@ -273,7 +282,7 @@ export class Explorer {
     const asks = axis === this.asked && (axis !== this.answered || follow === "asked");
     return {
       shade: shadeOf(this, answer), pinned, cursor: places[0] ?? null,
-      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions[0] : null,
+      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions.at(-1) : null,
       fadedFrom: decoded ? this.step : Infinity,
       focus: asks ? subject.positions.at(-1) : (answer?.top[0]?.[0] ?? null),
     };
@@ -287,10 +296,13 @@ export class Explorer {
       pictures: () => this.pictures,
       pin: (position) => position !== null && this.pin(axis.name, position),
       point: (position) => this.point(axis, position),
+      pinWord: (positions) => this.pinWord(axis.name, positions),
+      pointAtWord: (positions) => this.point(axis, positions.at(-1), positions),
     };
   }
 
-  point(axis, position) {
+  /** Puts the cursor on a token, or on all tokens of a word. */
+  point(axis, position, word = null) {
     if (position === null) return this.store.set({ cursor: null });
     const { attention, state } = this;
     const both = attention.queries === attention.keys;
@@ -299,7 +311,7 @@ export class Explorer {
     const place = position - attention.first[side];
     if (!asQuery && axis.name !== attention.keys) return;
     if (place < 0 || place >= attention.counts[side]) return;
-    this.store.set({ cursor: asQuery ? { q: place, k: null } : { q: null, k: place } });
+    this.store.set({ cursor: asQuery ? { q: place, k: null, word } : { q: null, k: place, word } });
   }
 
   /** The last token with letters or digits, not an end of text or a full stop. */

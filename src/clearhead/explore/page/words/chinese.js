@@ -82,6 +82,8 @@ export const CHINESE = {
   insteadOf: "“{token}”的其他候选",
   noNext: "这一步没有保存概率。",
   newText: "换一段文本",
+  newPicture: "换一张图片……",
+  newSound: "换一段声音……",
   views: "记录的其他部分",
   look: "查看",
   find: "查找词元",

@@ -82,6 +82,8 @@ export const ENGLISH = {
   insteadOf: "alternatives to {token}",
   noNext: "No probabilities were kept for this step.",
   newText: "another text",
+  newPicture: "another picture …",
+  newSound: "another sound …",
   views: "other parts of the record",
   look: "show",
   find: "find token",
