@@ -125,9 +125,9 @@ def _shrink(pictures: Float[Tensor, "channels height width"], most: int) -> Floa
 
 
 def _scale_loudness(spectrogram: Float[Tensor, "bands frames"]) -> Float[Tensor, "bands frames"]:
-    """From 0 for the most silent hundredth to 1 for the loudest thousandth, so that single values do not darken it."""
+    """From 0 for the most silent fifth to 1 for the loudest thousandth, so that single values do not darken it."""
     steps = spectrogram.flatten()[:: max(1, spectrogram.numel() // 100_000)].sort().values
-    low, high = float(steps[int(0.01 * len(steps))]), float(steps[min(int(0.999 * len(steps)), len(steps) - 1)])
+    low, high = float(steps[int(0.2 * len(steps))]), float(steps[min(int(0.999 * len(steps)), len(steps) - 1)])
     return ((spectrogram - low) / max(high - low, 1e-12)).clamp(0, 1)
 
 

@@ -167,7 +167,7 @@ def _draw_picture(axes: Axes, pixels: UInt8[np.ndarray, "height width 3"], label
 def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
     theme = style.current_theme()
     frames, mels = media.spectrogram.shape
-    low, high = np.quantile(media.spectrogram, (0.01, 0.999))
+    low, high = np.quantile(media.spectrogram, (0.2, 0.999))
     ink = LinearSegmentedColormap.from_list("ink", [theme.background, theme.text])
     axes.imshow(
         media.spectrogram.T,
