@@ -60,7 +60,8 @@ class Scene(NamedTuple):
         box, share = _coverage(self.shapes[shape], len(self.pixels))
         drawn = np.zeros(self.pixels.shape[:2], dtype=bool)
         drawn[box] = share > 0
-        return drawn.reshape(rows, len(drawn) // rows, columns, len(drawn) // columns).any((1, 3))
+        cells: np.ndarray = drawn.reshape(rows, len(drawn) // rows, columns, len(drawn) // columns)
+        return np.asarray(cells.any((1, 3)))
 
 
 def make_scenes(part: str, count: int, *, fewest: int = 2, most: int = 4, size: int = SIZE) -> Iterator[Scene]:
@@ -104,19 +105,19 @@ def _place_shapes(chance: np.random.Generator, count: int, size: int) -> tuple[S
             first = fitting[0]
             named = [(list(COLOURS)[look % len(COLOURS)], KINDS[look // len(COLOURS)]) for look in looks[order[first]]]
             rows = zip(named, places[first].tolist(), radii[first].tolist(), strict=True)
-            return tuple(Shape(*name, *place, size) for name, place, size in rows)
+            return tuple(Shape(colour, kind, x, y, size) for (colour, kind), (x, y), size in rows)
 
 
 def _are_apart(places: np.ndarray, radii: np.ndarray) -> np.ndarray:
     """Of each try, whether no shape touches another."""
     apart = abs(places[:, :, None] - places[:, None]).max(3) - radii[:, :, None] - radii[:, None]
-    return (apart + 1e9 * np.eye(radii.shape[1]) > GAP).all((1, 2))
+    return np.asarray((apart + 1e9 * np.eye(radii.shape[1]) > GAP).all((1, 2)))
 
 
 def _are_ordered(places: np.ndarray) -> np.ndarray:
     """Of each try, whether the order of the shapes, and where each is to the next one, is clear to see."""
     across, down = np.moveaxis(np.diff(places, axis=1), 2, 0)
-    return ((across + down > 2 * GAP) & (abs(across - down) > 2 * GAP)).all(1)
+    return np.asarray(((across + down > 2 * GAP) & (abs(across - down) > 2 * GAP)).all(1))
 
 
 def _draw(shapes: tuple[Shape, ...], size: int) -> UInt8[np.ndarray, "height width 3"]:

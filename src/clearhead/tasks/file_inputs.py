@@ -78,7 +78,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
                 return cls._generate(str(source))
             if Path(source).expanduser().is_dir():
                 return cls._read_folder(Path(source).expanduser())
-        return _resolve_paths(read(source, cls.columns, columns))
+        return resolve_paths(read(source, cls.columns, columns))
 
     @classmethod
     def _read_folder(cls, folder: Path) -> Iterator[Row]:
@@ -124,7 +124,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
             given = self._load_checked(given)
         if isinstance(given, UnreadableInput):
             return given.reason
-        return None if str(row.values[-1]).strip() else "without a text"
+        return None if str(row.values[1]).strip() else "without a text"
 
     def _load_checked(self, given: Any) -> LoadedInput | UnreadableInput:
         if isinstance(given, UnreadableInput):
@@ -159,6 +159,9 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
         except DataError as error:
             raise DataError(f"{place}: {error}") from None
 
+    def answer_of(self, row: Row) -> str:
+        return str(row.values[1])
+
     def is_single(self, inputs: Any) -> bool:
         return not isinstance(inputs, (list, Iterator)) and not _is_list_of_inputs(inputs)
 
@@ -192,7 +195,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
             if self.row_problem(row) is None:
                 path = folder / f"{number}{self.suffixes[0]}"
                 self.save_file(row.values[0].content, path)
-                path.with_suffix(TEXT).write_text(f"{row.values[-1]}\n", encoding="utf-8")
+                path.with_suffix(TEXT).write_text(f"{row.values[1]}\n", encoding="utf-8")
                 written.append(path)
         return written
 
@@ -206,7 +209,7 @@ def is_generated(source: str | Path) -> bool:
     return str(source).startswith(MADE)
 
 
-def _resolve_paths(rows: Iterator[Row]) -> Iterator[Row]:
+def resolve_paths(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows whose paths are relative to the folder of their table."""
     for row in rows:
         path = row.values[0].strip()

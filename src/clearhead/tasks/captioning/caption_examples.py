@@ -24,12 +24,14 @@ class Captions(NamedTuple):
     pictures: Float[Tensor, "batch 3 height width"]
     target: Int[Tensor, "batch tokens"]
     labels: Int[Tensor, "batch tokens"]
+    keywords: Float[Tensor, "batch keywords"]  # the weight of each keyword; those of a picture sum to 1
 
 
 class CaptionExamples(Examples[Captions]):
     """Pictures, decoded once and kept as bytes, with their captions as tokens.
 
-    With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step.
+    With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step;
+    it hides a share of the words that the decoder reads (`hidden_words`), so that it depends more on the picture.
     """
 
     def __init__(
@@ -42,14 +44,17 @@ class CaptionExamples(Examples[Captions]):
         pad: int,
         preprocessing: Preprocessing,
         augmentation: Augmentation | None = None,
+        hidden_words: float = 0.0,
+        keywords: Float[Tensor, "examples keywords"] | None = None,
     ) -> None:
         self.pictures, self.target, self.rows, self.pad = pictures, Ragged(targets), rows, pad
-        self.preprocessing, self.augmentation = preprocessing, augmentation
+        self.preprocessing, self.augmentation, self.hidden_words = preprocessing, augmentation, hidden_words
+        self.keywords = torch.zeros(len(rows), 0) if keywords is None else keywords
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
 
     def to(self, device: torch.device) -> CaptionExamples:
-        self.pictures = self.pictures.to(device)
+        self.pictures, self.keywords = self.pictures.to(device), self.keywords.to(device)
         self.target.to(device)
         return self
 
@@ -61,7 +66,11 @@ class CaptionExamples(Examples[Captions]):
         target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
         read, written = target[:, :-1], target[:, 1:]
         read = read.masked_fill(read == UNCOUNTED, self.pad)
-        return Captions(self.preprocessing.normalise(pictures), read, written.contiguous())
+        if self.hidden_words:
+            hidden = torch.rand(read.shape) < self.hidden_words  # on the CPU, as the augmentation draws
+            hidden[:, 0] = False  # the start
+            read = read.masked_fill(hidden.to(read.device, non_blocking=True), self.pad)
+        return Captions(self.preprocessing.normalise(pictures), read, written.contiguous(), self.keywords[rows])
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.pictures.cpu().numpy().tobytes()).hexdigest()

@@ -14,6 +14,7 @@ from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 class CaptionData(Data):
     """`[data]` of captions: tables of paths and texts, or folders."""
 
+    keywords: bool = False  # whether tables have a third column, keywords with commas between, which [loss] can use
     longest: int = Field(64, ge=1)  # tokens of a caption; longer rows are dropped from training, and the report says so
 
 
@@ -51,6 +52,14 @@ class PictureChanges(Section):
     brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
     contrast: float = Field(0.2, ge=0, le=1)
     saturation: float = Field(0.2, ge=0, le=1)
+    words: float = Field(0.0, ge=0, lt=1)  # share of a caption's words that the decoder does not see in training
+
+
+class CaptionLoss(Loss):
+    """`[loss]` of captions."""
+
+    # Weight of a second loss: the encoder alone predicts the keywords of a picture; 0: it does not.
+    keywords: float = Field(0.0, ge=0)
 
 
 class CaptionDecode(Decode):
@@ -64,5 +73,11 @@ class CaptionRecipe(TaskRecipe):
     text: CaptionText = CaptionText()
     picture: Picture = Picture()
     augmentation: PictureChanges = PictureChanges()
-    loss: Loss = Loss()
+    loss: CaptionLoss = CaptionLoss()
     decode: CaptionDecode = CaptionDecode()
+
+    @model_validator(mode="after")
+    def _check_keywords(self) -> CaptionRecipe:
+        if self.loss.keywords and not self.data.keywords:
+            raise ValueError("loss.keywords needs keywords in the data: set data.keywords = true")
+        return self

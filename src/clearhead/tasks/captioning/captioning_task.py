@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,22 +21,23 @@ from clearhead.images.scenes import make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
 from clearhead.tasks.base import Baseline, Scores
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
-from clearhead.tasks.captioning.caption_settings import CaptionDecode, CaptionRecipe, Picture
+from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
-from clearhead.tasks.file_inputs import FileInputs
+from clearhead.tasks.file_inputs import FileInputs, resolve_paths
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.segmentation import measure_han_share
 from clearhead.tasks.sequence_to_sequence import GeneratedText, Search, SearchOptions, SequenceToSequence
-from clearhead.tasks.settings import TaskRecipe, validate
+from clearhead.tasks.settings import Data, TaskRecipe, validate
 from clearhead.tasks.trace import Trace
+from clearhead.text.corpora import check_file, read
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-PREPROCESSING = "preprocessing.json"
+PREPROCESSING, ARCHIVE = "preprocessing.json", ".npz"
 CHINESE = 0.3  # the share of Chinese characters from which on captions are Chinese
 AT_ONCE = 64  # pictures that are encoded together for the baseline
 
@@ -67,27 +70,54 @@ class Captioning(
     decode: CaptionDecode
 
     def __init__(
-        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, decode: CaptionDecode
+        self,
+        target: Tokenizer,
+        config: ModelConfig,
+        preprocessing: Preprocessing,
+        decode: CaptionDecode,
+        keywords: Sequence[str] = (),
     ) -> None:
         self.target, self.config, self.preprocessing, self.decode = target, config, preprocessing, decode
-        self.label_smoothing = 0.0
+        self.keywords = {word: place for place, word in enumerate(keywords)}
+        self.label_smoothing = self.keyword_loss = 0.0
         self.token_loss = token_loss
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.decode.model_dump()
+        return {**self.decode.model_dump(), "keywords": list(self.keywords)}
 
     # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """Rows of a table, a folder, a program, or an .npz with the arrays `pixels` (bytes) and `texts`."""
+        if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
+            return _read_archive(Path(source), keywords=False)
+        return super().read(source, columns)
+
+    @classmethod
+    def read_source(cls, source: str | Path | Mapping[str, str | Path], data: Data) -> Iterator[Row]:
+        if not isinstance(data, CaptionData) or not data.keywords:
+            return cls.read(source, data.columns)
+        if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
+            return _read_archive(Path(source), keywords=True)
+        return resolve_paths(read(source, (*cls.columns, "keywords"), data.columns))
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Captioning:
         assert isinstance(recipe, CaptionRecipe)
         texts = [str(row.values[1]) for row in rows]
         target = recipe.text.make_tokenizer(texts, start)
-        config = cls.make_config(recipe, start, vocabulary=target.size)
+        keywords = _count_keywords(rows) if recipe.loss.keywords else []
+        sizes = {"labels": len(keywords)} if keywords else {}
+        config = cls.make_config(recipe, start, vocabulary=target.size, **sizes)
         picture = recipe.picture.model_dump(exclude={"patch"})
         preprocessing = Preprocessing.from_dict({**picture, "background": tuple(picture["background"])})
-        task = cls(target, config, preprocessing, recipe.decode)
+        task = cls(target, config, preprocessing, recipe.decode, keywords)
         task.configure(recipe)
         if task.decode.longest is None:
             lengths = [len(tokens) for tokens in target.encode_all(texts)]
@@ -108,6 +138,7 @@ class Captioning(
         assert isinstance(recipe, CaptionRecipe)
         found = self.decode.longest
         self.decode, self.label_smoothing = recipe.decode, recipe.loss.label_smoothing
+        self.keyword_loss = recipe.loss.keywords
         if self.decode.longest is None:
             self.decode = self.decode.model_copy(update={"longest": found})
 
@@ -123,7 +154,8 @@ class Captioning(
                 kept.append(place)
         if not kept:
             raise DataError(f"no picture is left to use: {report}")
-        changes = recipe.augmentation.model_dump() if isinstance(recipe, CaptionRecipe) else None
+        changes = recipe.augmentation.model_dump() if isinstance(recipe, CaptionRecipe) else {}
+        hidden_words = changes.pop("words", 0.0)
         return CaptionExamples(
             torch.stack([loaded[place].values[0].content for place in kept]),
             [[self.target.start, *targets[place], self.target.end] for place in kept],
@@ -131,8 +163,18 @@ class Captioning(
             patches=self.patches,
             pad=self.target.pad,
             preprocessing=self.preprocessing,
-            augmentation=None if changes is None else Augmentation(**changes),
+            augmentation=Augmentation(**changes) if changes else None,
+            hidden_words=hidden_words,
+            keywords=self._weigh_keywords([loaded[place] for place in kept]) if self.keywords else None,
         )
+
+    def _weigh_keywords(self, rows: Sequence[Row]) -> Float[Tensor, "rows keywords"]:
+        """The keywords of each row: their weights sum to 1, or are all 0 where there are none."""
+        weights = torch.zeros(len(rows), len(self.keywords))
+        for place, row in enumerate(rows):
+            known = [self.keywords[word] for word in _split_keywords(row) if word in self.keywords]
+            weights[place, known] = 1 / max(1, len(known))
+        return weights
 
     def input_tokenizer(self) -> Tokenizer:
         return self.target
@@ -178,8 +220,14 @@ class Captioning(
         return PictureToText(self.config)
 
     def loss(self, model: EncoderDecoder, batch: Captions) -> Float[Tensor, ""]:
+        assert isinstance(model, PictureToText)
+        context = model.encode_pictures(batch.pictures)
         smoothing = self.label_smoothing if model.training else 0.0
-        return self.token_loss(model.vocabulary, model(batch.pictures, batch.target), batch.labels, smoothing)
+        loss = self.token_loss(model.vocabulary, model.decode(batch.target, context), batch.labels, smoothing)
+        if self.keyword_loss and model.training:
+            # A softmax over keywords, each with an equal share (Mahajan 2018): better than a yes or no for each
+            loss = loss - self.keyword_loss * (batch.keywords * model.label_scores(context).log_softmax(1)).sum()
+        return loss
 
     def compile_loss(self) -> None:
         self.token_loss = torch.compile(token_loss, dynamic=True)
@@ -288,20 +336,20 @@ class Captioning(
         from clearhead.text import Tokenizer
 
         try:
-            decode = validate(CaptionDecode, settings)
+            values = dict(settings)
+            keywords = values.pop("keywords", [])
+            decode = validate(CaptionDecode, values)
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         target, preprocessing = Tokenizer.load(folder), Preprocessing.load(folder / PREPROCESSING)
-        sides = (
-            (config.patch_rows or 0) * (config.patch_size or 0),
-            (config.patch_columns or 0) * (config.patch_size or 0),
-        )
-        if (preprocessing.height, preprocessing.width) != sides or target.size != config.vocabulary:
+        grid, own = (config.patch_rows or 0, config.patch_columns or 0), (preprocessing.height, preprocessing.width)
+        sides = tuple(count * (config.patch_size or 0) for count in grid)
+        if own != sides or target.size != config.vocabulary:
             raise CheckpointError(
-                f"{folder} brings pictures to {preprocessing.height} × {preprocessing.width} pixels and has {target.size} "
-                f"tokens, but its model takes {sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
+                f"{folder} has pictures of {own[0]} × {own[1]} pixels and {target.size} tokens, but its model takes "
+                f"{sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
             )
-        return cls(target, config, preprocessing, decode)
+        return cls(target, config, preprocessing, decode, keywords)
 
 
 def caption_scores(outputs: Sequence[str], references: Sequence[str]) -> Scores:
@@ -315,6 +363,37 @@ def caption_scores(outputs: Sequence[str], references: Sequence[str]) -> Scores:
     scores = translation_scores(outputs, references, tokenize="zh" if chinese else "13a")
     right = sum(output.strip() == text.strip() for output, text in zip(outputs, references, strict=True))
     return {**scores, "exact": round(100 * right / len(references), 2)}
+
+
+def _split_keywords(row: Row) -> list[str]:
+    """The keywords of a row, in lower case; none if it has no such column."""
+    written = row.values[2] if len(row.values) > 2 else ""
+    return list(dict.fromkeys(word.strip().lower() for word in written.split(",") if word.strip()))
+
+
+def _count_keywords(rows: Sequence[Row]) -> list[str]:
+    """The keywords of at least two rows, the most frequent first."""
+    counts = Counter(word for row in rows for word in _split_keywords(row))
+    return [word for word, count in counts.most_common() if count > 1]
+
+
+def _read_archive(path: Path, *, keywords: bool) -> Iterator[Row]:
+    """The rows of an .npz: `pixels` (pictures, height, width, 3) in bytes, `texts`, and perhaps `keywords`."""
+    from clearhead.text import Row
+
+    path = check_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            pixels, *texts = (archive[name] for name in ("pixels", "texts", *(("keywords",) if keywords else ())))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or texts[0].shape != pixels.shape[:1]:
+        raise DataError(
+            f"{path}: pixels must be bytes (pictures, height, width, 3) with a text for each picture, got "
+            f"{pixels.dtype} {pixels.shape} and {texts[0].shape}"
+        )
+    rows = zip(pixels, *(column.tolist() for column in texts), strict=True)
+    return (Row(tuple(values), str(path), number) for number, values in enumerate(rows, 1))
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:
