@@ -134,6 +134,7 @@ export class Centre {
     return {
       ...explorer.callbacksOf(axis),
       curve: () => explorer.curveOf(explorer.attentionOf(one.name)),
+      wordCursor: () => (words ? explorer.cursorOn(words) : null),
       pinWord: (position) => explorer.pin(words.name, position),
       point: (cell, place) => {
         if (!cell || cell.q === null) return point(cell ? cell.k : null, place);

@@ -65,7 +65,7 @@ export class PictureFlow {
   walk(event) {
     const [rows, columns] = this.axis.grid;
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-    const patch = Math.max(0, (this.shown?.cursor ?? this.axis.firstPatch) - this.axis.firstPatch);
+    const patch = Math.max(0, (this.hands.cursor() ?? this.axis.firstPatch) - this.axis.firstPatch);
     if (by) {
       event.preventDefault();
       event.stopPropagation();

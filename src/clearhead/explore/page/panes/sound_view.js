@@ -83,7 +83,7 @@ export class SoundView {
   /** Left and right move in time, up and down from letter to letter; above the first letter is the sound itself. */
   walk(event) {
     const way = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    const now = { q: this.shownWords?.cursor ?? null, k: this.shown?.cursor ?? null };
+    const now = { q: this.hands.wordCursor(), k: this.hands.cursor() };
     if (way && !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
       event.stopPropagation();

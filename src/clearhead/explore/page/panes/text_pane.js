@@ -57,6 +57,7 @@ export class TextPane {
     if (this.playing) return this.pause();
     if (explorer.steps < 2) return;
     explorer.goToStep(explorer.state.step === null ? 1 : explorer.step + 1);
+    if (explorer.state.step === null) return;
     this.playing = setInterval(() => {
       explorer.moveStep(1);
       if (explorer.state.step === null) this.pause();

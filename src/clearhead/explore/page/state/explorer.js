@@ -270,18 +270,14 @@ export class Explorer {
    * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow which side scrolls into view
    */
   async shownOn(axis, chosen = null, follow = "answered") {
-    const { attention, state, subject } = this;
+    const { state, subject } = this;
     const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
     const other = axis !== this.asked && axis.reads === this.asked.reads; // the same places, seen from the other side
     const pinned = new Set(other ? [] : this.pinnedOn(axis));
-    const { cursor } = state;
-    const places = [];
-    if (axis.name === attention.queries && Number.isInteger(cursor?.q)) places.push(cursor.q + attention.first[0]);
-    if (axis.name === attention.keys && Number.isInteger(cursor?.k)) places.push(cursor.k + attention.first[1]);
     const decoded = this.decodes(axis);
     const asks = axis === this.asked && (axis !== this.answered || follow === "asked");
     return {
-      shade: shadeOf(this, answer), pinned, cursor: places[0] ?? null,
+      shade: shadeOf(this, answer), pinned, cursor: this.cursorOn(axis),
       current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions.at(-1) : null,
       fadedFrom: decoded ? this.step : Infinity,
       focus: asks ? subject.positions.at(-1) : (answer?.top[0]?.[0] ?? null),
@@ -296,9 +292,18 @@ export class Explorer {
       pictures: () => this.pictures,
       pin: (position) => position !== null && this.pin(axis.name, position),
       point: (position) => this.point(axis, position),
+      cursor: () => this.cursorOn(axis),
       pinWord: (positions) => this.pinWord(axis.name, positions),
       pointAtWord: (positions) => this.point(axis, positions.at(-1), positions),
     };
+  }
+
+  /** The position under the cursor; null if it is elsewhere. */
+  cursorOn(axis) {
+    const { attention, state } = this;
+    if (axis.name === attention.queries && Number.isInteger(state.cursor?.q)) return state.cursor.q + attention.first[0];
+    if (axis.name === attention.keys && Number.isInteger(state.cursor?.k)) return state.cursor.k + attention.first[1];
+    return null;
   }
 
   /** Puts the cursor on a token, or on all tokens of a word. */
