@@ -143,18 +143,23 @@ def train_scenes(arguments: argparse.Namespace) -> None:
         "|---|---|---|---|---|---|",
     ]
     variants = dict(one.partition(" ")[::2] for one in arguments.variant or ["recipe"])
-    for name, changes in variants.items():
-        for seed in arguments.seeds:
-            where = arguments.out / f"{name}-{seed}"
-            metrics = train("caption-scenes", [*arguments.set, *changes.split()], where, seed)
-            model = load(where)
-            chosen, _, _, _ = best_head(model, "dev", arguments.scenes)
-            _, share, above, area = best_head(model, "test", arguments.scenes, chosen)
-            lines.append(
-                f"| {name}, seed {seed} | {metrics['dev']['exact']:.1f} % | {chosen[0]}, head {chosen[1]} | "
-                f"{100 * share:.1f} % | {100 * above:.1f} % | {100 * area:.1f} % |"
-            )
-            print(lines[-1], flush=True)
+    jobs = [(name, changes.split(), seed) for name, changes in variants.items() for seed in arguments.seeds]
+
+    def run(job: tuple[str, list[str], int]) -> dict[str, Any]:
+        name, changes, seed = job
+        return train("caption-scenes", [*arguments.set, *changes], arguments.out / f"{name}-{seed}", seed)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = list(pool.map(run, jobs))
+    for (name, _, seed), metrics in zip(jobs, found, strict=True):
+        model = load(arguments.out / f"{name}-{seed}", device="cpu")
+        chosen, _, _, _ = best_head(model, "dev", arguments.scenes)
+        _, share, above, area = best_head(model, "test", arguments.scenes, chosen)
+        lines.append(
+            f"| {name}, seed {seed} | {metrics['dev']['exact']:.1f} % | {chosen[0]}, head {chosen[1]} | "
+            f"{100 * share:.1f} % | {100 * above:.1f} % | {100 * area:.1f} % |"
+        )
+        print(lines[-1], flush=True)
     report(lines, arguments.out, "captioning_scenes")
 
 

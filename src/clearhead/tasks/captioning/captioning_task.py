@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead.decode import Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing
-from clearhead.images.scenes import make_scenes
+from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
 from clearhead.tasks.base import Baseline, Scores
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
@@ -42,11 +42,6 @@ CHINESE = 0.3  # the share of Chinese characters from which on captions are Chin
 AT_ONCE = 64  # pictures that are encoded together for the baseline
 
 
-def _make_scene_rows(part: str, count: int | None, most: int) -> Iterator[tuple[Any, str]]:
-    for scene in make_scenes(part, count or 1000, most=most):
-        yield scene.pixels, scene.text
-
-
 class Captioning(
     FileInputs[EncoderDecoder, Captions, SearchOptions],
     SequenceToSequence[Any, Captions, Tensor],
@@ -63,8 +58,8 @@ class Captioning(
     suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
     generators = MappingProxyType(
         {
-            "scenes": lambda part, count: _make_scene_rows(part, count, 4),
-            "pairs": lambda part, count: _make_scene_rows(part, count, 2),
+            "scenes": lambda part, count: (scene[:2] for scene in make_scenes(part, count or 1000)),
+            "pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000)),
         }
     )
     decode: CaptionDecode

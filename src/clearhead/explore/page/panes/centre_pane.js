@@ -5,7 +5,9 @@ import { headTitle, headFacts } from "../words/captions.js";
 import { say } from "../words/languages.js";
 import { weightAt } from "../data/token_sums.js";
 import { MapView } from "./map_view.js";
-import { PictureFlow, isPictured } from "./picture_flow.js";
+import { FilmView } from "./film_view.js";
+import { PictureFlow } from "./picture_flow.js";
+import { SoundView } from "./sound_view.js";
 import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
 import { Viewport } from "../state/viewport.js";
 
@@ -47,8 +49,8 @@ export class Centre {
 
   /** Whether the centre shows the picture instead of the matrix. */
   get pictured() {
-    const { drawing } = this.explorer.state;
-    return isPictured(this.explorer.answered) && drawing !== "map";
+    const { pictured, state } = this.explorer;
+    return Boolean(pictured) && state.drawing !== "map";
   }
 
   get chosen() {
@@ -65,7 +67,8 @@ export class Centre {
       this.viewport = new Viewport(...attention.counts);
       this.stale = true;
     }
-    byId("drawings").hidden = !isPictured(explorer.answered);
+    byId("drawings").hidden = !explorer.pictured;
+    byId("drawings").lastElementChild.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
     }
@@ -104,17 +107,51 @@ export class Centre {
       close ? make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => explorer.store.set({ other: null }) } }) : null);
     let body = views[i].element;
     if (this.pictured) {
-      const axis = explorer.answered;
       this.pictures ??= [];
-      const hands = explorer.callbacksOf(axis);
-      const point = (position, place) => {
-        hands.point(position);
-        this.tellPicture(one, position, place);
-      };
-      this.pictures[i] = new PictureFlow(axis, { ...hands, point }, { label: say("picture") });
+      this.pictures[i] = this.makePicture(one);
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
+  }
+
+  /** The picture or sound of a head, with the words that were written about it. */
+  makePicture(one) {
+    const { explorer } = this;
+    const { pictured: axis, pictureWords: words } = explorer;
+    const hands = explorer.callbacksOf(axis);
+    const point = (position, place) => {
+      hands.point(position);
+      this.tellPicture(one, position, place);
+    };
+    if (axis.kind === "audio") return new SoundView(axis, words, this.soundHands(one, axis, words, point), { label: say("sound") });
+    const label = say("picture");
+    if (!words) return new PictureFlow(axis, { ...hands, point }, { label });
+    return new FilmView(axis, words, { ...hands, point }, explorer.callbacksOf(words), { label });
+  }
+
+  soundHands(one, axis, words, point) {
+    const { explorer } = this;
+    return {
+      ...explorer.callbacksOf(axis),
+      curve: () => explorer.curveOf(explorer.attentionOf(one.name)),
+      wordCursor: () => (words ? explorer.cursorOn(words) : null),
+      pinWord: (position) => explorer.pin(words.name, position),
+      point: (cell, place) => {
+        if (!cell || cell.q === null) return point(cell ? cell.k : null, place);
+        explorer.store.set({ cursor: cell });
+        if (cell.k === null) return hideTip();
+        this.tellCell(one, axis, words, cell, place);
+      },
+    };
+  }
+
+  /** Shows the weight of one letter at one moment. */
+  async tellCell(one, axis, words, { q, k }, place = null) {
+    const { values, columns, blocks } = await this.explorer.matrixOf(one);
+    const weight = values[Math.floor(q / blocks[0]) * columns + Math.floor(k / blocks[1])];
+    const note = noteOf(words.label(q, 32), axis.label(k, 32), weight);
+    if (place) showTip([note], place);
+    else byId("live").textContent = note.spoken;
   }
 
   paint() {
@@ -145,10 +182,18 @@ export class Centre {
   }
 
   async paintPictures() {
-    const chosen = this.chosen;
-    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) picture.update(await this.shownOn(picture.axis, chosen[i]));
+    const { chosen, explorer } = this;
+    const { pictured: axis, pictureWords: words } = explorer;
+    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) {
+      const shown = await this.shownOn(axis, chosen[i]);
+      const written = words && (await this.shownOn(words, chosen[i]));
+      const matrix = words && (await explorer.matrixOf(chosen[i]).catch(() => null));
+      if (picture.axis === axis) picture.update(shown, written, matrix);
+    }
     this.legend = null;
-    refill(byId("legend"));
+    const most = this.pictures[0].drawn?.most;
+    if (most) this.drawLegend(explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
+    else refill(byId("legend"));
     byId("resolution").textContent = "";
     if (!document.documentElement.dataset.ready) {
       document.documentElement.dataset.ready = "map";
@@ -189,7 +234,7 @@ export class Centre {
   async tellPicture(chosen, position, place = null) {
     const { explorer } = this;
     const { answered, asked, subject, state } = explorer;
-    if (position === null || (answered === asked && !subject.pinned)) return hideTip();
+    if (position === null || explorer.pictured !== answered || (answered === asked && !subject.pinned)) return hideTip();
     const answer = await explorer.answer(chosen).catch(() => null);
     const weight = answer && weightAt(explorer, answer, position);
     if (weight === null) return hideTip();
@@ -231,6 +276,7 @@ export class Centre {
   centreOn(axis, position) {
     const { attention } = this.explorer;
     const { viewport } = this;
+    if (this.pictured) return this.explorer.point(this.explorer.axes[axis], position);
     const [query, key] = viewport.centre;
     const fit = viewport.fitCell;
     if (Math.min(...viewport.cell) < 12 && Math.min(...fit) < 12) viewport.zoom(24 / Math.min(...viewport.cell));
@@ -267,6 +313,11 @@ export class Centre {
     const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
+    this.drawLegend(curve, ends, single);
+  }
+
+  drawLegend(curve, ends, single) {
+    const { explorer } = this;
     const canvas = make("canvas", { "aria-hidden": "true" });
     const context = sharpen(canvas, BAR, 9);
     for (let x = 0; x < BAR; x++) {
@@ -274,6 +325,6 @@ export class Centre {
       context.fillRect(x, 0, 1.5, 9);
     }
     const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
-    refill(legend, make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
   }
 }
