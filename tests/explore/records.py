@@ -71,6 +71,19 @@ def sight(
     tokens: int, heads: int, d: int, mask: Mask | None, pixels: int, top: int, keep: bool, layer: int = 0
 ) -> Sight:
     q, k = torch.randn(2, 1, heads, tokens, d)
+    return sight_of(q, k, mask, pixels, top, keep, layer)
+
+
+def record_of(q: Tensor, k: Tensor, mask: Mask | None = None, **options: Any) -> Record:
+    """The attention of these q and k, (1, heads, tokens, d)."""
+    found = sight_of(q, k, mask, **options)
+    return Record([found.name], [Forward({found.name: found}, {"tokens": torch.arange(q.shape[2])[None]})])
+
+
+def sight_of(
+    q: Tensor, k: Tensor, mask: Mask | None, pixels: int = 256, top: int = 8, keep: bool = True, layer: int = 0
+) -> Sight:
+    _, heads, tokens, d = q.shape
     found = measure(q, k, mask, pixels=pixels, top=top)
     parts = (Step(0, 0, tokens, tokens, mask, None),)
     kept = KeptInputs(q, k, d**-0.5, None, None, parts, torch.tensor([tokens]), found.logsumexp)

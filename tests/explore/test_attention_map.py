@@ -108,13 +108,13 @@ def test_heads_may_share_keys_and_keys_may_be_another_text():
 @given(
     st.integers(0, 40), st.integers(1, 40), st.integers(0, 40), st.integers(1, 40), st.integers(1, 9), st.integers(1, 9)
 )
-def test_any_window_holds_the_sums_of_its_blocks(q0, high, k0, wide, rows, columns):
+def test_any_window_holds_the_sums_of_its_blocks(q0, high, k0, wide, height, width):
     seen = drawn(41, heads=1, mask=Mask.window(11))["encoder.0.self"]
     whole, view = weights_of(seen)[0], AttentionMap(seen, 0)
-    found = view.sum_window(0, range(q0, q0 + high), range(k0, k0 + wide), rows, columns)
+    found = view.sum_window(0, range(q0, q0 + high), range(k0, k0 + wide), (height, width))
     cut = whole[q0 : min(41, q0 + high), k0 : min(41, k0 + wide)]
     assert found.exact
-    assert all(n <= limit for n, limit in zip(found.sums.shape, (rows, columns), strict=True))
+    assert found.blocks == (height, width)
     torch.testing.assert_close(found.sums, sum_blocks(sum_blocks(cut, found.blocks[0], 0), found.blocks[1], 1), **CLOSE)
 
 
@@ -147,28 +147,45 @@ def test_rows_and_columns_are_lines_of_the_weights_however_long_the_text(near, m
 def test_without_q_and_k_a_short_text_is_exact_and_a_long_one_has_its_top_keys():
     short = AttentionMap(drawn(29, keep=False)["encoder.0.self"], 0)
     assert short.exact
-    assert short.sum_window(0, range(29), range(29), 29, 29).exact
+    assert short.sum_window(0, range(29), range(29), (1, 1)).exact
     long = AttentionMap(drawn(61, keep=False, pixels=16)["encoder.0.self"], 0)
     assert not long.exact
-    assert not long.sum_window(0, range(8), range(8), 8, 8).exact
+    assert long.sum_window(0, range(8), range(8), (1, 1)).blocks == (4, 4)  # of whole pixels, and no guesses inside
     line = long.compute_row(0, 37)
     assert line.weights is None
     assert [key for key, _ in line.top] == long.sight.top_keys[0, 0, 37].tolist()
     assert long.compute_column(0, 3).weights is None
 
 
-def test_from_afar_a_window_spreads_the_pixels_of_the_map(monkeypatch):
+def test_from_afar_a_window_is_made_of_whole_pixels_of_the_map(monkeypatch):
     monkeypatch.setattr(attention_map, "MAX_EXACT", 20)
     seen = drawn(61, pixels=16)["encoder.0.self"]
     whole, view = weights_of(seen)[0], AttentionMap(seen, 0)
-    far = view.sum_window(0, range(61), range(61), 16, 16)
-    assert not far.exact
-    assert far.blocks == (4, 4)
+    far = view.sum_window(0, range(61), range(61), (4, 4))
+    assert (far.exact, far.blocks, far.area) == (True, (4, 4), (range(61), range(61)))
     torch.testing.assert_close(far.sums, sum_blocks(sum_blocks(whole, 4, 0), 4, 1), **CLOSE)
-    finer = view.sum_window(0, range(4, 40), range(8, 48), 40, 40)  # cells smaller than pixels, and nothing is lost
-    assert finer.sums.shape == (36, 40)
-    torch.testing.assert_close(finer.sums.sum(), whole[4:40, 8:48].sum(), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(finer.sums[0, 0], whole[4:8, 8:12].sum() / 16, atol=1e-6, rtol=1e-4)
+    uneven = view.sum_window(0, range(5, 47), range(11, 58), (1, 7))
+    assert (uneven.exact, uneven.blocks, uneven.area) == (True, (4, 8), (range(4, 48), range(8, 60)))
+    torch.testing.assert_close(uneven.sums, sum_blocks(sum_blocks(whole[4:48, 8:60], 4, 0), 8, 1), **CLOSE)
+    assert view.sum_window(0, range(20), range(3, 23), (1, 1)).blocks == (1, 1)  # near: every weight
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("masked", [2**22, 0])
+def test_hidden_weights_are_negative_zeros(name, masked, monkeypatch):
+    monkeypatch.setattr(exact_windows, "MASKED", masked)  # 0: as of windows that are large
+    torch.manual_seed(1)
+    mask = MASKS[name]()
+    seen = sight_of(torch.randn(2, 3, 23, 5), torch.randn(2, 3, 23, 5), mask)
+    visible = torch.ones(23, 23, dtype=torch.bool) if mask is None else mask.dense(23, 23)[-1, -1].expand(23, 23)
+    view = AttentionMap(seen, 1)
+    for blocks in ((1, 1), (4, 3)):
+        sums = view.sum_window(2, range(23), range(23), blocks).sums
+        shown = sum_blocks(sum_blocks(visible.float(), blocks[0], 0), blocks[1], 1) > 0
+        marked = sums.signbit() & (sums == 0)
+        assert not (marked & shown).any()
+        if masked or blocks == (4, 3):
+            assert torch.equal(marked, ~shown) or name in ("both", "either", "documents")
 
 
 def test_a_map_is_made_of_whole_pixels(monkeypatch):

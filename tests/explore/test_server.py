@@ -90,7 +90,7 @@ def test_maps_windows_rows_and_columns_are_the_weights(server, record):
     weights = weights_of(record[name])[2]
     header, found = numbers(server, "map", name=name, head=2)
     torch.testing.assert_close(found.view(header["rows"], header["columns"]), weights, **CLOSE)
-    window = {"q0": 10, "q1": 47, "k0": 3, "k1": 40, "rows": 8, "columns": 37}
+    window = {"q0": 10, "q1": 47, "k0": 3, "k1": 40, "height": 5, "width": 1}
     header, found = numbers(server, "window", name=name, head=2, **window)
     assert (header["rows"], header["columns"], header["exact"], header["blocks"]) == (8, 37, True, [5, 1])
     expected = torch.stack([weights[q : min(q + 5, 47), 3:40].sum(0) for q in range(10, 47, 5)])
@@ -182,8 +182,8 @@ def test_no_path_leads_anywhere_else(server, path):
         ("map?name=encoder.0.self&head=1e9", "whole number"),
         ("row?name=encoder.0.self&head=0&query=67", "from 0 to 66, got 67"),
         ("column?name=encoder.0.self&head=0&key=-1", "from 0 to 66, got -1"),
-        ("window?name=encoder.0.self&head=0&q0=0&q1=9&k0=0&k1=9&rows=100000&columns=100000", "at least one"),
-        ("window?name=encoder.0.self&head=0&q0=9&q1=9&k0=0&k1=9&rows=3&columns=3", "at least one"),
+        ("window?name=encoder.0.self&head=0&q0=0&q1=9&k0=0&k1=9&height=0&width=1", "at least one"),
+        ("window?name=encoder.0.self&head=0&q0=9&q1=9&k0=0&k1=9&height=3&width=3", "at least one"),
         ("scene.json?view=1", "has views 0 to 0, so there is no view 1"),
         ("scene.json?scene=99", "no longer kept"),
         ("nothing", "unknown request 'nothing'"),

@@ -8,26 +8,32 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.errors import RecordError
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 from clearhead.lens.record.attention_views import Sight
 
 OVERVIEW = 512  # pixels a side of the map that a page gets first
-MAX_EXACT = 8192  # queries or keys of a window that is computed exactly; larger ones come from the map
+MAX_EXACT = 8192  # a window of at most MAX_EXACT² weights is computed exactly; larger ones come from the map
+MAX_UNMAPPED = 2**30  # weights up to which the overview is computed if the record has no map
 LARGE = 2**20  # weights from which on several threads pay
 TOP = 24  # largest weights of a row or a column
 THUMBNAIL = 24  # pixels a side
 
 
 class Grid(NamedTuple):
-    """Sums of weights in blocks; `exact` unless they were interpolated from a coarser map."""
+    """Sums of weights in blocks from the first query and key of `area` on; the last block of a side may be short.
+
+    `exact` unless only every n-th query was measured. A block in which the mask hides everything is −0.0.
+    """
 
     sums: Float[Tensor, "rows columns"]
     blocks: tuple[int, int]
     exact: bool
+    area: tuple[range, range]
 
 
 class WeightLine(NamedTuple):
@@ -76,43 +82,60 @@ class AttentionMap:
 
     def sum_overview(self, head: int, pixels: int = OVERVIEW) -> Grid:
         """The whole attention in at most so many pixels a side."""
-        if not self.sight.blocks[0]:
-            return self.sum_window(head, *self._all_positions(), pixels, pixels)
-        base, (height, width) = self._read_map(head), self.overview_blocks(pixels)
-        sums = sum_blocks(sum_blocks(base, height // self.blocks[0], 0), width // self.blocks[1], 1)
-        return Grid(sums, (height, width), self.step == 1)
+        blocks, (queries, keys) = self.overview_blocks(pixels), self._all_positions()
+        if self.sight.blocks[0]:
+            return self._sum_map(head, queries, keys, blocks)
+        if self.counts[0] * self.counts[1] > MAX_UNMAPPED:
+            size = f"{self.counts[0]:,} × {self.counts[1]:,} weights"
+            raise RecordError(f"{self.sight.name} has {size} and no map; watch with pixels=256")
+        return self._sum_exact(head, queries, keys, blocks)
 
     def is_large_window(self, queries: range, keys: range) -> bool:
         """Whether a window is exact and so large that several threads pay."""
-        sizes = [len(part) for part in self._clip(queries, keys)]
-        return self.sight.kept is not None and max(sizes) <= MAX_EXACT and sizes[0] * sizes[1] > LARGE
+        size = math.prod(len(part) for part in self._clip(queries, keys))
+        return self.sight.kept is not None and LARGE < size <= MAX_EXACT**2
 
-    def sum_window(self, head: int, queries: range, keys: range, rows: int, columns: int) -> Grid:
-        """These queries and keys in at most rows × columns blocks; exact up to 8,192 of each if q and k were kept."""
+    def sum_window(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
+        """These queries and keys in blocks of so many queries and keys.
+
+        From q and k if they were kept, for at most 8,192 × 8,192 weights. Otherwise in whole pixels of the recorded
+        map: area and blocks then grow to the next multiples of its pixels.
+        """
         queries, keys = self._clip(queries, keys)
-        height, width = max(1, -(-len(queries) // max(rows, 1))), max(1, -(-len(keys) // max(columns, 1)))
-        near = max(len(queries), len(keys)) <= MAX_EXACT
-        if self.sight.kept is not None and near:
-            return Grid(self.windows(head).sums(queries, keys, (height, width)), (height, width), True)
+        if self.sight.kept is not None and len(queries) * len(keys) <= MAX_EXACT**2:
+            return self._sum_exact(head, queries, keys, blocks)
         if not self.sight.blocks[0]:
-            return Grid(torch.zeros(0, 0), (height, width), False)
-        sums = _resample(
-            self._read_map(head),
-            _block_edges(queries, height, self.first[0], self.counts[0], self.blocks[0]),
-            _block_edges(keys, width, 0, self.counts[1], self.blocks[1]),
-        )
-        return Grid(sums, (height, width), self.blocks == (1, 1))
+            raise RecordError(f"{self.sight.name} has no map, so a window has at most {MAX_EXACT:,}² weights")
+        return self._sum_map(head, queries, keys, blocks)
+
+    def _sum_exact(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
+        windows = self.windows(head)
+        sums, hidden = windows.sums(queries, keys, blocks), windows.find_hidden_blocks(queries, keys, blocks)
+        return Grid(_mark_hidden(sums, hidden), blocks, True, (queries, keys))
+
+    def _sum_map(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
+        area = [_widen_to_pixels(*one) for one in zip((queries, keys), self.first, self.ends, self.blocks, strict=True)]
+        places = [
+            slice((part.start - first) // pixel, -(-(part.stop - first) // pixel))
+            for part, first, pixel in zip(area, self.first, self.blocks, strict=True)
+        ]
+        together = [max(1, -(-block // pixel)) for block, pixel in zip(blocks, self.blocks, strict=True)]
+        sums = sum_blocks(sum_blocks(self._read_map(head)[places[0], places[1]], together[0], 0), together[1], 1)
+        height, width = (count * pixel for count, pixel in zip(together, self.blocks, strict=True))
+        if self.sight.kept is not None:
+            sums = _mark_hidden(sums, self.windows(head).find_hidden_blocks(area[0], area[1], (height, width)))
+        return Grid(sums, (height, width), self.step == 1, (area[0], area[1]))
 
     def compute_weights(self, head: int) -> Float[Tensor, "queries keys"]:
-        """All weights at once, for short texts."""
+        """All weights at once, for short texts; −0.0 where the mask hides the key."""
         if self.sight.kept is None:
             return self._read_map(head)
-        return self.windows(head).sums(*self._all_positions())
+        return self._sum_exact(head, *self._all_positions(), (1, 1)).sums
 
     def compute_row(self, head: int, query: int) -> WeightLine:
         """The weights of the query at this position; if they were not kept, its top keys alone."""
         if self.sight.kept is not None:  # fast at any length
-            weights = self.windows(head).sums(range(query, query + 1), range(self.counts[1]))[0]
+            weights = self._sum_exact(head, range(query, query + 1), range(self.counts[1]), (1, 1)).sums[0]
             return WeightLine(weights, _find_largest(weights, 0))
         if self.exact:
             weights = self._read_map(head)[query - self.first[0]]
@@ -127,7 +150,7 @@ class AttentionMap:
         """The weights that all queries give to the key at this position."""
         first, count = self.first[0], self.counts[0]
         if self.sight.kept is not None:
-            weights = self.windows(head).sums(range(first, first + count), range(key, key + 1))[:, 0]
+            weights = self._sum_exact(head, range(first, first + count), range(key, key + 1), (1, 1)).sums[:, 0]
         elif self.exact:
             weights = self._read_map(head)[:, key]
         else:
@@ -148,6 +171,7 @@ class AttentionMap:
         heads = []
         for head in self.sight.heads:
             sums = self._read_map(head) if self.sight.blocks[0] else self.sum_overview(head).sums
+            sums = sums.nan_to_num(0.0, 0.0, 0.0)  # the map itself says where weights are not finite
             rows, columns = (torch.linspace(0, n, THUMBNAIL + 1, dtype=torch.double) for n in sums.shape)
             small = _resample(sums, rows, columns).sqrt() if sums.numel() else torch.zeros(THUMBNAIL, THUMBNAIL)
             full = max(float(small.max()), 2 * float(sums.sum()) ** 0.5 / THUMBNAIL, 1e-12)
@@ -165,20 +189,34 @@ class AttentionMap:
 
     def _read_map(self, head: int) -> Float[Tensor, "rows columns"]:
         """The recorded map; multiplied if only every n-th query was measured."""
-        base = self.sight.map[self.sample, self.sight.place_of(head)]
-        return base if self.step == 1 else base * self.step
+        place = self.sight.place_of(head)
+        base = self.sight.map[self.sample, place]
+        if self.step > 1:
+            return base * self.step
+        visible = self.sight.visible
+        if self.blocks != (1, 1) or visible is None:
+            return base
+        own = visible[self.sample if len(visible) > 1 else 0]
+        empty = base == 0  # if they are as many as the mask hides, they are those
+        hidden = empty & (empty.sum(-1) == self.counts[1] - own[place if len(own) > 1 else 0])[:, None]
+        return _mark_hidden(base, hidden)
 
 
-def _block_edges(positions: range, block: int, first: int, count: int, pixel: int) -> Float[Tensor, " edges"]:
-    """The borders of blocks of positions, in pixels of a map whose last pixel may cover fewer positions.
+def _widen_to_pixels(part: range, first: int, end: int, pixel: int) -> range:
+    """The pixels that contain these positions, if pixels of this size begin at `first` and the last ends at `end`.
 
-    >>> _block_edges(range(4, 9), 2, 0, 9, 4).tolist()
-    [1.0, 1.5, 2.0, 3.0]
+    >>> _widen_to_pixels(range(5, 9), 0, 11, 4)
+    range(4, 11)
     """
-    edges = torch.arange(positions.start, positions.stop + block, block, dtype=torch.double)
-    edges = edges[: -(-len(positions) // block) + 1].clamp(max=positions.stop) - first
-    last = max(count - 1, 0) // pixel
-    return torch.where(edges <= last * pixel, edges / pixel, last + (edges - last * pixel) / (count - last * pixel))
+    stop = first + -(-(part.stop - first) // pixel) * pixel
+    return range(part.start - (part.start - first) % pixel, min(end, stop))
+
+
+def _mark_hidden(
+    sums: Float[Tensor, "rows columns"], hidden: Bool[Tensor, "rows columns"] | None
+) -> Float[Tensor, "rows columns"]:
+    """The sums with −0.0 where everything is hidden."""
+    return sums if hidden is None else sums.masked_fill(hidden, -0.0)
 
 
 def _resample(
@@ -209,6 +247,6 @@ def _resample(
 
 
 def _find_largest(weights: Float[Tensor, " tokens"], first: int) -> list[tuple[int, float]]:
-    values, places = weights.topk(min(TOP, len(weights)))
+    values, places = weights.nan_to_num(-1.0, -1.0, -1.0).topk(min(TOP, len(weights)))
     pairs = zip(places.tolist(), values.tolist(), strict=True)
     return [(place + first, value) for place, value in pairs if value > 0]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from clearhead.errors import ConfigError, RecordError
@@ -212,8 +213,13 @@ def _encode_attention(
     sight, sample = attention.sight, attention.sample
     yield "thumbs", encode_bytes(attention.draw_thumbnails())
     if exact:
-        encoded = encode_weights(torch.stack([attention.compute_weights(head) for head in exact]), levels)
+        weights = torch.stack([attention.compute_weights(head) for head in exact])
+        encoded = encode_weights(weights, levels)
         yield "weights", encoded._replace(layout={**encoded.layout, "heads": exact})
+        hidden = weights.signbit() & (weights == 0)
+        if bool(hidden.any()):
+            alike = bool((hidden == hidden[:1]).all())
+            yield "hidden", encode_bytes((hidden[:1] if alike else hidden).numpy().astype(np.uint8))
     if sight.norms is not None and room:
         yield "norms", encode_floats(sight.norms[sample])
     if len(exact) == len(sight.heads):

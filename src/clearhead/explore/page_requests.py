@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -183,16 +184,19 @@ class _SingleThread:
 
 def _grid_response(grid: Grid) -> Response:
     rows, columns = grid.sums.shape
-    header = {"rows": rows, "columns": columns, "exact": grid.exact, "blocks": list(grid.blocks)}
+    area = [end for part in grid.area for end in (part.start, part.stop)]
+    header = {"rows": rows, "columns": columns, "exact": grid.exact, "blocks": list(grid.blocks), "area": area}
     return Response.from_numbers(header, grid.sums)
 
 
 def _window_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
     queries, keys = _read_window(query)
-    rows, columns = _read_integer(query, "rows"), _read_integer(query, "columns")
-    if not queries or not keys or rows < 1 or columns < 1 or rows * columns > MAX_CELLS:
-        raise RecordError(f"a window has at least one query, key, row and column, and at most {MAX_CELLS:,} cells")
-    return _grid_response(attention.sum_window(head, queries, keys, rows, columns))
+    height, width = _read_integer(query, "height"), _read_integer(query, "width")
+    if not queries or not keys or height < 1 or width < 1:
+        raise RecordError("a window and its blocks have at least one query and one key")
+    if -(-len(queries) // height) * -(-len(keys) // width) > MAX_CELLS:
+        raise RecordError(f"a window has at most {MAX_CELLS:,} blocks")
+    return _grid_response(attention.sum_window(head, queries, keys, (height, width)))
 
 
 def _read_window(query: Mapping[str, str]) -> tuple[range, range]:
@@ -205,16 +209,21 @@ def _row_response(attention: AttentionMap, head: int, query: Mapping[str, str]) 
     position = _read_position(attention, query, "query", 0)
     line, norms, place = attention.compute_row(head, position), attention.sight.norms, attention.sight.place_of(head)
     own = None if norms is None else norms[attention.sample, place]
-    top = [[key, weight, None if own is None else float(own[key])] for key, weight in line.top]
+    top = [[key, weight, None if own is None else _finite(own[key])] for key, weight in line.top]
     return Response.from_numbers({"top": top, "length": 0 if line.weights is None else len(line.weights)}, line.weights)
 
 
 def _column_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
     key = _read_position(attention, query, "key", 1)
     line = attention.compute_column(head, key)
-    header = {"top": line.top, "received": float(attention.compute_received(head)[key])}
+    header = {"top": line.top, "received": _finite(attention.compute_received(head)[key])}
     header["length"] = 0 if line.weights is None else len(line.weights)
     return Response.from_numbers(header, line.weights)
+
+
+def _finite(value: Float[Tensor, ""]) -> float | None:
+    """The number; None for NaN and infinities, which JSON does not have."""
+    return float(value) if math.isfinite(value) else None
 
 
 def _read_position(attention: AttentionMap, query: Mapping[str, str], name: str, axis: int) -> int:

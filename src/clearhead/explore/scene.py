@@ -177,6 +177,8 @@ class Scene:
             "keys": keys,
             "counts": list(attention.counts),
             "blocks": list(attention.overview_blocks(pixels)),
+            "pixel": list(attention.blocks) if attention.sight.blocks[0] else None,
+            "estimated": attention.step > 1,
             "first": list(attention.first),
             "heads": [{**head, "exact": attention.exact} for head in heads],
         }

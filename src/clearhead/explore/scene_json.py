@@ -58,7 +58,9 @@ class AttentionJson(TypedDict):
     queries: str  # the name of an axis
     keys: str
     counts: list[int]  # queries, keys
-    blocks: list[int]  # queries and keys in a pixel of the map
+    blocks: list[int]  # queries and keys in a pixel of the map that comes first
+    pixel: list[int] | None  # in a pixel of the recorded map, which may be finer; None without one
+    estimated: bool  # whether only every n-th query was measured
     first: list[int]  # the positions of the first query and key
     heads: list[HeadJson]
 
@@ -103,6 +105,7 @@ class BlockJson(TypedDict, total=False):
     planes: int  # byte planes, or
     pack: str  # "nibbles", with
     rest: int  # so many values that do not fit
+    odd: bool  # whether the integers after the last level stand for NaN, infinity and minus infinity
     levels: int  # the integer that stands for 1, or
     scale: list[float]  # for this value of each head
 

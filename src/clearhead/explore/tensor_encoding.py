@@ -22,6 +22,7 @@ from clearhead.explore.scene_json import BlockJson
 
 LEVELS = (65535, 10000)  # finer numbers of levels, used if there is room
 MIN_LEVELS = 1000
+MAX_ODD_LEVELS = 65532  # leaves three codes of 16 bits for NaN and infinities
 ESCAPE = 15  # a nibble for values that do not fit: the rest follows after all nibbles
 UNSAFE = {0: "\u0100", 13: "\u010d", 60: "\u013c"}  # HTML would change NUL, CR and <; the code & 127 is the same
 
@@ -38,14 +39,22 @@ def encode_weights(
 ) -> EncodedTensor:
     """Numbers from 0 to 1, or to the `scale` of each head, as levels: the error is at most scale / (2 · levels).
 
+    Where any number is NaN or infinite, the next three integers stand for NaN, infinity and minus infinity.
+
     >>> encode_weights(torch.tensor([[[0.25, 0.75]]])).layout
     {'shape': [1, 1, 2], 'levels': 1000, 'planes': 2}
     """
-    numbers = weights.double()
+    numbers, odd = weights.double(), not bool(weights.isfinite().all())
+    levels = min(levels, MAX_ODD_LEVELS) if odd else levels
     if scale is not None:
         numbers = numbers / torch.tensor(scale, dtype=torch.double).clamp(min=1e-300).view(-1, 1, 1)
-    values = (numbers * levels).round().clamp(0, levels).numpy().astype(np.uint16)
+    values = (numbers.nan_to_num(0.0, 0.0, 0.0) * levels).round().clamp(0, levels).numpy().astype(np.uint16)
     layout: BlockJson = {"shape": list(weights.shape), "levels": levels}
+    if odd:
+        kinds = (numbers.isnan(), numbers == math.inf, numbers == -math.inf)
+        for code, found in enumerate(kinds, start=levels + 1):
+            values[found.numpy()] = code
+        layout["odd"] = True
     if scale is not None:
         layout["scale"] = scale
     if values.size and values.mean() < ESCAPE / 3:

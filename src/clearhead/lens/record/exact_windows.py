@@ -26,6 +26,7 @@ from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
 CELLS = 2**22  # scores held at once where a whole row is needed
 TILE = 2**19  # scores held at once where they are summed: they should stay in the processor's cache
+MASKED = 2**22  # weights of a window whose mask is looked at weight by weight
 GRAIN = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
 
@@ -48,6 +49,7 @@ class HeadWindows:
         self.key_place = place // (kept.q.shape[1] // kept.k.shape[1])
         scale = kept.scale.flatten().tolist() if isinstance(kept.scale, Tensor) else [kept.scale]
         self.scale: float = scale[place if len(scale) > 1 else 0]
+        self._summary: tuple[tuple[int, int], Tensor] | None = None  # of the mask: which blocks show anything
 
     def weights(self, queries: int | slice | None, keys: int | slice | None) -> Float[Tensor, "queries keys"]:
         """The weights of some queries for some keys, computed in float64."""
@@ -100,6 +102,45 @@ class HeadWindows:
                 add_rows(start)
         return found
 
+    def find_hidden_blocks(
+        self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)
+    ) -> Bool[Tensor, "rows columns"] | None:
+        """The blocks whose keys the mask, or a bias of −inf, hides from all of their queries; None if none are hidden.
+
+        Blocks are those of `sums`. Large ones count as hidden only where the mask itself says so, without its weights.
+        """
+        kept, (height, width) = self.kept, blocks
+        bare = len(kept.parts) == 1 and kept.parts[0].mask is None and kept.parts[0].bias is None
+        if bare and int(kept.lengths[self.sample]) >= kept.q.shape[2]:
+            return None
+        if len(queries) * len(keys) > MASKED:
+            return self._find_hidden_from_afar(queries, keys, blocks)
+        hidden = torch.ones(len(queries), len(keys), dtype=torch.bool)
+        for step, own in self._split_by_step(queries):
+            rows = slice(own.start - queries.start, own.stop - queries.start)
+            hidden[rows] = self._score(step, torch.zeros(len(own), len(keys)), own, keys) == -math.inf
+        hidden[max(0, kept.first_query + int(kept.lengths[self.sample]) - queries.start) :] = True
+        return hidden if blocks == (1, 1) else _all_in_blocks(_all_in_blocks(hidden, height, 0), width, 1)
+
+    def _find_hidden_from_afar(
+        self, queries: range, keys: range, blocks: tuple[int, int]
+    ) -> Bool[Tensor, "rows columns"] | None:
+        """The same from the mask's own summary of its blocks."""
+        step = self.kept.parts[0]
+        starts = (queries.start - step.first_query, keys.start - step.first_key)
+        aligned = all(start >= 0 and start % block == 0 for start, block in zip(starts, blocks, strict=True))
+        cells = math.prod(-(-count // block) for count, block in zip((step.queries, step.keys), blocks, strict=True))
+        if len(self.kept.parts) > 1 or step.mask is None or not aligned or cells > 4 * CELLS:
+            return None
+        if self._summary is None or self._summary[0] != blocks:
+            self._summary = (blocks, self._select_own(step.mask.blocks(step.queries, step.keys, *blocks)[0]))
+        own = self._summary[1]
+        rows, columns = (
+            range(start // block, -(-(start + len(part)) // block))
+            for start, part, block in zip(starts, (queries, keys), blocks, strict=True)
+        )
+        return ~_select_blocks(own, rows, columns).expand(len(rows), -1)
+
     def _split_by_step(self, rows: range) -> Iterator[tuple[Step, range]]:
         """The steps that contain these queries, each with its share of them."""
         for step in self.kept.parts:
@@ -114,7 +155,14 @@ class HeadWindows:
         kept = self.kept
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
         q = kept.q[self.sample, self.place, i - kept.first_query].double()
-        products = q @ kept.k[self.sample, self.key_place, j].double().T * self.scale
+        return self._score(step, q @ kept.k[self.sample, self.key_place, j].double().T * self.scale, rows, columns)
+
+    def _score(
+        self, step: Step, products: Float[Tensor, "queries keys"], rows: range, columns: range
+    ) -> Float[Tensor, "queries keys"]:
+        """cap(products) + bias; −inf for what is hidden."""
+        kept = self.kept
+        i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
         b, h = torch.tensor([[self.sample]]), torch.tensor([[self.place]])
         i, j = (i - step.first_query)[:, None], (j - step.first_key)[None, :]
         exists = (j >= 0) & (j < step.keys)
@@ -205,6 +253,16 @@ class HeadWindows:
         samples, heads = tensor.shape[:2]
         own: Tensor = tensor[self.sample if samples > 1 else 0, self.place if heads > 1 else 0]
         return own
+
+
+def _all_in_blocks(values: Bool[Tensor, "rows columns"], block: int, axis: int) -> Bool[Tensor, "..."]:
+    """Whether all values of each block along an axis are true; the last block may be short."""
+    if block == 1:
+        return values
+    padding = (0, -values.shape[axis] % block)
+    padded = F.pad(values, padding if axis else (0, 0, *padding), value=True)
+    found: Tensor = padded.unflatten(axis, (-1, block)).all(axis + 1)
+    return found
 
 
 def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:

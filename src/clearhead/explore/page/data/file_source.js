@@ -1,9 +1,10 @@
 // FileSource: reads the numbers that are inside the HTML file.
 
-import { Blocks, complete, meaning } from "./tensor_decoding.js";
-import { blocksIn, largest, poolWeights, resampleMap } from "./pooling.js";
+import { Blocks, complete, floatsOf, meaning } from "./tensor_decoding.js";
+import { largest, poolWeights } from "./pooling.js";
 
 export const TOP_SHOWN = 10;
+const FLOATS_KEPT = 4;
 
 export class FileSource {
   constructor(scene, blocks = new Blocks()) {
@@ -16,6 +17,7 @@ export class FileSource {
   keep(scene) {
     this.data = scene.data ?? {};
     this.without = scene.without ?? {};
+    this.floats = new Map(); // weights with what is hidden or no number, by attention and head
     this.attentions = new Map(scene.attentions.map((one) => [one.name, one]));
     return scene;
   }
@@ -43,14 +45,18 @@ export class FileSource {
     return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
   }
 
-  async window(name, head, q0, q1, k0, k1, rows, columns) {
-    const { counts, first, blocks } = this.attentions.get(name);
-    const sizes = [Math.ceil((q1 - q0) / rows), Math.ceil((k1 - k0) / columns)];
+  /** By how much the numbers of this head may be wrong, as they are rounded. */
+  precision(name, head) {
+    const kind = this.exact(name, head) ? "weights" : "map";
+    return 0.5 / (this.data[name]?.[kind]?.levels ?? Infinity);
+  }
+
+  /** A window of a head of which the file has every weight, in blocks of so many queries and keys. */
+  async window(name, head, q0, q1, k0, k1, height, width) {
+    const { first } = this.attentions.get(name);
     const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
     const weights = await this.weights(name, head);
-    if (weights) return { ...poolWeights(weights, ...place, ...sizes), exact: true, blocks: sizes };
-    const map = await this.map(name, head);
-    return { ...resampleMap(map, blocks, counts, ...place, ...sizes), exact: false, blocks: sizes };
+    return { ...poolWeights(weights, ...place, height, width), exact: true, blocks: [height, width] };
   }
 
   async row(name, head, query) {
@@ -140,7 +146,17 @@ export class FileSource {
     const [, queries, keys] = entry.shape;
     const numbers = await this.blocks.numbers(entry);
     const unit = 1 / (entry.levels ?? 1);
-    return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
+    const mask = this.data[name].hidden;
+    if (!mask && !entry.odd) return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
+    const key = `${name}/${head}`;
+    if (!this.floats.has(key)) {
+      if (this.floats.size >= FLOATS_KEPT) this.floats.clear();
+      const size = queries * keys;
+      const hidden = mask ? await this.blocks.numbers(mask) : null;
+      const start = hidden && mask.shape[0] > 1 ? place * size : 0;
+      this.floats.set(key, floatsOf(numbers.subarray(place * size, (place + 1) * size), entry, hidden?.subarray(start, start + size)));
+    }
+    return { numbers: this.floats.get(key), unit, at: (q) => [q * keys, keys] };
   }
 }
 

@@ -9,9 +9,15 @@ export class ServerSource {
     this.about = {};
   }
 
-  /** The server computes every weight. */
-  exact() {
-    return true;
+  /** Whether the server can compute every weight of this head. */
+  exact(name, head) {
+    const attention = this.attentions.find((one) => one.name === name);
+    return Boolean(attention?.heads.find((one) => one.number === head)?.exact);
+  }
+
+  /** By how much numbers are wrong: as float32 they are exact. */
+  precision() {
+    return 0;
   }
 
   /** The newest scene, or one of the other views of the record. */
@@ -23,6 +29,7 @@ export class ServerSource {
   /** Later requests are about this scene; another tab may show another one. */
   keep(scene) {
     this.about = {};
+    this.attentions = scene.attentions ?? [];
     if (scene.id !== undefined) this.about.scene = scene.id;
     if (scene.view !== undefined) this.about.view = scene.view;
     return scene;
@@ -32,8 +39,8 @@ export class ServerSource {
     return this.numbers("map", { name, head });
   }
 
-  async window(name, head, q0, q1, k0, k1, rows, columns, signal) {
-    return this.numbers("window", { name, head, q0, q1, k0, k1, rows, columns }, signal);
+  async window(name, head, q0, q1, k0, k1, height, width, signal) {
+    return this.numbers("window", { name, head, q0, q1, k0, k1, height, width }, signal);
   }
 
   async row(name, head, query) {

@@ -119,5 +119,12 @@ export class Blocks {
 export function meaning(entry, place) {
   const levels = entry.levels ?? 1;
   const scale = entry.scale ? entry.scale[place] : 1;
-  return (raw) => (raw / levels) * scale;
+  const odd = [NaN, Infinity, -Infinity];
+  return (raw) => (entry.odd && raw > levels ? odd[raw - levels - 1] : (raw / levels) * scale);
+}
+
+/** Levels as floats, with -0 for what is hidden, and the codes after the last level for NaN, infinity and minus infinity. */
+export function floatsOf(numbers, entry, hidden) {
+  const codes = [NaN, Infinity, -Infinity];
+  return Float32Array.from(numbers, (raw, i) => (hidden?.[i] ? -0 : entry.odd && raw > entry.levels ? codes[raw - entry.levels - 1] : raw));
 }

@@ -4,9 +4,12 @@ import { intensity } from "../draw/colours.js";
 import { poolWeights } from "./pooling.js";
 
 const TILE = 512; // pixels
+const MOST_WEIGHTS = 8192 ** 2; // of a tile: the server computes no more at once
+const NEAR = 8000; // the square root of the weights on the screen up to which they are worth their computation
 const TILES_KEPT = 40;
 const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
+const HIDDEN = -(2 ** 31); // the bits of -0, the weight of what the mask hides
 
 /** The tiles of one head at all resolutions. */
 export class HeadTiles {
@@ -25,8 +28,10 @@ export class HeadTiles {
     this.running = new Map();
     this.failed = new Set(); // not asked for again until the map moves
     this.problem = null;
-    this.finer = attention.blocks[0] > 1 || attention.blocks[1] > 1 ? source.exact(attention.name, head) : false;
     this.whole = attention.blocks[0] === 1 && attention.blocks[1] === 1;
+    this.finer = !this.whole && source.exact(attention.name, head); // whether every weight can be had
+    this.pixel = source.live && !attention.estimated ? attention.pixel : null; // of the recorded map
+    this.shown = attention.blocks; // the blocks on the screen
     this.loaded = this.load();
   }
 
@@ -34,7 +39,7 @@ export class HeadTiles {
     try {
       const { name, counts, blocks } = this.attention;
       const map = await this.source.map(name, this.head);
-      this.base = new Tile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: this.whole });
+      this.base = new Tile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: !this.attention.estimated });
       this.largest = largestOf(this.base);
       this.typical = typicalOf(this.base);
       if (!this.whole && !this.finer) this.tops = await this.source.tops(name, this.head);
@@ -44,46 +49,84 @@ export class HeadTiles {
     this.arrived();
   }
 
-  /** The tiles of a level that intersect a window; missing ones are requested, the middle first. */
-  covering(window, levels) {
-    const spans = levels.map((level) => TILE * 2 ** level);
+  /**
+   * What the screen shows: tiles of one resolution, over coarser ones as long as some of them are missing.
+   * @returns {{blocks: number[], under: Iterable<Tile>, tiles: Tile[], finest: boolean}}
+   */
+  view(viewport) {
+    const { window } = viewport;
+    const wanted = viewport.cell.map((size) => 2 ** Math.max(0, Math.floor(Math.log2(1 / size) + 0.3)));
+    if (this.whole) return this.showing({ blocks: wanted, under: [], tiles: [this.pooled(wanted)], finest: true });
+    const blocks = this.blocksFor(window, wanted);
+    if (!blocks) {
+      this.rest();
+      return this.showing({ blocks: this.base.blocks, under: [], tiles: [this.base], finest: false });
+    }
+    const { found, complete } = this.covering(window, blocks);
+    if (!found.length) return this.showing({ blocks: this.base.blocks, under: [this.base, ...this.coarser(window, blocks)], tiles: [], finest: false });
+    return this.showing({ blocks, under: complete ? [] : [this.base, ...this.coarser(window, blocks)], tiles: found, finest: true });
+  }
+
+  showing(view) {
+    this.shown = view.blocks;
+    return view;
+  }
+
+  /** The blocks for a window: sums of exact weights, or where those are too many, whole pixels of the recorded map; null if the first map has no finer. */
+  blocksFor({ q0, q1, k0, k1 }, wanted) {
+    const near = (q1 - q0) * (k1 - k0) <= NEAR ** 2;
+    const doubled = (pixel, block) => pixel * 2 ** Math.max(0, Math.floor(Math.log2(block / pixel) + 0.3));
+    const blocks = this.finer && near ? wanted : this.pixel?.map((pixel, side) => doubled(pixel, wanted[side]));
+    return blocks?.some((block, side) => block < this.attention.blocks[side]) ? blocks : null;
+  }
+
+  /** Queries and keys of a tile: whole blocks of few enough weights. */
+  spansOf(blocks) {
+    const cells = [TILE, TILE];
+    const size = (side) => Math.min(cells[side] * blocks[side], this.attention.counts[side]);
+    while (size(0) * size(1) > MOST_WEIGHTS && Math.max(...cells) > 1) cells[size(0) >= size(1) ? 0 : 1] /= 2;
+    return cells.map((count, side) => count * blocks[side]);
+  }
+
+  /** The tiles in these blocks that intersect a window; missing ones are requested, the middle first. */
+  covering(window, blocks) {
+    const spans = this.spansOf(blocks);
     const found = [];
     const missing = [];
     for (let row = Math.floor(window.q0 / spans[0]); row * spans[0] < window.q1; row++) {
       for (let column = Math.floor(window.k0 / spans[1]); column * spans[1] < window.k1; column++) {
-        const key = `${levels}/${row}/${column}`;
+        const key = `${blocks}/${row}/${column}`;
         const tile = this.tiles.get(key);
         if (tile) {
           this.tiles.delete(key); // the newest stay longest
           this.tiles.set(key, tile);
           found.push(tile);
-        } else missing.push({ key, levels, row, column, spans });
+        } else missing.push({ key, blocks, row, column, spans });
       }
     }
+    this.needed = found.length + missing.length;
     this.ask(missing, window);
-    return found;
+    return { found, complete: !missing.length };
   }
 
-  /** The whole map in blocks of 2^level, summed here from exact weights. */
-  pooled(levels) {
-    const key = `whole/${levels}`;
-    if (levels[0] === 0 && levels[1] === 0) return this.base;
+  /** The whole map in these blocks, summed here from exact weights. */
+  pooled(blocks) {
+    const key = `whole/${blocks}`;
+    if (blocks[0] === 1 && blocks[1] === 1) return this.base;
     if (!this.tiles.has(key)) {
       const { rows, columns, shares } = this.base;
       const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
-      const sizes = levels.map((level) => 2 ** level);
-      const found = poolWeights(unit, 0, rows, 0, columns, ...sizes);
-      this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks: sizes, exact: true }));
+      const found = poolWeights(unit, 0, rows, 0, columns, ...blocks);
+      this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks, exact: true }));
     }
     return this.tiles.get(key);
   }
 
-  /** Coarser tiles that are loaded, to show until finer ones arrive. */
-  *coarser(window, levels) {
-    for (const tile of this.tiles.values()) {
-      const rougher = tile.blocks[0] > 2 ** levels[0] || tile.blocks[1] > 2 ** levels[1];
-      if (rougher && tile.q0 < window.q1 && tile.q1 > window.q0 && tile.k0 < window.k1 && tile.k1 > window.k0) yield tile;
-    }
+  /** Coarser tiles that are loaded, to show until finer ones arrive; the coarsest first. */
+  coarser(window, blocks) {
+    const rougher = (tile) => tile.blocks[0] > blocks[0] || tile.blocks[1] > blocks[1];
+    const meets = (tile) => tile.q0 < window.q1 && tile.q1 > window.q0 && tile.k0 < window.k1 && tile.k1 > window.k0;
+    return [...this.tiles.values()].filter((tile) => rougher(tile) && meets(tile)).sort((one, other) => other.grain - one.grain);
   }
 
   ask(missing, window) {
@@ -109,7 +152,7 @@ export class HeadTiles {
     while (this.running.size < AT_ONCE && this.wanted.length) this.fetch(this.wanted.shift());
   }
 
-  async fetch({ key, levels, row, column, spans }) {
+  async fetch({ key, blocks, row, column, spans }) {
     const stop = new AbortController();
     this.running.set(key, stop);
     const { name, counts, first } = this.attention;
@@ -119,14 +162,12 @@ export class HeadTiles {
     };
     try {
       await new Promise((resolve) => setTimeout(resolve)); // a frame may be painted in between
-      const rows = Math.ceil((area.q1 - area.q0) / 2 ** levels[0]);
-      const columns = Math.ceil((area.k1 - area.k0) / 2 ** levels[1]);
       const place = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
-      const found = await this.source.window(name, this.head, ...place, rows, columns, stop.signal);
+      const found = await this.source.window(name, this.head, ...place, ...blocks, stop.signal);
       this.tiles.set(key, new Tile(area, found));
       this.problem = null;
       for (const old of this.tiles.keys()) {
-        if (this.tiles.size <= TILES_KEPT) break;
+        if (this.tiles.size <= Math.max(TILES_KEPT, 2 * this.needed)) break;
         this.tiles.delete(old);
       }
     } catch (problem) {
@@ -138,6 +179,16 @@ export class HeadTiles {
     this.running.delete(key);
     this.arrived();
     this.advance();
+  }
+
+  /** The largest weight among the top keys of a window. */
+  largestTop({ q0, q1, k0, k1 }) {
+    const first = this.attention.first[1];
+    let most = 0;
+    for (let q = q0; q < q1; q++) {
+      for (const [key, weight] of this.tops.of(q)) if (key - first >= k0 && key - first < k1 && weight > most) most = weight;
+    }
+    return most;
   }
 
   /** For each block, the mean over its cells without the top keys. */
@@ -161,18 +212,24 @@ export class HeadTiles {
     }
   }
 
-  /** The value of one cell, from the finest tile that covers it. */
+  /** The value of one cell, as it is drawn: from the finest tile that covers it, but no finer than what is shown. */
   at(q, k) {
     let best = this.base;
+    const fits = (tile) => tile.blocks[0] >= this.shown[0] && tile.blocks[1] >= this.shown[1];
     for (const tile of this.tiles.values()) {
       const covers = q >= tile.q0 && q < tile.q1 && k >= tile.k0 && k < tile.k1;
-      if (covers && (!best || tile.grain < best.grain || (tile.exact && !best.exact && tile.grain <= best.grain))) best = tile;
+      if (covers && fits(tile) && (!best || !fits(best) || tile.grain < best.grain)) best = tile;
     }
     if (!best) return null;
     const cell = best.cell(q, k);
-    if (cell.exact && cell.rows === 1 && cell.columns === 1) return cell;
+    if (cell.rows === 1 && cell.columns === 1) return cell;
     const top = this.tops?.of(q).find(([key]) => key === k + this.attention.first[1]);
     return top ? { q0: q, k0: k, rows: 1, columns: 1, sum: top[1], share: top[1], exact: true } : cell;
+  }
+
+  /** By how much a number of this head may be wrong, as the file rounds it. */
+  get precision() {
+    return this.source.precision(this.attention.name, this.head);
   }
 
   /** The share of attention with the full colour, for cells of so many tokens; heads side by side share a scale. */
@@ -219,6 +276,9 @@ export class Tile {
     }
     this.picture = null;
     this.pictured = "";
+    this.bits = new Int32Array(this.shares.buffer, this.shares.byteOffset, this.shares.length);
+    this.hides = this.bits.includes(HIDDEN);
+    this.odd = this.shares.some((share) => !Number.isFinite(share));
   }
 
   cell(q, k) {
@@ -231,7 +291,7 @@ export class Tile {
     return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * rows, exact: this.exact };
   }
 
-  /** The bitmap in these colours; zeros stay transparent. */
+  /** The bitmap in these colours; what the mask hides stays transparent. */
   paint(scale, curve, full) {
     const key = `${scale.key}/${curve}/${full}`;
     if (this.pictured === key) return this.picture;
@@ -241,11 +301,10 @@ export class Tile {
     const pixels = new Uint32Array(image.data.buffer);
     const steps = Uint32Array.from({ length: 4097 }, (_, i) => scale.packed[Math.round(255 * intensity(curve, i / 4096, 1))]);
     const factor = 4096 / full;
-    const { shares } = this;
-    if (curve === "log") {
-      for (let i = 0; i < shares.length; i++) if (shares[i] > 0) pixels[i] = scale.packed[Math.round(255 * intensity(curve, shares[i], full))];
-    } else {
-      for (let i = 0; i < shares.length; i++) if (shares[i] > 0) pixels[i] = steps[Math.min(4096, Math.ceil(shares[i] * factor))];
+    const { shares, bits } = this;
+    const colour = (share) => (curve === "log" ? scale.packed[Math.round(255 * intensity(curve, share, full))] : steps[Math.min(4096, Math.ceil(share * factor))]);
+    for (let i = 0; i < shares.length; i++) {
+      if (bits[i] !== HIDDEN) pixels[i] = Number.isFinite(shares[i]) ? colour(Math.max(0, shares[i])) : scale.oddPacked;
     }
     context.putImageData(image, 0, 0);
     this.pictured = key;
@@ -255,7 +314,7 @@ export class Tile {
 
 function largestOf(tile) {
   let most = 0;
-  for (const share of tile.shares) if (share > most) most = share;
+  for (const share of tile.shares) if (share > most && share < Infinity) most = share;
   return most;
 }
 
@@ -265,7 +324,7 @@ function typicalOf(tile) {
   let rows = 0;
   for (let row = 0; row < tile.rows; row++) {
     let most = 0;
-    for (let i = row * tile.columns; i < (row + 1) * tile.columns; i++) if (tile.shares[i] > most) most = tile.shares[i];
+    for (let i = row * tile.columns; i < (row + 1) * tile.columns; i++) if (tile.shares[i] > most && tile.shares[i] < Infinity) most = tile.shares[i];
     if (most > 0) rows++;
     sum += most;
   }

@@ -19,7 +19,8 @@ export async function sumLines(explorer, chosen, direction, positions) {
     const weights = new Float32Array(lines[0].weights.length);
     for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
     const top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
-    return { weights, sparse: new Map(), top, received, most: top[0]?.[1] ?? 0, tokens: lines.length };
+    const odd = weights.some((weight) => !Number.isFinite(weight));
+    return { weights, sparse: new Map(), top, received, most: top[0]?.[1] ?? 0, tokens: lines.length, odd };
   }
   const sparse = new Map();
   for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight);

@@ -59,6 +59,10 @@ export class Scale {
     });
     this.packed = Uint32Array.from(this.colours, ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
     this.texts = this.colours.map(([red, green, blue]) => `rgb(${red},${green},${blue})`);
+    this.odd = dark ? "#7fd6ff" : "#5b2a86"; // NaN and infinities, in no hue of a scale
+    this.oddInk = dark ? "#101820" : "#ffffff";
+    const [oddRed, oddGreen, oddBlue] = rgbOf(this.odd);
+    this.oddPacked = ((255 << 24) | (oddBlue << 16) | (oddGreen << 8) | oddRed) >>> 0;
     this.inks = this.colours.map((colour) => (luminance(colour) > 0.26 ? "#1d2433" : "#ffffff"));
   }
 
@@ -122,7 +126,7 @@ export function readTheme() {
   const family = colour("sans") || "sans-serif";
   return {
     ink: colour("ink"), soft: colour("soft"), line: colour("line"), accent: colour("accent"), second: colour("second"),
-    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), beam: colour("beam"), word: colour("word"), family,
+    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), hatch: colour("hatch"), beam: colour("beam"), word: colour("word"), family,
     font: `13px ${family}`, strongFont: `600 13px ${family}`, smallFont: `11px ${family}`, tinyFont: `10px ${family}`,
   };
 }

@@ -1,11 +1,10 @@
 // The cells of a map: rectangles with numbers where they are large, pictures of tiles where they are small.
 
+import { cellFormat, isHidden } from "../data/number_format.js";
 import { intensity } from "./colours.js";
 import { paintKeys, paintQueries } from "./axis_labels.js";
 
 const RECTANGLE = 6; // pixels from which on cells are drawn one by one
-const NEAR = 8000; // tokens on the screen up to which weights are worth their computation
-const AFAR = 5; // the level of tiles that are too large for it
 const SHARP = 3; // pixels from which on cells keep hard edges
 
 /**
@@ -33,49 +32,92 @@ export function paintPlot(plot) {
   context.restore();
 }
 
-/** The level of tiles that the screen needs: a power of two for each side. */
-export function levelsOf(viewport) {
-  const { q0, q1, k0, k1 } = viewport.window;
-  const spans = [q1 - q0, k1 - k0];
-  const far = spans[0] * spans[1] > NEAR * NEAR;
-  return viewport.cell.map((size, side) => Math.max(far && spans[side] > NEAR / 2 ? AFAR : 0, Math.floor(Math.log2(1 / size) + 0.3)));
-}
-
 function paintWeights(plot) {
   const { viewport, tiles } = plot;
-  const levels = levelsOf(viewport);
-  const window = viewport.window;
   const large = Math.min(...viewport.cell) >= RECTANGLE;
-  if (tiles.whole) {
-    if (large) paintCells(plot, tiles.base);
-    else paintTile(plot, tiles.pooled(levels));
-    plot.resolution = { blocks: levels.map((level) => 2 ** level), exact: true };
-    return;
+  const { blocks, under, tiles: found, finest } = tiles.view(viewport);
+  if (!finest && tiles.tops && viewport.cell[1] >= SHARP) {
+    plot.resolution = { blocks: [1, 1], exact: false, tops: true, hides: false, odd: tiles.base.odd };
+    return paintTops(plot, viewport.window);
   }
-  paintTile(plot, tiles.base);
-  plot.resolution = { blocks: tiles.attention.blocks, exact: tiles.base.exact };
-  const finer = levels.some((level, side) => 2 ** level < tiles.attention.blocks[side]);
-  if (tiles.finer && finer) {
-    for (const tile of tiles.coarser(window, levels)) paintTile(plot, tile);
-    const found = tiles.covering(window, levels);
-    for (const tile of found) large ? paintCells(plot, tile) : paintTile(plot, tile);
-    if (found.length) plot.resolution = { blocks: found[0].blocks, exact: found.every((tile) => tile.exact) };
-  } else if (tiles.tops && viewport.cell[1] >= SHARP) {
-    paintTops(plot, window);
-    plot.resolution = { blocks: [1, 1], exact: false, tops: true };
-  }
+  const all = [...under, ...found];
+  plot.resolution = { blocks, exact: all.every((tile) => tile.exact), finest, hides: all.some((tile) => tile.hides), odd: all.some((tile) => tile.odd) };
+  for (const tile of under) paintTile(plot, tile);
+  const single = large && finest && blocks[0] === 1 && blocks[1] === 1;
+  plot.number = single ? cellFormat(...viewport.cell, largestIn(found, viewport.window), tiles.precision) : null;
+  for (const tile of found) single ? paintCells(plot, tile) : paintTile(plot, tile);
 }
 
+/** The largest weight in a window of single cells. */
+function largestIn(tiles, { q0, q1, k0, k1 }) {
+  let most = 0;
+  for (const tile of tiles) {
+    for (let q = Math.max(q0, tile.q0); q < Math.min(q1, tile.q1); q++) {
+      const line = (q - tile.q0) * tile.columns - tile.k0;
+      for (let k = Math.max(k0, tile.k0); k < Math.min(k1, tile.k1); k++) {
+        const share = tile.shares[line + k];
+        if (share > most && share < Infinity) most = share;
+      }
+    }
+  }
+  return most;
+}
+
+/** Cells of a tile as one picture. Its edges lie on whole pixels of the screen: two tiles meet without a seam. */
 function paintTile(plot, tile) {
   const { context, viewport, scale, curve, tiles } = plot;
   const picture = tile.paint(scale, curve, tiles.full(curve, tile.blocks));
-  context.imageSmoothingEnabled = Math.min(viewport.cell[0] * tile.blocks[0], viewport.cell[1] * tile.blocks[1]) < SHARP || !tile.exact;
+  context.imageSmoothingEnabled = Math.min(viewport.cell[0] * tile.blocks[0], viewport.cell[1] * tile.blocks[1]) < SHARP;
   context.imageSmoothingQuality = "high";
-  const wide = tile.columns * tile.blocks[1] * viewport.cell[1];
-  const high = tile.rows * tile.blocks[0] * viewport.cell[0];
-  const [x, y] = [viewport.x(tile.k0), viewport.y(tile.q0)];
-  context.clearRect(x, y, (tile.k1 - tile.k0) * viewport.cell[1], (tile.q1 - tile.q0) * viewport.cell[0]);
-  context.drawImage(picture, x, y, wide, high);
+  const { x, y } = snapping(context);
+  const left = x(viewport.x(tile.k0));
+  const top = y(viewport.y(tile.q0));
+  const right = x(viewport.x(tile.k1));
+  const bottom = y(viewport.y(tile.q1));
+  const wide = x(viewport.x(tile.k0 + tile.columns * tile.blocks[1])) - left; // the last block may reach beyond the text
+  const high = y(viewport.y(tile.q0 + tile.rows * tile.blocks[0])) - top;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, right - left, bottom - top);
+  context.clip();
+  context.fillStyle = tile.hides ? hatching(plot) : plot.look.paper;
+  context.fillRect(left, top, right - left, bottom - top);
+  context.drawImage(picture, left, top, wide, high);
+  context.restore();
+}
+
+/** Functions that move a coordinate of a canvas to the nearest pixel of the screen. */
+function snapping(context) {
+  const { a: ratio, e, f } = context.getTransform();
+  const snap = (shift) => (value) => (Math.round(value * ratio + shift) - shift) / ratio;
+  return { x: snap(e), y: snap(f) };
+}
+
+let hatched = { key: "", pattern: null };
+
+/** The pattern of cells that the mask hides. */
+function hatching({ context, look }) {
+  const ratio = context.getTransform().a;
+  const key = `${look.hatch}/${look.hidden}/${ratio}`;
+  if (hatched.key === key) return hatched.pattern;
+  const side = 6;
+  const canvas = Object.assign(document.createElement("canvas"), { width: side * ratio, height: side * ratio });
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.fillStyle = look.hidden;
+  pen.fillRect(0, 0, side, side);
+  pen.strokeStyle = look.hatch;
+  pen.lineWidth = 0.9;
+  for (const start of [-side, 0, side]) {
+    pen.beginPath();
+    pen.moveTo(start - 1, side + 1);
+    pen.lineTo(start + side + 1, -1);
+    pen.stroke();
+  }
+  const pattern = context.createPattern(canvas, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / ratio));
+  hatched = { key, pattern };
+  return pattern;
 }
 
 function paintCells(plot, tile) {
@@ -84,7 +126,8 @@ function paintCells(plot, tile) {
   const [high, wide] = viewport.cell;
   const gap = Math.min(high, wide) >= 12 ? 1.5 : 0.5;
   const full = tiles.full(curve, tile.blocks);
-  const number = numberIn(high, wide);
+  const { number } = plot;
+  const hatch = tile.hides ? hatching(plot) : null;
   context.clearRect(viewport.x(tile.k0), viewport.y(tile.q0), (tile.k1 - tile.k0) * wide, (tile.q1 - tile.q0) * high);
   context.textAlign = "center";
   context.textBaseline = "middle";
@@ -93,27 +136,23 @@ function paintCells(plot, tile) {
     const y = viewport.y(q);
     for (let k = Math.max(window.k0, tile.k0); k < Math.min(window.k1, tile.k1); k++) {
       const share = tile.shares[(q - tile.q0) * tile.columns + k - tile.k0];
-      const shade = intensity(curve, share, full);
+      const { fill, ink } = cellColours(scale, curve, share, full);
       const x = viewport.x(k);
-      context.fillStyle = share > 0 ? scale.texts[Math.max(1, Math.round(shade * 255))] : look.hidden;
+      context.fillStyle = fill ?? hatch;
       context.fillRect(x + gap / 2, y + gap / 2, wide - gap, high - gap);
-      if (!number || share < number.least) continue;
-      context.fillStyle = shade > 0.02 ? scale.ink(shade) : look.soft;
-      context.globalAlpha = share < 0.005 ? 0.36 : share < 0.05 ? 0.66 : 1;
+      if (!number || !fill) continue;
+      context.fillStyle = share < number.least ? look.soft : ink;
       context.fillText(number.text(share), x + wide / 2, y + high / 2 + 0.5, wide - 2);
-      context.globalAlpha = 1;
     }
   }
 }
 
-/** The format of a weight in a cell of this size; null if it does not fit. */
-export function numberIn(high, wide) {
-  if (wide >= 31 && high >= 14) return { size: Math.min(13, wide * 0.3, high * 0.7), text: (share) => share.toFixed(2), least: 0.000001 };
-  if (wide >= 19 && high >= 11) {
-    return { size: Math.min(11, wide * 0.44, high * 0.7), text: (share) => (share >= 0.995 ? "1" : share.toFixed(2).slice(1)), least: 0.005 };
-  }
-  if (wide >= 8 && high >= 6.8) return { size: Math.min(wide * 0.66, high * 0.84), text: (share) => String(Math.round(share * 100)), least: 0.015 };
-  return null;
+/** The colours of a cell and of the number in it; without a fill where the mask hides the key. */
+export function cellColours(scale, curve, share, full) {
+  if (isHidden(share)) return { fill: null, ink: null };
+  if (!Number.isFinite(share)) return { fill: scale.odd, ink: scale.oddInk };
+  const shade = intensity(curve, share, full);
+  return { fill: scale.hex(shade), ink: scale.ink(shade) };
 }
 
 /** Draws the top keys of each query exactly, and the mean of the others in each block. */
@@ -128,7 +167,7 @@ function paintTops(plot, window) {
     context.fillStyle = scale.css(intensity(curve, mean, full));
     context.fillRect(viewport.x(k), viewport.y(q), columns * wide + 0.3, rows * high + 0.3);
   }
-  const number = numberIn(high, wide);
+  const number = cellFormat(high, wide, tiles.largestTop(window), tiles.precision);
   context.textAlign = "center";
   context.textBaseline = "middle";
   if (number) context.font = `${number.size}px ${plot.look.family}`;
@@ -139,7 +178,7 @@ function paintTops(plot, window) {
       const shade = intensity(curve, weight, full);
       context.fillStyle = scale.css(shade);
       context.fillRect(viewport.x(k), viewport.y(q), wide - 0.5, high - 0.5);
-      if (!number || weight < number.least) continue;
+      if (!number) continue;
       context.fillStyle = scale.ink(shade);
       context.fillText(number.text(weight), viewport.x(k + 0.5), viewport.y(q + 0.5), wide - 2);
     }

@@ -2,10 +2,9 @@
 
 import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axis_labels.js";
 import { headFacts, headTitle } from "../words/captions.js";
-import { intensity } from "./colours.js";
 import { make, makeSvg } from "./elements.js";
 import { say } from "../words/languages.js";
-import { numberIn } from "./map_cells.js";
+import { cellColours } from "./map_cells.js";
 import { formatCount } from "../data/tokens.js";
 
 const MOST_CELLS = 12_000;
@@ -106,26 +105,31 @@ function legend(view, look, right, y) {
 
 function drawCells(view) {
   const { viewport, plot, tiles } = view;
-  const { scale, curve } = plot;
+  const { scale, curve, number } = plot;
   const { q0, q1, k0, k1 } = viewport.window;
   const [high, wide] = viewport.cell;
-  const number = numberIn(high, wide);
-  const found = [];
+  const found = plot.resolution.hides ? [hatchPattern(plot.look)] : [];
   for (let q = q0; q < q1; q++) {
     for (let k = k0; k < k1; k++) {
       const cell = tiles.at(q, k);
-      if (!cell || cell.share <= 0) continue;
-      const shade = intensity(curve, cell.share, tiles.full(curve, [cell.rows, cell.columns]));
+      if (!cell) continue;
+      const { fill, ink } = cellColours(scale, curve, cell.share, tiles.full(curve, [cell.rows, cell.columns]));
       const place = { x: round(viewport.x(k)), y: round(viewport.y(q)) };
-      found.push(makeSvg("rect", { ...place, width: round(wide - 1), height: round(high - 1), fill: scale.hex(shade) }));
-      if (!number || cell.share < number.least || !cell.exact) continue;
+      found.push(makeSvg("rect", { ...place, width: round(wide - 1), height: round(high - 1), fill: fill ?? "url(#hidden)" }));
+      if (!number || !fill || !cell.exact || cell.rows * cell.columns > 1) continue;
       found.push(makeSvg("text", {
         x: round(place.x + wide / 2), y: round(place.y + high / 2 + number.size * 0.35), "text-anchor": "middle", "font-size": round(number.size),
-        fill: scale.ink(shade), "fill-opacity": cell.share < 0.005 ? 0.36 : cell.share < 0.05 ? 0.66 : 1, text: number.text(cell.share),
+        fill: cell.share < number.least ? plot.look.soft : ink, text: number.text(cell.share),
       }));
     }
   }
   return found;
+}
+
+/** The pattern of cells that the mask hides. */
+function hatchPattern(look) {
+  return makeSvg("defs", {}, makeSvg("pattern", { id: "hidden", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+    makeSvg("rect", { width: 6, height: 6, fill: look.hidden }), makeSvg("path", { d: "M-1 1 1 -1M0 6 6 0M5 7 7 5", stroke: look.hatch, "stroke-width": 0.9 })));
 }
 
 /** The part of the canvas that the map covers, without its labels. */

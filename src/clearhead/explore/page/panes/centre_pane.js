@@ -307,16 +307,16 @@ export class Centre {
       return refill(legend);
     }
     const curve = explorer.curveOf(view.attention);
-    const { blocks, exact, tops } = view.plot.resolution;
+    const { blocks, exact, tops, hides, odd } = view.plot.resolution;
     const ends = view.tiles.ends(curve, blocks);
     const single = (exact || tops) && blocks[0] * blocks[1] === 1;
-    const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${document.documentElement.lang}`;
+    const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${hides}/${odd}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
-    this.drawLegend(curve, ends, single);
+    this.drawLegend(curve, ends, single, { hides, odd });
   }
 
-  drawLegend(curve, ends, single) {
+  drawLegend(curve, ends, single, { hides, odd } = {}) {
     const { explorer } = this;
     const canvas = make("canvas", { "aria-hidden": "true" });
     const context = sharpen(canvas, BAR, 9);
@@ -325,6 +325,8 @@ export class Centre {
       context.fillRect(x, 0, 1.5, 9);
     }
     const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
-    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }),
+      hides ? make("span", { class: "swatch-label" }, make("span", { class: "swatch hatched", "aria-hidden": "true" }), say("hiddenKey")) : null,
+      odd ? make("span", { class: "swatch-label" }, make("span", { class: "swatch odd", "aria-hidden": "true" }), say("oddKey")) : null);
   }
 }

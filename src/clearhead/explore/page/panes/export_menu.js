@@ -2,6 +2,7 @@
 
 import { byId, make } from "../draw/elements.js";
 import { makeFigure } from "../draw/svg_figure.js";
+import { isHidden, oddText } from "../data/number_format.js";
 import { say } from "../words/languages.js";
 import { fragmentOf, writeAddress } from "../state/store.js";
 
@@ -62,11 +63,12 @@ async function selectionOf(explorer, centre) {
       const line = await explorer.lineOf(state.direction, chosen.name, chosen.head, position);
       const first = attention.first[state.direction === "at" ? 1 : 0];
       const weights = line.weights
-        ? Array.from(line.weights, (weight, place) => [place + first, weight]).filter(([, weight]) => weight > 0)
+        ? Array.from(line.weights, (weight, place) => [place + first, weight]).filter(([, weight]) => !isHidden(weight))
         : line.top.map(([place, weight]) => [place, weight]);
       found.push({
         attention: chosen.name, head: chosen.head, position, token: asked.tokens[position], complete: Boolean(line.weights),
-        weights: weights.map(([place, weight]) => ({ position: place, token: answered.tokens[place], weight: Number(weight.toFixed(6)) })),
+        weights: weights.map(([place, weight]) => ({ position: place, token: answered.tokens[place], weight: exported(weight) })),
+        error: explorer.source.precision(chosen.name, chosen.head),
       });
     }
   }
@@ -76,20 +78,26 @@ async function selectionOf(explorer, centre) {
   };
 }
 
-/** The weights on the screen, if they are few and exact. */
+/** A number with the digits of float32; NaN and infinities as text, since JSON has none. */
+function exported(weight) {
+  return oddText(weight)?.replace("∞", "Infinity").replace("−", "-") ?? Number(weight.toPrecision(7));
+}
+
+/** The weights on the screen, if they are few and exact; null for what the mask hides. */
 function windowOf(centre) {
   const view = centre.views[0];
   const { q0, q1, k0, k1 } = view.viewport.window;
   const [query, key] = view.attention.first;
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
-  if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return window;
+  const { blocks, exact } = view.plot.resolution;
+  if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return { ...window, shown: { queries: blocks[0], keys: blocks[1], exact } };
   const rows = [];
   for (let q = q0; q < q1; q++) {
     const row = [];
     for (let k = k0; k < k1; k++) {
       const cell = view.tiles.at(q, k);
       if (!cell?.exact || cell.rows > 1 || cell.columns > 1) return window;
-      row.push(Number(cell.share.toFixed(6)));
+      row.push(isHidden(cell.share) ? null : exported(cell.share));
     }
     rows.push(row);
   }

@@ -162,25 +162,33 @@ export class MapView {
     this.viewport.zoom(apart(after) / apart(before), ...middle);
   }
 
-  /** Arrow keys move from cell to cell; with Shift they move the map. */
+  /** Arrow keys, Home and End move from cell to cell, Enter and Space pin; with Shift, arrows move the map. */
   walk(event) {
-    const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: "first", End: "last", Enter: "pin", " ": "pin" }[event.key];
     if (!way || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     event.stopPropagation();
     const { viewport } = this;
+    const now = this.explorer.state.cursor ?? {};
+    if (way === "pin") return Number.isInteger(now.q) || Number.isInteger(now.k) ? this.hands.pin(this, { q: now.q ?? null, k: now.k ?? null }) : undefined;
+    if (way === "first") return this.goTo({ q: 0, k: 0 });
+    if (way === "last") return this.goTo({ q: viewport.queries - 1, k: viewport.keys - 1 });
     if (event.shiftKey) {
       viewport.pan(-way[1] * 80, -way[0] * 80);
       return this.hands.moved(this);
     }
     const window = viewport.window;
-    const now = this.explorer.state.cursor ?? {};
     const start = { q: now.q ?? window.q0 - Math.max(way[0], 0), k: now.k ?? window.k0 - Math.max(way[1], 0) };
     const step = Math.max(1, Math.round(1 / Math.min(...viewport.cell)));
     const cell = {
       q: Math.max(0, Math.min(viewport.queries - 1, start.q + way[0] * step)),
       k: Math.max(0, Math.min(viewport.keys - 1, start.k + way[1] * step)),
     };
+    this.goTo(cell);
+  }
+
+  /** Puts the cursor on a cell. */
+  goTo(cell) {
     this.reveal(cell);
     this.hands.cursor(this, cell, this.screenPlace(cell));
   }

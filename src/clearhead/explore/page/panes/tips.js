@@ -3,7 +3,8 @@
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { formatCount, formatNumber } from "../data/tokens.js";
+import { formatWeight, isHidden, oddText } from "../data/number_format.js";
+import { formatCount } from "../data/tokens.js";
 
 /** The note on a cell of a map. */
 export function cellNote(explorer, view, { q, k }) {
@@ -15,24 +16,26 @@ export function cellNote(explorer, view, { q, k }) {
   const single = known.rows === 1 && known.columns === 1;
   const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);
   const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
-  const value = single ? precise(known.share) : say("share", { share: formatNumber(known.share, 4) });
+  const value = cellValue(known, single, tiles);
   const place = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
   return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
 /** A weight between two tokens, as a note. */
 export function noteOf(query, key, weight) {
-  const value = precise(weight);
+  const value = formatWeight(weight);
   return { query, key, value, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
-/** Four decimals, or a power of ten for smaller weights. */
-function precise(weight) {
-  return weight > 0 && weight < 0.00005 ? weight.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)$/, (_, power) => `⁻${superscript(power)}`) : weight.toFixed(4);
-}
-
-function superscript(digits) {
-  return Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
+/** The value of a cell in words: a weight, or the share of a block; "≈" where it is an estimate or sums rounded weights. */
+function cellValue({ share, exact, columns }, single, tiles) {
+  if (isHidden(share)) return say("hiddenCell");
+  const { precision } = tiles;
+  const spread = tiles.finer || tiles.whole ? precision * Math.sqrt(columns) : precision;
+  const text = formatWeight(share, spread);
+  const close = exact && (single || precision < 0.00005) ? "" : "≈";
+  const value = oddText(share) ? text : `${close}${text}`;
+  return single ? value : say(exact ? "share" : "shareEstimate", { share: value });
 }
 
 function range(first, count) {
@@ -71,10 +74,12 @@ export function stateNote({ tiles }) {
 export function resolutionNote(view) {
   const { tiles, plot } = view;
   if (!tiles.base) return "";
-  const { blocks, exact, tops } = plot.resolution;
-  const waiting = tiles.waiting ? ` · ${say("loading")}` : "";
-  if (tops) return say("topOnly");
-  if (exact && blocks[0] === 1 && blocks[1] === 1) return say("exact") + waiting;
-  const size = { rows: blocks[0], columns: blocks[1] };
-  return say(exact || !tiles.finer || view.viewport.fitted ? "pooled" : "blurred", size) + waiting;
+  const { blocks, exact, tops, odd } = plot.resolution;
+  const parts = [];
+  if (tops) parts.push(say("topOnly"));
+  else if (blocks[0] === 1 && blocks[1] === 1) parts.push(tiles.precision < 0.00005 ? say("exact") : say("rounded", { error: Number(tiles.precision.toPrecision(1)) }));
+  else parts.push(say(exact ? "pooled" : "estimated", { rows: blocks[0], columns: blocks[1] }));
+  if (tiles.waiting) parts.push(say("loading"));
+  if (odd) parts.push(say("oddNote"));
+  return parts.join(" · ");
 }

@@ -80,6 +80,7 @@ export class TokenPane {
     const { answered, state } = explorer;
     const at = state.direction === "at";
     const best = second ? bestOfTwo(explorer, answer, second) : answer.top;
+    if (answer.odd) return refill(byId("keys"), make("p", { class: "problem", text: say("oddRow") }));
     if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
     const most = Math.max(answer.most, second?.most ?? 0) || 1;

@@ -1,0 +1,64 @@
+// Weights as text: in cells one format for a whole view, in tips as many digits as are known.
+
+const MOST_DIGITS = 6;
+const LETTER = 0.58; // the width of a digit, in font sizes
+const SMALLEST = 7.5; // pixels of a font that can still be read
+const LARGEST = 13;
+
+/** Whether a weight is that of a key which the mask hides. */
+export function isHidden(weight) {
+  return Object.is(weight, -0);
+}
+
+/** "NaN", "∞" or "−∞"; null for a finite number. */
+export function oddText(value) {
+  if (Number.isFinite(value)) return null;
+  return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+}
+
+/** The decimals that are known of numbers that may be wrong by `precision`, at most so many. */
+function knownDigits(precision, most) {
+  return precision > 0 ? Math.max(1, Math.min(most, Math.floor(-Math.log10(2 * precision) + 1e-9))) : most;
+}
+
+/** A weight for a tip: four decimals, or a power of ten below that; fewer where the file rounds more. */
+export function formatWeight(weight, precision = 0) {
+  const odd = oddText(weight);
+  if (odd) return odd;
+  const digits = knownDigits(precision, 4);
+  if (precision > 0 && weight < precision) return `<${Number(precision.toPrecision(1))}`;
+  if (weight === 0) return "0";
+  if (precision === 0 && weight < 0.00005) return powerOfTen(weight);
+  return weight.toFixed(digits);
+}
+
+function powerOfTen(weight) {
+  const [number, power] = weight.toExponential(1).split("e-");
+  return `${number}·10⁻${Array.from(power, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
+}
+
+/**
+ * The format of all weights of a view: two digits of the largest of them; null if cells are too small for that.
+ * Weights that it would round to zero are "<0.01", and zero is "0".
+ * @returns {{size: number, text: (share: number) => string, least: number} | null} smaller ones than `least` are "<0.01"
+ */
+export function cellFormat(high, wide, largest, precision = 0) {
+  if (!(largest > 0)) return null;
+  const wanted = largest >= 0.1 ? 2 : Math.min(MOST_DIGITS, Math.floor(-Math.log10(largest)) + 2);
+  const digits = knownDigits(precision, wanted);
+  const fit = (letters) => Math.min(LARGEST, (wide - 3) / (letters * LETTER), (high - 1) * 0.8);
+  const whole = fit(digits + 2) >= SMALLEST + 1.5; // room for the 0 in front
+  const size = fit(digits + (whole ? 2 : 1));
+  if (size < SMALLEST) return null;
+  const shorten = (text) => (whole ? text : text.replace("0.", "."));
+  const least = 0.5 * 10 ** -digits;
+  const small = shorten(`<${(10 ** -digits).toFixed(digits)}`);
+  const roomy = (small.length * LETTER * size) <= wide - 2;
+  const text = (share) => {
+    const odd = oddText(share);
+    if (odd) return odd;
+    if (share < least) return share === 0 && precision === 0 ? "0" : roomy ? small : "";
+    return whole ? share.toFixed(digits) : share >= 1 - least ? "1" : shorten(share.toFixed(digits));
+  };
+  return { size, text, least };
+}
