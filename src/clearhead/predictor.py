@@ -158,9 +158,13 @@ def look_through(
     name: str,
     answer: str | None = None,
     keep: str = "qk",
+    check: Callable[[Sequence[Trace]], None] | None = None,
     **options: Any,
 ) -> Record:
-    """What `Predictor.look` gives, of any model with something that knows how it reads a text."""
+    """What `Predictor.look` gives, of any model with something that knows how it reads a text.
+
+    `check` may refuse the traces, by an error, before the model is run under `watch`.
+    """
     if isinstance(task, FileInputs):
         text = task.check_input(text)
     elif not isinstance(text, str):
@@ -174,6 +178,8 @@ def look_through(
         traces = task.traces(model, text, answer=answer, options=asked)
         if not traces:
             raise DataError(f"there is nothing to look at: {shown!r} has no tokens")
+        if check is not None:
+            check(traces)
         longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
         options = {"norms": True, "pixels": _pixels(model, longest), **options}
         with watch(model, keep=keep, own_thread=True, **options) as record:

@@ -748,7 +748,7 @@ def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server
     watched.until("#another-problem", "文本有 100,001 个字符；本页最多接受 100,000 个。")
     page.locator("#another-text").fill("长" * 400_000)
     page.keyboard.press("Enter")
-    watched.until("#another-problem", "一次请求最多 1,048,576 字节。")
+    watched.until("#another-problem", "文本有 400,000 个字符；本页最多接受 100,000 个。")
     said = page.evaluate(
         """async (base) => { const { sayProblem } = await import(base + "words/languages.js");
         return ["this text is no longer kept by the server; enter it again",

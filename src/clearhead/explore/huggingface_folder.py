@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
-from clearhead.explore.live_model import LiveModel
+from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
@@ -83,6 +83,9 @@ class HuggingFaceReader:
         numbers, beams, most = self._tokenize(given), options.beams or 1, options.most
         if not numbers:
             return []
+        positions = count_positions(model)
+        if positions is not None and len(numbers) > positions:
+            raise DataError(f"the text has {len(numbers):,} tokens; the model reads {positions:,} at most")
         if model.config.is_encoder_decoder:
             return [self._trace_encoder_decoder(model, numbers, answer, beams, most or MAX_NEW_TOKENS)]
         if not model.can_generate():

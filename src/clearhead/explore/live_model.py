@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from clearhead.attention.positions import Learned
 from clearhead.errors import DataError, LensError
 from clearhead.explore.token_display import display_next_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
@@ -24,6 +25,9 @@ from clearhead.tasks.settings import option_names, validate
 from clearhead.tasks.trace import Trace, Traceable
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
+MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
+POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")  # their names in Hugging Face models
+CANCELLED = "cancelled"
 MAX_SECONDS = 5.0  # that the effects of all heads may take
 
 
@@ -34,6 +38,10 @@ class LiveModel:
         self.model, self.task, self.name, self.options = model, task, name, options
         self.last_duration: float | None = None  # seconds that the last text took
         self.lock = threading.RLock()
+        self.max_tokens = min(MAX_TOKENS, count_positions(model) or MAX_TOKENS)
+        self._cancelled, self._looking = threading.Event(), threading.local()
+        for module in model.modules():
+            module.register_forward_pre_hook(self._check_cancelled)
 
     @classmethod
     def from_predictor(cls, predictor: Predictor, **options: Any) -> LiveModel:
@@ -46,9 +54,32 @@ class LiveModel:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
         with self.lock:
             begin = time.perf_counter()
-            record = look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+            options = {**self.options, **options}
+            self._cancelled.clear()
+            self._looking.now = True
+            try:
+                record = look_through(self.model, self.task, text, name=self.name, **options)
+            finally:
+                self._looking.now = False
             self.last_duration = time.perf_counter() - begin
             return record
+
+    def cancel(self) -> None:
+        """Ends the `look` that is under way, which raises LensError at the next module that it runs."""
+        self._cancelled.set()
+
+    def _check_cancelled(self, *_: Any) -> None:
+        if self._cancelled.is_set() and getattr(self._looking, "now", False):
+            raise LensError(CANCELLED)
+
+    def check_length(self, traces: Sequence[Trace]) -> None:
+        """Raises DataError for more tokens than a page may ask for; `look(text, check=live.check_length)`."""
+        longest = max((len(tokens) for trace in traces for tokens in trace.reads.values()), default=0)
+        if longest > self.max_tokens:
+            raise DataError(f"the text has {longest:,} tokens; the page takes {self.max_tokens:,} at most")
+        every = sum(len(tokens) for trace in traces for tokens in trace.reads.values())
+        if every > 2 * MAX_TOKENS:
+            raise DataError(f"text and answer have {every:,} tokens; the page takes {2 * MAX_TOKENS:,} at most")
 
     @property
     def input_kind(self) -> str:
@@ -136,6 +167,20 @@ class LiveModel:
                 return None
             found = head_effects(self.model, loss, call.names)
         return {name: effect.tolist() for name, effect in found.items()}
+
+
+def count_positions(model: nn.Module) -> int | None:
+    """How many tokens the smallest table of learned positions has room for; None if the model has no table.
+
+    >>> count_positions(nn.ModuleDict({"wpe": nn.Embedding(1024, 8)}))
+    1024
+    """
+    sizes = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and (isinstance(module, Learned) or name.endswith(POSITION_TABLES)):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there on
+            sizes.append(module.num_embeddings - int(getattr(module, "offset", unused)))
+    return min(sizes, default=None)
 
 
 def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> AblatedAnswer:

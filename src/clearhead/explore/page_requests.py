@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.errors import LensError, RecordError
 from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid
-from clearhead.explore.live_model import LiveModel
+from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
 from clearhead.explore.scene import Scene
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.record.attention_record import Record
@@ -99,7 +99,8 @@ class PageRequests:
         with torch.inference_mode():
             if name == "scene.json":
                 content = self._find_scene(query).to_json()
-                return Response.from_json({**content, "id": query.get("scene", self.newest)})
+                limits = None if self.live is None else [MAX_CHARACTERS, self.live.max_tokens]
+                return Response.from_json({**content, "id": query.get("scene", self.newest), "limits": limits})
             if name not in ("map", "window", "row", "column", "thumbs"):
                 raise LensError(f"unknown request {name[:40]!r}")
             attention = self._find_map(query)
@@ -124,6 +125,9 @@ class PageRequests:
     def post(self, name: str, content: Mapping[str, Any]) -> Response:
         if self.live is None:
             raise LensError("no model is loaded: start clearhead look with a model and a text")
+        if name == "cancel":
+            self.live.cancel()
+            return Response.from_json({})
         if name == "look":
             record = self._look_at(self.live, content)
             with self.lock:
@@ -142,7 +146,7 @@ class PageRequests:
             text = content.get("text")
             if not isinstance(text, str) or not text.strip():
                 raise LensError("the text is empty")
-            return live.look(text)
+            return live.look(text, check=live.check_length)
         name, data = content.get("name"), content.get("data")
         if not isinstance(name, str) or not isinstance(data, str):
             raise LensError(f"this model takes a {live.input_kind}: send its name and data, as base64")

@@ -126,4 +126,5 @@ class SceneJson(TypedDict):
     start: StartJson
     views: list[str]  # labels of all views of the record
     view: int  # which of them this is
+    limits: NotRequired[list[int] | None]  # of a live model: characters and tokens of a new text
     data: NotRequired[dict[str, dict[str, BlockJson]]]  # of a file: by attention and kind, such as "weights"

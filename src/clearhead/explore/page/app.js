@@ -64,7 +64,7 @@ class Page {
     if (any("name", "head", "other", "direction", "drawing", "curve", "rows")) this.centre.build();
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
-    if (any("name", "head", "other", "sort", "role")) this.atlas.build();
+    if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
     if (any("name", "head", "other", "pins", "direction", "step", "rows")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
@@ -147,6 +147,8 @@ class Page {
       document.querySelector(".map-canvas, .map-view .picture")?.focus();
     });
     on("another", "submit", (event) => this.readAnotherText(event));
+    on("another-text", "input", () => this.warnOfLength());
+    on("another-cancel", "click", () => explorer.source.cancel().catch((problem) => announce(problem.message)));
     on("another-file", "change", (event) => this.readAnotherFile(event.target));
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
@@ -195,7 +197,34 @@ class Page {
   readAnotherText(event) {
     event.preventDefault();
     const text = byId("another-text").value.trim();
+    const limit = this.explorer.scene.limits?.[0] ?? Infinity;
+    if (Array.from(text).length > limit) return this.warnOfLength();
     if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
+  }
+
+  /** Says that a text is too long, before it is sent. */
+  warnOfLength() {
+    const length = Array.from(byId("another-text").value.trim()).length;
+    const most = this.explorer.scene.limits?.[0] ?? Infinity;
+    byId("another-problem").textContent = length > most ? say("tooLong", { count: length.toLocaleString("en"), most: most.toLocaleString("en") }) : "";
+  }
+
+  /** Shows for how long a text is being read; the function that it returns ends that. */
+  showProgress() {
+    const button = byId("another").querySelector("button");
+    const begin = performance.now();
+    const tick = () => {
+      const seconds = Math.floor((performance.now() - begin) / 1000);
+      button.textContent = seconds ? say("readingFor", { seconds }) : say("switching");
+      byId("another-cancel").hidden = seconds < 1 || !this.explorer.source.cancel;
+    };
+    tick();
+    const timer = setInterval(tick, 500);
+    return () => {
+      clearInterval(timer);
+      byId("another-cancel").hidden = true;
+      button.textContent = say("look");
+    };
   }
 
   /** Sends another picture or sound to the model. */
@@ -210,7 +239,7 @@ class Page {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
     byId("another-problem").textContent = "";
-    byId("another").querySelector("button").textContent = say("switching");
+    const done = this.showProgress();
     try {
       const scene = checkScene(await coming);
       const { name, head } = explorer.state;
@@ -221,11 +250,12 @@ class Page {
       this.renew();
       this.remember();
       byId("another-text").blur();
+      if (explorer.state.sort === "effect") this.sortByEffect(); // those of the text before say nothing about this one
     } catch (problem) {
       byId("another-problem").textContent = problem.message;
     }
     byId("another").removeAttribute("aria-busy");
-    byId("another").querySelector("button").textContent = say("look");
+    done();
   }
 }
 

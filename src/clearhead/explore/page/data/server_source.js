@@ -75,6 +75,11 @@ export class ServerSource {
     return this.keep(await this.send("look", { text }));
   }
 
+  /** Ends the reading of a text that is under way. */
+  async cancel() {
+    return this.send("cancel", {});
+  }
+
   async lookAtFile(file) {
     const reader = new FileReader();
     const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: () => reject(reader.error) }));

@@ -6,6 +6,7 @@ const UNSEEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\u{e0000}-\u{e007f}]/gu;
 
 const BACKWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u; // letters that run from right to left
+const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u; // written without spaces
 const HALF = /\p{Cs}/gu; // half of a pair
 
 /** The text with invisible characters replaced, cut to so many letters. */
@@ -75,15 +76,38 @@ export class Axis {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
   }
 
-  /** The positions of tokens that contain a text, ignoring case; at most so many. */
+  /** Where a text begins, as positions of tokens, ignoring case: inside a token or across several; at most so many. */
   find(text, most = 5000) {
-    const wanted = text.toLocaleLowerCase();
+    const wanted = text.toLocaleLowerCase().replace(/\s+/gu, " ");
+    if (!wanted.trim()) return [];
+    const { whole, starts } = this.joined;
     const found = [];
-    for (let position = 0; position < this.length && found.length < most; position++) {
-      const shown = String(this.shown[position] ?? "");
-      if (shown.toLocaleLowerCase().includes(wanted)) found.push(position);
+    let position = 0;
+    for (let at = whole.indexOf(wanted); at >= 0 && found.length < most; at = whole.indexOf(wanted, starts[position + 1] ?? at + 1)) {
+      while (position + 1 < starts.length && starts[position + 1] <= at) position++;
+      found.push(position);
     }
     return found;
+  }
+
+  /** All tokens as one lower-case text, and where each begins in it; a space between words that are written apart. */
+  get joined() {
+    if (this.join) return this.join;
+    const starts = new Int32Array(this.length);
+    const parts = [];
+    let length = 0;
+    let last = "";
+    for (let position = 0; position < this.length; position++) {
+      const shown = String(this.shown[position] ?? "").toLocaleLowerCase().replace(/\s+/gu, " ");
+      const apart = position > 0 && !this.glued(position) && !(UNSPACED.test(last) && UNSPACED.test(shown.slice(0, 2)));
+      if (apart) parts.push(" ");
+      starts[position] = length += apart ? 1 : 0;
+      parts.push(shown);
+      length += shown.length;
+      last = shown.slice(-2);
+    }
+    this.join = { whole: parts.join(""), starts };
+    return this.join;
   }
 }
 

@@ -30,7 +30,7 @@ export class Atlas {
     const { explorer } = this;
     const { group, state } = explorer;
     const width = byId("atlas").clientWidth - 28;
-    const key = [group.key, state.sort, width, document.documentElement.lang].join("|");
+    const key = [group.key, state.sort, state.order, width, document.documentElement.lang].join("|");
     if (key === this.built) return this.mark();
     this.built = key;
     this.buildTabs();
@@ -70,14 +70,22 @@ export class Atlas {
     const asked = (sort) => sort === "effect" && explorer.live && !explorer.noEffects;
     const known = (sort) => sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
     const buttons = SORTS.filter(known).map((sort) => make("button", {
-      type: "button", class: "word", text: say(sort), "aria-pressed": String(explorer.state.sort === sort),
-      on: { click: () => explorer.store.set({ sort }) },
+      type: "button", class: "word", text: `${say(sort)}${this.arrowOf(sort)}`, "aria-pressed": String(explorer.state.sort === sort),
+      on: { click: () => explorer.store.set({ sort, order: explorer.state.sort === sort && explorer.state.order === "down" ? "up" : "down" }) },
     }));
     refill(byId("sorts"), make("span", { class: "soft", text: say("sortBy") }), ...buttons);
   }
 
+  /** The direction of the chosen order; clicking it again reverses it. */
+  arrowOf(sort) {
+    const { state } = this.explorer;
+    if (state.sort !== sort) return "";
+    return state.order === "up" ? " ↑" : sort === "layer" ? "" : " ↓";
+  }
+
   byLayer(width) {
-    const { attentions } = this.explorer.group;
+    const { group, state } = this.explorer;
+    const attentions = state.order === "up" ? [...group.attentions].reverse() : group.attentions;
     const most = Math.max(...attentions.map((one) => one.heads.length));
     const gutter = 28;
     const step = Math.max(13, Math.min(34, Math.floor((width - gutter) / most)));
@@ -95,7 +103,8 @@ export class Atlas {
   bySort(width) {
     const { sort } = this.explorer.state;
     const heads = this.explorer.group.attentions.flatMap((attention) => attention.heads.map((head, place) => ({ attention, head, place })));
-    heads.sort((one, other) => before(one.head, other.head, sort));
+    const turned = this.explorer.state.order === "up" ? -1 : 1;
+    heads.sort((one, other) => turned * before(one.head, other.head, sort));
     const columns = Math.max(3, Math.floor(width / 39));
     const step = Math.floor(width / columns);
     this.size = Math.min(step - 6, 34);
@@ -271,7 +280,7 @@ function measured(value, sort) {
 function before(one, other, sort) {
   if (sort === "role") return String(one.role).localeCompare(String(other.role)) || (other.score ?? 0) - (one.score ?? 0);
   const value = (head) => head[sort] ?? -Infinity;
-  return value(other) - value(one);
+  return value(other) === value(one) ? 0 : value(other) - value(one);
 }
 
 /** "3", or "3#2" for a layer that runs twice. */

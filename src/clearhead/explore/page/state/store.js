@@ -18,6 +18,7 @@ export const DEFAULTS = {
   view: null, // Window, null for everything
   step: null, // how far decoding has come, null for its end
   sort: "layer",
+  order: "down", // of sorted heads: the largest first, or "up"
   role: null, // only heads of this role stand out
   curve: "auto",
   colours: "ember",
@@ -56,7 +57,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "curve", "colours", "drawing", "rows", "theme", "language"];
+const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "rows", "theme", "language"];
 
 /** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
@@ -81,6 +82,7 @@ export function partOf(fragment, scene) {
 const CHOICES = {
   direction: ["at", "by"],
   sort: ["layer", "role", "entropy", "distance", "sink", "peak", "effect"],
+  order: ["down", "up"],
   curve: ["auto", "linear", "root", "log"],
   colours: ["ember", "cividis", "ink"],
   drawing: ["auto", "map", "picture"],

@@ -12,6 +12,11 @@ export class Finder {
     const field = byId("find");
     field.addEventListener("input", () => this.search(field.value));
     field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && field.value) {
+        event.preventDefault();
+        field.value = "";
+        return this.search("");
+      }
       if (event.key !== "Enter") return;
       event.preventDefault();
       this.go(event.shiftKey ? -1 : 1);

@@ -28,10 +28,14 @@ function followingLanguage() {
   return LANGUAGES[(LANGUAGES.indexOf(phrases) + 1) % LANGUAGES.length];
 }
 
-/** A phrase with its blanks filled: say("stepOf", {step: 4, steps: 9}). */
+/** A phrase with its blanks filled: say("stepOf", {step: 4, steps: 9}); "{count|part|parts}" chooses by a number. */
 export function say(key, blanks = {}) {
-  const phrase = phrases[key] ?? ENGLISH[key] ?? key;
+  const phrase = chooseForms(phrases[key] ?? ENGLISH[key] ?? key, blanks);
   return phrase.replace(/\{(\w+)\}/g, (whole, blank) => (blank in blanks ? String(blanks[blank]) : whole));
+}
+
+function chooseForms(phrase, blanks) {
+  return phrase.replace(/\{(\w+)\|([^|}]*)\|([^|}]*)\}/g, (_, blank, one, more) => (String(blanks[blank]) === "1" ? one : more));
 }
 
 /** The same with elements in the blanks: a list of strings and elements. */
