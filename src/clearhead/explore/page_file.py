@@ -35,6 +35,9 @@ SCRIPT, STYLE = '<script type="module" src="app.js"></script>', '<link rel="styl
 MAP_LEVELS, TOP_LEVELS = 4000, 10000
 PRECISION_BYTES = 2_000_000  # that may be spent on finer levels than the promised ±0.0005
 BASE64_BYTES = 2_200_000  # up to which data are base64; more are written in the denser seven-bit coding
+UNTRUSTED = (
+    "The attention is not shown because this notebook is not trusted: run the cell again, or trust the notebook."
+)
 MAX_VIEWS = 64  # of one record in a file
 
 
@@ -118,9 +121,13 @@ def select_other_views(scene: Scene, limits: Limits = FILE_LIMITS) -> list[Scene
 
 
 def render_notebook(scene: Scene, height: int = 640) -> str:
-    """The page in a sandboxed iframe, which can access neither the notebook nor the network."""
+    """The page in a sandboxed iframe, which can access neither the notebook nor the network.
+
+    A notebook that is not trusted removes frames and styles; what it leaves then is a sentence that says what to do.
+    """
     inside = html.escape(render_page(scene, coding="base64", limits=NOTEBOOK_LIMITS), quote=True)
     return (
+        f'<p class="clearhead-untrusted">{UNTRUSTED}</p><style>.clearhead-untrusted {{ display: none }}</style>'
         f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{inside}" title="clearhead" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )

@@ -187,7 +187,12 @@ class Page {
   escape() {
     const { explorer } = this;
     const { state } = explorer;
-    if (state.pins.length) explorer.unpin();
+    if (state.cursor) this.centre.point(this.centre.views[0], null, null); // and its tip
+    if (explorer.picking) {
+      explorer.picking = false;
+      this.centre.build();
+    } else if (byId("find").value) this.finder.clear();
+    else if (state.pins.length) explorer.unpin();
     else if (state.other) explorer.store.set({ other: null });
     else if (state.role) explorer.store.set({ role: null });
     else if (state.view) this.centre.fit();
@@ -276,6 +281,7 @@ async function start() {
     page.renew();
     document.documentElement.dataset.shown = "yes";
     page.renewPictures(); // those that were loaded before
+    if (page.explorer.state.sort === "effect") page.sortByEffect(); // a link may ask for it
   } catch (problem) {
     fail(problem);
   }

@@ -7,7 +7,7 @@ const TILE = 512; // pixels
 const MOST_WEIGHTS = 8192 ** 2; // of a tile: the server computes no more at once
 const NEAR = 8000; // the square root of the weights on the screen up to which they are worth their computation
 const TILES_KEPT = 40;
-const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
+export const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
 const HIDDEN = -(2 ** 31); // the bits of -0, the weight of what the mask hides
 

@@ -1,5 +1,6 @@
 // Sums of weights over the selected tokens: rows of what they look at, or columns of what looks at them.
 
+import { EVEN } from "./tiles.js";
 import { largest } from "./pooling.js";
 import { TOP_SHOWN } from "./file_source.js";
 
@@ -35,6 +36,12 @@ export function weightAt({ attention, state }, answer, position) {
   return answer.weights[position - attention.first[state.direction === "at" ? 1 : 0]] ?? null;
 }
 
+/** The weight with the full colour, and the full bar: the largest, but at least four times the even weight, so that broad heads stay pale. */
+export function fullOf({ attention }, answer, second = null) {
+  const even = Math.min(1, EVEN / attention.counts[1]) * answer.tokens;
+  return Math.max(answer.most, second?.most ?? 0, even) || 1;
+}
+
 /** How strongly each position of the answering axis is shaded, between 0 and 1. */
 export function shadeOf(explorer, answer) {
   if (!answer || !answer.most) return null;
@@ -42,13 +49,11 @@ export function shadeOf(explorer, answer) {
   const first = attention.first[state.direction === "at" ? 1 : 0];
   const patches = Boolean(answered.grid);
   const root = !patches && Math.max(...attention.counts) > 64;
-  const strength = patches
-    ? patchStrength(answer.most / answer.tokens, answered.length)
-    : Math.max(0.45, Math.min(1, (2 * answer.most) / answer.tokens)); // who looks everywhere looks nowhere hard
+  const strength = patches ? patchStrength(answer.most / answer.tokens, answered.length) : answer.most / fullOf(explorer, answer);
   return (position) => {
     const weight = answer.weights ? answer.weights[position - first] : answer.sparse.get(position);
     if (!weight) return 0;
-    return strength * (root ? Math.sqrt(weight / answer.most) : weight / answer.most);
+    return root ? Math.sqrt((strength * weight) / answer.most) : (strength * weight) / answer.most;
   };
 }
 

@@ -4,6 +4,7 @@ import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/e
 import { headTitle, headFacts } from "../words/captions.js";
 import { say } from "../words/languages.js";
 import { weightAt } from "../data/token_sums.js";
+import { announce } from "./export_menu.js";
 import { MapView } from "./map_view.js";
 import { FilmView } from "./film_view.js";
 import { PictureFlow } from "./picture_flow.js";
@@ -23,7 +24,7 @@ export class Centre {
     this.repaint = oncePerFrame(() => this.paint());
     this.keepView = afterQuiet(120, () => this.rememberView());
     this.hands = {
-      cursor: (view, cell, place) => this.placing || this.point(view, cell, place),
+      cursor: (view, cell, place, keyed) => this.placing || this.point(view, cell, place, keyed),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
         this.unsaved = true;
@@ -103,7 +104,7 @@ export class Centre {
     const close = explorer.state.other && i === 1;
     const caption = make("figcaption", {},
       make("span", { class: "caption" }, make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)),
-      hint ? make("span", { class: "hint", text: say("compareHint") }) : null,
+      hint ? this.compareButton() : null,
       close ? make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => explorer.store.set({ other: null }) } }) : null);
     let body = views[i].element;
     if (this.pictured) {
@@ -112,6 +113,18 @@ export class Centre {
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
+  }
+
+  /** Chooses a second head with the next click on one, for those who have no Shift key. */
+  compareButton() {
+    const { explorer } = this;
+    const pick = () => {
+      explorer.picking = !explorer.picking;
+      button.setAttribute("aria-pressed", String(explorer.picking));
+      announce(explorer.picking ? say("pickSecond") : "");
+    };
+    const button = make("button", { type: "button", class: "word compare", id: "compare", text: say("compare"), title: say("compareHint"), "aria-pressed": String(Boolean(explorer.picking)), on: { click: pick } });
+    return button;
   }
 
   /** The picture or sound of a head, with the words that were written about it. */
@@ -178,7 +191,17 @@ export class Centre {
       performance.mark("clearhead:first-map");
       this.painted();
     }
-    if (this.tipped) this.tell(this.tipped);
+    if (this.tipped) this.followTip();
+  }
+
+  /** After the map has moved: the tip stays with a cell that keys have chosen, or says what is under the pointer now. */
+  followTip() {
+    const { view, cell, place, keyed } = this.tipped;
+    if (!this.views.includes(view)) return this.point(view, null, null);
+    if (keyed) return this.tell({ ...this.tipped, place: view.screenPlace(cell) });
+    const now = view.under(...view.place({ clientX: place[0], clientY: place[1] }));
+    if (now?.q !== cell.q || now?.k !== cell.k) return this.point(view, now, place);
+    return this.tell(this.tipped);
   }
 
   async paintPictures() {
@@ -217,8 +240,8 @@ export class Centre {
     return { queries, keys, cursor: state.cursor, steps, faded: (query) => steps !== null && query >= steps };
   }
 
-  point(view, cell, place) {
-    this.tipped = cell && cell.q !== null && cell.k !== null ? { view, cell, place } : null;
+  point(view, cell, place, keyed = false) {
+    this.tipped = cell && cell.q !== null && cell.k !== null ? { view, cell, place, keyed } : null;
     this.explorer.store.set({ cursor: cell });
     if (this.tipped) this.tell(this.tipped);
     else hideTip();

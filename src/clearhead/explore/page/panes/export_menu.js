@@ -74,7 +74,7 @@ async function selectionOf(explorer, centre) {
   }
   return {
     format: 1, title: scene.title, link: fragmentOf(state), direction: state.direction === "at" ? "looks at" : "is looked at by",
-    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found, window: windowOf(centre),
+    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found, window: windowOf(centre.views[0]), ...(state.other ? { second_window: windowOf(centre.views[1]) } : {}),
   };
 }
 
@@ -84,8 +84,7 @@ function exported(weight) {
 }
 
 /** The weights on the screen, if they are few and exact; null for what the mask hides. */
-function windowOf(centre) {
-  const view = centre.views[0];
+function windowOf(view) {
   const { q0, q1, k0, k1 } = view.viewport.window;
   const [query, key] = view.attention.first;
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };

@@ -145,7 +145,9 @@ export class Atlas {
     return `${say("layer")} ${layerName(attention)}, ${say("head")} ${head.number}: ${sayRole(head.role)}${score}`;
   }
 
-  choose({ attention, head }, second) {
+  choose({ attention, head }, shift) {
+    const second = shift || this.explorer.picking;
+    this.explorer.picking = false;
     if (second) this.explorer.compare(attention.name, head.number);
     else this.explorer.select(attention.name, head.number);
   }

@@ -190,7 +190,7 @@ export class MapView {
   /** Puts the cursor on a cell. */
   goTo(cell) {
     this.reveal(cell);
-    this.hands.cursor(this, cell, this.screenPlace(cell));
+    this.hands.cursor(this, cell, this.screenPlace(cell), true);
   }
 
   /** Scrolls the map until a cell is visible. */

@@ -6,7 +6,7 @@ import { TokenFlow } from "./text_flow.js";
 import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { ablationOf, paintAblation } from "./ablation_pane.js";
-import { weightAt } from "../data/token_sums.js";
+import { fullOf, weightAt } from "../data/token_sums.js";
 import { formatCount, makeLegible, formatNumber } from "../data/tokens.js";
 
 const PAGE = 300;
@@ -83,7 +83,7 @@ export class TokenPane {
     if (answer.odd) return refill(byId("keys"), make("p", { class: "problem", text: say("oddRow") }));
     if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
-    const most = Math.max(answer.most, second?.most ?? 0) || 1;
+    const most = fullOf(explorer, answer, second);
     const head = make("tr", {},
       make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? headName(explorer, state) : say("weight") }),
       second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
@@ -97,10 +97,12 @@ export class TokenPane {
       const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
       const bar = make("span", { class: "bar" });
       bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
+      const bar2 = second ? make("span", { class: "bar second" }) : null;
+      if (second) bar2.style.width = `${Math.max(2, (100 * (weightAt(explorer, second, position) ?? 0)) / most)}%`;
       return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatNumber(weight, 3) }),
         second ? make("td", { class: "number second", text: formatNumber(weightAt(explorer, second, position), 3) }) : null,
         normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
-        make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+        make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
     const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: formatNumber(answer.received, 2) }) }) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
@@ -123,6 +125,21 @@ export class TokenPane {
     const kind = answered.kind === "audio" ? "sounded" : isPictured(answered) ? "pictured" : "shaded";
     refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }) }));
     this.flow.update(await this.shownOn(answered, null, "answered"));
+    await this.paintSecondText(answered);
+  }
+
+  /** The same text, shaded by the head that is compared. */
+  async paintSecondText(answered) {
+    const { explorer } = this;
+    const { other } = explorer.state;
+    if (!other || isPictured(answered)) {
+      this.second = null;
+      return refill(byId("shaded-second"));
+    }
+    if (this.second?.axis !== answered) this.second = new TokenFlow(answered, explorer.callbacksOf(answered), { page: PAGE, label: say("token"), width: 300, height: 260 });
+    const { second } = this;
+    refill(byId("shaded-second"), make("p", { class: "soft tiny", text: headName(explorer, other) }), second.element);
+    second.update(await this.shownOn(answered, other, "answered"));
   }
 
   paintNext() {

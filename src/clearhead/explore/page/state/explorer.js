@@ -26,6 +26,7 @@ export class Explorer {
     this.matrices = new Map();
     this.effects = null;
     this.noEffects = false;
+    this.picking = false; // whether the next head that is clicked becomes the second
     this.groups = groupsOf(scene.attentions);
     nameRows(this);
     this.pictures = loadPictures(this.axes, () => this.pictureArrived());
@@ -127,7 +128,7 @@ export class Explorer {
       if (this.matrices.size > HEADS_KEPT) this.matrices.clear();
       const { counts, first } = this.attentionOf(name);
       const ends = [first[0], first[0] + counts[0], first[1], first[1] + counts[1]];
-      const ask = this.source.window(name, head, ...ends, ...counts.map((count) => Math.min(count, MATRIX)));
+      const ask = this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)));
       ask.catch(() => this.matrices.delete(key));
       this.matrices.set(key, ask);
     }

@@ -14,13 +14,17 @@ export class Finder {
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && field.value) {
         event.preventDefault();
-        field.value = "";
-        return this.search("");
+        return this.clear();
       }
       if (event.key !== "Enter") return;
       event.preventDefault();
       this.go(event.shiftKey ? -1 : 1);
     });
+  }
+
+  clear() {
+    byId("find").value = "";
+    this.search("");
   }
 
   search(text) {

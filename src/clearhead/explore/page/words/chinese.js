@@ -41,6 +41,8 @@ export const CHINESE = {
   nats: "奈特",
   effectOn: "对损失的影响 {effect}",
   compareHint: "按住 Shift 点击另一个头进行比较",
+  compare: "比较",
+  pickSecond: "请选择第二个头。",
   stopCompare: "停止比较",
   spread: "各层的{measure}",
   pinned: "已固定",

@@ -41,6 +41,8 @@ export const ENGLISH = {
   nats: "nats",
   effectOn: "effect on loss {effect}",
   compareHint: "shift-click a second head to compare",
+  compare: "compare",
+  pickSecond: "Choose the second head.",
   stopCompare: "stop comparing",
   spread: "{measure} by layer",
   pinned: "pinned",

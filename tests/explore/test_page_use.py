@@ -1,0 +1,181 @@
+"""What people do with the page: find, compare, sort, move by keys and by touch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead import Record
+from clearhead.explore import Scene, open_record
+from clearhead.explore.live_model import LiveModel
+from clearhead.explore.page_file import render_notebook, render_page
+from tests.explore import records
+from tests.explore.browser import Watched
+from tests.explore.test_page import saved
+
+SICK = "他昨天没有去学校，因为他病了。"
+WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "because", "it", "could", "not", "see", "the", "old"]
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return clearhead.load("zh-en")
+
+
+@pytest.fixture(scope="module")
+def page(translator, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("use") / "sick.html"
+    path.write_text(render_page(Scene(translator.look(SICK))), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def seventeen(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("seventeen") / "page.html"
+    path.write_text(render_page(Scene(records.drawn(17, heads=4, layers=3, texts=[*WORDS, "cat"]))), encoding="utf-8")
+    return path.as_uri()
+
+
+def find(watched: Watched, text: str) -> str:
+    watched.page.locator("#find").fill(text)
+    watched.settle()
+    return watched.text("#found")
+
+
+def test_a_text_is_found_across_tokens_and_escape_clears_it(watched, page):
+    watched.open(page, "at=decoder.1.cross/0")
+    assert find(watched, "didn't") == "1 of 1"
+    assert watched.page.locator("#output-text .token.cursor").inner_text() == "didn"
+    assert find(watched, "去学校") == "1 of 1"
+    assert watched.page.locator("#source-text .token.cursor").inner_text() == "去"
+    assert find(watched, "TO  school") == "1 of 1"
+    assert find(watched, "他") == "1 of 2"
+    assert find(watched, "go school") == "not found"
+    find(watched, "他")
+    watched.page.keyboard.press("Escape")
+    watched.settle()
+    assert watched.page.locator("#find").input_value() == ""
+    assert watched.text("#found") == ""
+    assert watched.page.locator(".token.cursor").count() == 0
+
+
+def test_enter_and_space_pin_on_the_map_and_the_tip_follows_it(watched, seventeen):
+    watched.open(seventeen, "at=encoder.0.self/0")
+    page = watched.page
+    page.locator(".map-canvas").focus()
+    page.keyboard.press("End")
+    for key in ("ArrowUp", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    watched.until("#subject", "the")
+    assert "pins=tokens:14" in watched.fragment
+    page.keyboard.press(" ")
+    assert "pins" not in watched.fragment
+    before = page.locator("#tip").bounding_box()
+    for _ in range(3):
+        page.locator("#zoom-in").click()
+    page.locator(".map-canvas").focus()
+    page.keyboard.press("Home")
+    said = watched.text("#tip")
+    page.keyboard.press("Shift+ArrowRight")
+    watched.settle()
+    assert watched.text("#tip") == said  # the same cell, at its new place
+    assert page.locator("#tip").bounding_box() != before
+
+
+def test_sorting_twice_reverses(watched, page):
+    watched.open(page, "at=decoder.1.cross/0&sort=entropy")
+
+    def order() -> list[tuple[str, str]]:
+        every = watched.page.locator(".head").all()
+        return [(one.get_attribute("data-name"), one.get_attribute("data-head")) for one in every]
+
+    down = order()
+    watched.page.locator("#sorts button", has_text="entropy").click()
+    watched.settle()
+    assert order() == down[::-1]
+    assert watched.text("#sorts button[aria-pressed='true']") == "entropy ↑"
+    assert "sort=entropy&order=up" in watched.fragment
+    watched.page.locator("#sorts button", has_text="peak").click()
+    assert "order" not in watched.fragment
+
+
+@pytest.mark.parametrize("watched", [{"viewport": {"width": 1024, "height": 768}, "has_touch": True}], indirect=True)
+def test_two_heads_are_compared_by_touch_at_1024_pixels(watched, seventeen):
+    watched.open(seventeen, "at=encoder.0.self/0&pins=tokens:4")
+    page = watched.page
+    page.locator("#compare").tap()
+    watched.until("#said", "Choose the second head.")
+    page.locator('.head[data-name="encoder.1.self"][data-head="2"]').tap()
+    page.locator("figure.second").wait_for()
+    watched.settle()
+    maps = [one.bounding_box() for one in page.locator("figure .map-canvas").all()]
+    assert all(box["width"] > 400 and box["height"] > 220 for box in maps)
+    assert maps[1]["y"] + maps[1]["height"] <= 768  # both are seen at once
+    assert page.locator("#shaded-second .token").count() == 17
+    assert page.locator("#keys .bar.second").count() == page.locator("#keys tbody tr").count()
+    selection = json.loads(saved(watched, "#save-json"))
+    for window, name, head in (("window", "encoder.0.self", 0), ("second_window", "encoder.1.self", 2)):
+        record = records.drawn(17, heads=4, layers=3)
+        weights = records.weights_of(record[name])[head]
+        assert torch.tensor(selection[window]["weights"]).sub(weights).abs().max() < 1e-4
+    assert {one["head"] for one in selection["tokens"]} == {0, 2}
+
+
+def test_a_broad_head_stays_pale_in_the_text_and_has_short_bars(watched, tmp_path):
+    path = tmp_path / "even.html"
+    path.write_text(render_page(Scene(records.record_of(torch.zeros(1, 1, 19, 3), torch.zeros(1, 1, 19, 3)))), "utf-8")
+    watched.open(path.as_uri())
+    shares = watched.page.evaluate(
+        "() => [...document.querySelectorAll('#keys .bar')].map((bar) => parseFloat(bar.style.width))"
+    )
+    assert shares == pytest.approx([25] * 8, abs=0.5)
+    colour = watched.page.locator("#shaded .token").first.evaluate("one => getComputedStyle(one).backgroundColor")
+    assert [int(part) for part in re.findall(r"\d+", colour)] == pytest.approx([240, 210, 195], abs=4)  # as on the map
+
+
+def test_phrases_have_plural_forms(watched, tmp_path):
+    path = tmp_path / "one.html"
+    path.write_text(render_page(Scene(records.drawn(1, heads=1))), encoding="utf-8")
+    watched.open(path.as_uri())
+    label = watched.page.locator(".map-canvas").get_attribute("aria-label")
+    assert "1 query by 1 key." in label
+    assert watched.text("#title").endswith("1 layer × 1 head")
+
+
+def test_effects_are_those_of_the_new_text(watched, translator, monkeypatch):
+    live = LiveModel.from_predictor(translator)
+
+    def count_letters(record: Record, call: int) -> dict[str, list[float]]:
+        """Effects at once, other ones for every text."""
+        forward = record.calls[call]
+        return {name: [len(forward.about["input"]) / 100] * 8 for name in forward.names}
+
+    monkeypatch.setattr(live, "measure_effects", count_letters)
+    with open_record(live.look(SICK), live=live, browser=False) as opened:
+        watched.open(opened.url, "at=decoder.1.cross/0&sort=effect")
+        watched.until("figcaption", "effect on loss +0.15")
+        watched.page.locator("#another-text").fill("我喜欢猫。")
+        watched.page.keyboard.press("Enter")
+        watched.until("figcaption", "effect on loss +0.050")
+        assert watched.page.locator("#source-text .token", has_text="猫").count() == 1
+        watched.settle()  # nothing may be under way when the server closes
+
+
+def test_the_probabilities_are_those_of_the_pinned_token(watched, page):
+    watched.open(page, "at=decoder.1.cross/0&step=3&pins=target:10")
+    watched.until("#next h3", "ill")
+
+
+def test_a_notebook_that_is_not_trusted_says_what_to_do(watched, tmp_path):
+    whole = render_notebook(Scene(records.drawn(5, heads=1)))
+    left = re.sub(r"<style>.*?</style>|<iframe.*</iframe>", "", whole, flags=re.S)  # as a notebook cleans it
+    for text, seen in ((whole, False), (left, True)):
+        path = Path(tmp_path) / "notebook.html"
+        path.write_text(f"<!DOCTYPE html><title>notebook</title>{text}", encoding="utf-8")
+        watched.page.goto(path.as_uri())
+        assert watched.page.get_by_text("trust the notebook").is_visible() == seen
