@@ -21,7 +21,8 @@ from clearhead.explore.recorded_media import read_media
 from clearhead.lens import Forward, Sight
 from clearhead.tasks.media import PictureInput, SoundInput
 
-VEIL = 0.66  # how far patches without weight fade into the background
+VEIL = 0.66  # how far patches without weight fade into one of
+VEILS = {False: "#cdc9c0", True: "#14161b"}  # the colours on light and dark ground, as in the page
 FULL = 8.0  # times the even weight, from which on a patch has its full colours
 MAX_COLUMNS = 8
 MAX_WORDS = 64
@@ -39,7 +40,7 @@ class _Words(NamedTuple):
 def word_overlays(sight: Sight, head: int | None = None, *, sample: int = 0, title: str | None = None) -> Figure:
     """The picture once for each word, in colour where the word looks; by default the mean of all heads.
 
-    Patches fade into the background as their weight falls; a word that looks everywhere leaves all of it pale.
+    Patches lose their colours as their weight falls; a word that looks everywhere leaves all of them pale.
     """
     media, words = _read_picture(sight), _read_words(sight, head, sample)
     shown = min(len(words.labels), MAX_WORDS)
@@ -110,7 +111,7 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
 
 
 def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> UInt8[np.ndarray, "height width 3"]:
-    """The picture, grey and pale where the weights of its patches are small; tokens before the patches are left out."""
+    """The picture, grey and faded where the weights of its patches are small; tokens before the patches are left out."""
     patches = media.rows * media.columns
     own = weights[len(weights) - patches :]
     most = max(float(own.max()), 1e-12)
@@ -121,8 +122,7 @@ def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> U
     share = shares[np.ix_(down, across)][:, :, None]
     pixels = media.pixels.astype(np.float64)
     grey = pixels @ np.array([[0.299], [0.587], [0.114]])
-    paper = 255 * np.array(to_rgb(style.current_theme().background))
-    pale = grey * (1 - VEIL) + paper * VEIL
+    pale = grey * (1 - VEIL) + 255 * np.array(to_rgb(VEILS[style.current_theme().dark])) * VEIL
     blended: UInt8[np.ndarray, "height width 3"] = (pale * (1 - share) + pixels * share).round().astype(np.uint8)
     return blended
 
