@@ -111,7 +111,7 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
 
 
 def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> UInt8[np.ndarray, "height width 3"]:
-    """The picture, grey and faded where the weights of its patches are small; tokens before the patches are left out."""
+    """The picture, grey and faded where the weights of its patches are small; tokens before the patches are ignored."""
     patches = media.rows * media.columns
     own = weights[len(weights) - patches :]
     most = max(float(own.max()), 1e-12)
