@@ -129,7 +129,7 @@ def test_the_set_of_a_caption_has_overlays_and_that_of_a_sound_its_spectrogram(t
     assert "scene.png → a red circle" in drawn.get_suptitle()
     planned = {one.name: one for one in figure_set.list_record_figures(media_records.transcribed())}
     sound = planned["overlay-decoder.1.cross-1"].draw()
-    assert [text.get_text() for text in sound.axes[1].texts][1:5] == ["t", "·o", "·n", "·e"]
+    assert [text.get_text() for text in sound.axes[1].texts][:5] == ["␣", "t", "o", "n", "e"]
     assert [text.get_text() for text in sound.axes[2].get_yticklabels()][-1] == "⟨/s⟩"
     weights = sound.axes[2].collections[0].get_array()
     expected = media_records.transcribed()["decoder.1.cross"].weights(0, 1)
