@@ -324,7 +324,7 @@ def test_a_trace_has_the_picture_and_names_its_patches(predictor):
     call = record.calls[0]
     assert call.about["media"]["kind"] == "picture"
     assert (call.about["media"]["rows"], call.about["media"]["columns"]) == (3, 5)
-    labels = call.texts("source", 0)
+    labels = call.labels["source"]
     assert (labels[0], labels[7], labels[14]) == ("r1 c1", "r2 c3", "r3 c5")
     assert record["decoder.0.cross"].weights(batch=0, head=1).shape == (len(call.ids["target"][0]), 15)
     trace = predictor.task.traces(
