@@ -15,7 +15,7 @@ from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import Captioning
-from clearhead.tasks.captioning.captioning_task import caption_scores
+from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
 from clearhead.text import Report
@@ -351,9 +351,9 @@ def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
 
 
 def test_scores_count_exact_captions():
-    scores = caption_scores(["a cat", " a dog ", "birds"], ["a cat", "a dog", "a bird"])
+    scores = score_captions(["a cat", " a dog ", "birds"], ["a cat", "a dog", "a bird"])
     assert scores["exact"] == 66.67
-    assert caption_scores(["一只猫"], ["一只猫"])["bleu_signature"].split("tok:")[1].startswith("zh")
+    assert score_captions(["一只猫"], ["一只猫"])["bleu_signature"].split("tok:")[1].startswith("zh")
 
 
 def test_the_nearest_neighbour_is_the_one_with_the_smallest_distance():
