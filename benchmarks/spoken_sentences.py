@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 CORPUS = Path(__file__).parents[1] / "src/clearhead/shipped/corpora/tatoeba-zh-en.train.tsv.gz"
 RATE = 22050  # espeak-ng's own
-ACCENTS = ("en-US", "en", "en-GB-x-rp", "en-GB-scotland", "en-GB-x-gbclan", "en-GB-x-gbcwmd", "en-029")
+ACCENTS = ("en-US", "en-US", "en", "en-GB-x-rp", "en-GB-scotland", "en-029")  # half of the voices should be American
 VARIANTS = (
     "m1",
     "m2",
@@ -85,7 +85,7 @@ def plan(part: str, count: int) -> list[Spoken]:
         Spoken(
             chosen[number % len(chosen)],
             str(chance.choice(voices)),
-            int(chance.integers(140, 211)),
+            int(chance.integers(140, 196)),
             int(chance.integers(25, 76)),
         )
         for number in range(count)

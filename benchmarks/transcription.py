@@ -40,23 +40,21 @@ WEIGHTS = (0.0, 0.3, 0.5, 1.0)  # of CTC in decoding, beside the recipe's
 
 
 class Digits:
-    """Training on all training recordings alone and on strings of 1 to 7 of them; tests on digits and strings."""
+    """Training on recordings alone and on strings of 1 to 7 of them; tests on digits and strings."""
 
     recipe = "transcribe-digits"
     peer = PeerSettings(width=192, layers=7, feedforward=768, channels=192, mask_length=4)
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.recordings = digit_strings.unpack(given.data)
-        self.train, self.test = given.train or 20_000, given.test
+        self.train, self.test = given.train or 14_000, given.test
 
     def make(self, part: str, count: int | None) -> Iterator[tuple[Sound, str]]:
-        strings = list[digit_strings.DigitString]()
+        recordings = self.recordings
+        made = digit_strings.make_dev(recordings)
         if part == "train":
-            strings += digit_strings.make_singles(self.recordings, part)
-        strings += digit_strings.make_strings(
-            self.recordings, part, count or (self.train if part == "train" else 400), 1 if part == "train" else 3
-        )
-        for one in strings:
+            made = digit_strings.make_training(recordings, self.train)
+        for one in made:
             yield (one.samples, digit_strings.RATE), one.text
 
     def tests(self) -> dict[str, list[Row]]:

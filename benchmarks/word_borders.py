@@ -2,8 +2,8 @@
 
 Three ways: the times that `predict --json` gives (CTC's alignment, extended to where the sound falls silent); CTC's
 alignment alone, from the first position of a word to its last one; and the heads of cross-attention, where a word
-lasts from the quantile q of the mass of its tokens to 1 − q. For the last two a constant shift of begins and one of ends
-are fitted, and head and q are chosen, on other strings than those that are scored.
+lasts from the quantile q of the mass of its tokens to 1 − q. For the last two a constant shift of begins and one of
+ends are fitted, and head and q are chosen, on other strings than those that are scored.
 """
 
 from __future__ import annotations
