@@ -214,11 +214,11 @@ class Transcription(
         write_sound(path, torch.from_numpy(content), self.sound.rate)
 
     def input_key(self, row: Row) -> str:
-        """The length and the first second of a recording, which no other one shares."""
+        """The length and every 16th sample of a recording, which no other one shares."""
         given = row.values[0]
         if not isinstance(given, LoadedInput):
             return super().input_key(row)
-        digest = hashlib.sha256(np.ascontiguousarray(given.content[: self.sound.rate]).tobytes())
+        digest = hashlib.sha256(np.ascontiguousarray(given.content[::16]).tobytes())
         return f"{len(given.content)} {digest.hexdigest()}"
 
     # Model
