@@ -3,9 +3,9 @@
     python benchmarks/digit_strings.py pack fsdd.tar fsdd.npz         # all recordings in one file, without loss
     python benchmarks/digit_strings.py write fsdd.npz digits          # WAV files with texts, for transcribe-digits
 
-Recordings with index 0 to 4 are the test, 5 and 6 dev, the others are for training. A string has recordings of one part
-only, of any speakers, at random loudness, with gaps of 50 to 400 ms between them and up to 400 ms around them, and white
-noise 10 to 30 dB below.
+Recordings with index 0 to 4 are the test, 5 and 6 dev, the others are for training. A string has recordings of one
+part only, of any speakers, at random loudness, with gaps of 50 to 400 ms between them and up to 400 ms around them, and
+white noise 10 to 30 dB below.
 """
 
 from __future__ import annotations
