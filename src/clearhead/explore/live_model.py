@@ -16,6 +16,7 @@ from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
 from clearhead.predictor import Predictor, describe_answer, look_through
+from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 from clearhead.tasks.settings import option_names, validate
 from clearhead.tasks.trace import Trace, Traceable
 
@@ -78,7 +79,8 @@ class LiveModel:
                 own = option_names(self.task.options, "look")
                 asked = {name: value for name, value in self.options.items() if name in own}
                 options = validate(self.task.options, asked)
-                answers = self.task.traces(self.model, calls[0].about["input"], answer=None, options=options)
+                given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
+                answers = self.task.traces(self.model, given, answer=None, options=options)
                 texts = {number: answers[number].text for number in numbers}
         new = [texts.get(number) for number in numbers]
         return [_compare_answers(*one) for one in zip(calls, again, new, strict=True)]
@@ -131,4 +133,10 @@ def _restore_trace(call: Forward) -> Trace:
         raise LensError("the record does not contain the model's input; run clearhead look with the model and a text")
     reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
     about = call.about
-    return Trace(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))
+    return Trace(
+        reads, about.get("written", []), about.get("text", ""), bool(about.get("given")), media=_restore_media(call)
+    )
+
+
+def _restore_media(call: Forward) -> PictureInput | SoundInput | None:
+    return media_from_json(call.about["media"]) if "media" in call.about else None

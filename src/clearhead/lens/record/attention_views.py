@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -61,6 +61,7 @@ class CallMetadata(TypedDict, total=False):
     written: list[int]  # the tokens of the answer, and their texts
     writes: list[str]
     next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
+    media: dict[str, Any]  # the picture or sound that was the input, as JSON; `input` is its name then
     loss: float | None
     effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
     without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
@@ -95,6 +96,10 @@ class Forward:
         check_seen_name(name, self.names)
         found = self.sights[name]
         return found if isinstance(found, Sight) else found.sight(self)
+
+    def number_positions(self, kind: str, count: int) -> None:
+        """Gives each position an id, 0 to count − 1, where vectors went in (patches, frames): they can be labelled."""
+        self._ids[kind] = torch.arange(count)[None]
 
     def kind_of(self, name: str, cross: bool) -> str | None:
         """Which token ids the keys of an attention are: "source", "target", "tokens", or None."""
