@@ -243,11 +243,12 @@ export class SoundView {
     const { look, scale } = this.hands;
     const words = this.shownWords;
     const apart = Math.max(1, Math.ceil(LABEL / row));
+    const marked = [...words.pinned, words.current, words.cursor].filter(Number.isInteger);
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (let q = 0; q < count; q++) {
-      const strong = words.pinned.has(q) || words.current === q || words.cursor === q;
-      if (q % apart && !strong) continue;
+      const strong = marked.includes(q);
+      if (!strong && (q % apart || marked.some((one) => Math.abs(one - q) < apart))) continue;
       const y = top + (q + 0.5) * row;
       const high = Math.max(Math.min(row - 1, 20), 10);
       context.font = `${strong ? "600 " : ""}${between(9, row * 0.8, 13)}px ${look().family}`;
