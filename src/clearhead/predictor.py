@@ -87,9 +87,7 @@ class Predictor:
     @overload
     def predict(self, inputs: Sequence[Any], *, inputs_before: int = 0, **options: Any) -> list[Prediction]: ...
 
-    def predict(
-        self, inputs: str | Path | Sequence[Any], *, inputs_before: int = 0, **options: Any
-    ) -> Prediction | list[Prediction]:
+    def predict(self, inputs: Any, *, inputs_before: int = 0, **options: Any) -> Prediction | list[Prediction]:
         """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`.
 
         If the inputs of one request are given in several calls, `inputs_before` is the number of those in earlier

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
+from clearhead.cli.options import Base, Columns, Device, Json, Model, Threads, parse_columns
 from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.task_options import refuse_foreign_options
@@ -47,6 +47,7 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="FILE", help="What the baseline learns from.", show_default="the model's training data"),
     ] = None,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -57,7 +58,7 @@ def evaluate(
     import_torch(threads)
     from clearhead.predictor import load
 
-    predictor = load(model, device=device)
+    predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor.task, "evaluate", options)
     _refuse_missing(predictor.task, {"report": report, "confusion": figure is not None, "baseline": baseline})
     names = parse_columns(columns) if columns else None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Device, Threads
+from clearhead.cli.options import Base, Device, Threads
 from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.stdin import read_text
@@ -46,6 +46,7 @@ def look(
         bool, typer.Option("--without", help="Also store the output with each head switched off; slow.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -63,7 +64,7 @@ def look(
     if out is not None:
         check_page_path(out)  # before the model is loaded
     text = read_text(text)
-    opened = subjects.open_subject(subject, text, answer=answer, device=device, **options)
+    opened = subjects.open_subject(subject, text, answer=answer, device=device, base=base, **options)
     if out is not None:
         written = subjects.write_subject(opened, out, part=part, heads=heads or [], without=without)
         print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your text")
@@ -106,6 +107,7 @@ def figures(
         bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
     ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -124,7 +126,7 @@ def figures(
         from clearhead.explore import subjects
 
         opened = subjects.open_subject(
-            str(subject), read_text(text), answer=answer, device=device, keep="none", **options
+            str(subject), read_text(text), answer=answer, device=device, base=base, keep="none", **options
         )
         for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.get("notes", [])):
             print_message(note)

@@ -370,6 +370,11 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         return self.read_options("evaluate", {})
 
     @classmethod
+    def option_kinds(cls) -> Sequence[type[Options]]:
+        """The classes of options that models of this task may have, for the help of the command line."""
+        return (cls.options,)
+
+    @classmethod
     def read_options(cls, command: str, values: Mapping[str, Any]) -> OptionsT:
         """Options by name, checked; those that a command does not have are refused, and the nearest is suggested."""
         refuse_unknown(command, values, option_names(cls.options, command))
