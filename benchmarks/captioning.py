@@ -2,7 +2,7 @@
 
     python benchmarks/captioning.py prepare --data openmoji.tar --out openmoji     # needs Pillow; 6 MB of .npz files
     python benchmarks/captioning.py openmoji --data openmoji --out runs-openmoji   # three seeds side by side, on a GPU
-    python benchmarks/captioning.py scenes --out runs-scenes                       # minutes on a GPU, longer on a CPU
+    python benchmarks/captioning.py scenes --out runs-scenes                       # minutes on two cores
 
 The test emoji are those without skin tone for which sha1(base hexcode) mod 10 is 0. Training takes the others, and
 those with a skin tone whose base is not in the test. Finished runs in --out are not repeated. `openmoji --tune` scores
