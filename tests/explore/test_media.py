@@ -114,9 +114,10 @@ def test_an_overlay_keeps_the_colours_of_patches_that_are_looked_at():
     blended = blend_overlay(media, np.array([0.0, 1.0, 0.0])[1:])  # the second patch has no weight
     grey = 0.299 * 200 + 0.701 * 40
     strength = (1.0 * 2 / 8) ** 0.6
-    pale = grey * 0.34 + 255 * 0.66
-    assert blended[0, 7].tolist() == [round(pale)] * 3
-    assert blended[0, 0].tolist() == [round(pale * (1 - strength) + part * strength) for part in (200, 40, 40)]
+    pale = [grey * 0.34 + part * 0.66 for part in (0xCD, 0xC9, 0xC0)]
+    assert blended[0, 7].tolist() == [round(part) for part in pale]
+    both = zip(pale, (200, 40, 40), strict=True)
+    assert blended[0, 0].tolist() == [round(faded * (1 - strength) + full * strength) for faded, full in both]
     assert blend_overlay(media, np.array([1.0, 0.0, 0.0])).shape == (4, 8, 3)  # a token before the patches
 
 
@@ -128,7 +129,7 @@ def test_the_set_of_a_caption_has_overlays_and_that_of_a_sound_its_spectrogram(t
     assert "scene.png → a red circle" in drawn.get_suptitle()
     planned = {one.name: one for one in figure_set.list_record_figures(media_records.transcribed())}
     sound = planned["overlay-decoder.1.cross-1"].draw()
-    assert [text.get_text() for text in sound.axes[1].texts][1:5] == ["t", "·o", "·n", "·e"]
+    assert [text.get_text() for text in sound.axes[1].texts][:5] == ["␣", "t", "o", "n", "e"]
     assert [text.get_text() for text in sound.axes[2].get_yticklabels()][-1] == "⟨/s⟩"
     weights = sound.axes[2].collections[0].get_array()
     expected = media_records.transcribed()["decoder.1.cross"].weights(0, 1)

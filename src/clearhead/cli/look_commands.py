@@ -67,7 +67,8 @@ def look(
     opened = subjects.open_subject(subject, text, answer=answer, device=device, base=base, **options)
     if out is not None:
         written = subjects.write_subject(opened, out, part=part, heads=heads or [], without=without)
-        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your text")
+        kind = "text" if opened.live is None else opened.live.input_kind
+        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your {kind}")
         if show:
             _open_browser(written.resolve().as_uri())
         return

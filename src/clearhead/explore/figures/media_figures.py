@@ -14,18 +14,20 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
 from clearhead.errors import RecordError
-from clearhead.explore.figures import style
+from clearhead.explore.figures import fonts, style
 from clearhead.explore.figures.label_text import make_labels
 from clearhead.explore.figures.weight_grid import MAX_LABELS, make_grid
 from clearhead.explore.recorded_media import read_media
 from clearhead.lens import Forward, Sight
 from clearhead.tasks.media import PictureInput, SoundInput
 
-VEIL = 0.66  # how far patches without weight fade into the background
+VEIL = 0.66  # how far patches without weight fade into one of
+VEILS = {False: "#cdc9c0", True: "#14161b"}  # the colours on light and dark ground, as in the page
 FULL = 8.0  # times the even weight, from which on a patch has its full colours
 MAX_COLUMNS = 8
 MAX_WORDS = 64
 PANEL = 1.25  # inches of the longer side of a picture
+SOUND_WIDTH = 8.4  # inches, of which 1.6 are for labels
 
 
 class _Words(NamedTuple):
@@ -39,7 +41,7 @@ class _Words(NamedTuple):
 def word_overlays(sight: Sight, head: int | None = None, *, sample: int = 0, title: str | None = None) -> Figure:
     """The picture once for each word, in colour where the word looks; by default the mean of all heads.
 
-    Patches fade into the background as their weight falls; a word that looks everywhere leaves all of it pale.
+    Patches lose their colours as their weight falls; a word that looks everywhere leaves all of them pale.
     """
     media, words = _read_picture(sight), _read_words(sight, head, sample)
     shown = min(len(words.labels), MAX_WORDS)
@@ -85,12 +87,12 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
     count, end = len(words.labels), words.weights.shape[1] * media.position_seconds
     heights = [1.5, 0.5 if media.spikes else 0.0, min(max(0.21 * count, 0.9), 7.0)]
     with style.figure_style() as theme:
-        figure = style.make_figure(8.4, sum(heights) + 1.5)
+        figure = style.make_figure(SOUND_WIDTH, sum(heights) + 1.5)
         kept = [height for height in heights if height]
         stack = figure.subplots(len(kept), 1, sharex=True, squeeze=False, height_ratios=kept)[:, 0]
         _draw_spectrogram(stack[0], media)
         if media.spikes:
-            _draw_spikes(stack[1], media)
+            _draw_spikes(stack[1], media, SOUND_WIDTH - 1.6)
         norm = style.make_norm(float(words.weights.max()), False)
         edges = np.arange(words.weights.shape[1] + 1) * media.position_seconds
         stack[-1].pcolormesh(
@@ -110,7 +112,7 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
 
 
 def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> UInt8[np.ndarray, "height width 3"]:
-    """The picture, grey and pale where the weights of its patches are small; tokens before the patches are left out."""
+    """The picture, grey and faded where the weights of its patches are small; tokens before the patches are ignored."""
     patches = media.rows * media.columns
     own = weights[len(weights) - patches :]
     most = max(float(own.max()), 1e-12)
@@ -121,8 +123,7 @@ def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> U
     share = shares[np.ix_(down, across)][:, :, None]
     pixels = media.pixels.astype(np.float64)
     grey = pixels @ np.array([[0.299], [0.587], [0.114]])
-    paper = 255 * np.array(to_rgb(style.current_theme().background))
-    pale = grey * (1 - VEIL) + paper * VEIL
+    pale = grey * (1 - VEIL) + 255 * np.array(to_rgb(VEILS[style.current_theme().dark])) * VEIL
     blended: UInt8[np.ndarray, "height width 3"] = (pale * (1 - share) + pixels * share).round().astype(np.uint8)
     return blended
 
@@ -184,15 +185,36 @@ def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
     axes.set_ylabel("mel bands", fontsize=style.SMALL, color=theme.muted)
 
 
-def _draw_spikes(axes: Axes, media: SoundInput) -> None:
+def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
     theme = style.current_theme()
     places = [(position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
     axes.vlines(places, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
-    labels = make_labels([text for _, text, _ in media.spikes])
-    for place, label, (_, _, chance) in zip(places, labels, media.spikes, strict=True):
+    for place, label, chance in _join_spikes(media, inches):
         text = axes.text(place, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
         text.set_parse_math(False)
     axes.set(ylim=(0, 1.75), yticks=[])
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.tick_params(labelbottom=False)
     axes.set_ylabel("CTC", fontsize=style.SMALL, color=theme.muted)
+
+
+def _join_spikes(media: SoundInput, inches: float) -> list[tuple[float, str, float]]:
+    """Times, labels and heights of CTC's spikes: letters that would overlap are joined, repeated ones written once."""
+    second = inches / (len(media.spectrogram) * media.frame_seconds)
+    found: list[tuple[float, float, str, float]] = []  # first and last time, text, height
+    before = (-2, "")
+    for position, text, chance in media.spikes:
+        time, again = (position + 0.5) * media.position_seconds, before == (position - 1, text)
+        before = (position, text)
+        if found:
+            first, last, joined, height = found[-1]
+            room = sum(fonts.measure_width(_label_spike(one), style.SMALL) for one in (joined, text)) / 2 + 0.04
+            if again or (time - (first + last) / 2) * second < room:
+                found[-1] = (first, time, joined + ("" if again else text), max(height, chance))
+                continue
+        found.append((time, time, text, chance))
+    return [((first + last) / 2, _label_spike(text), height) for first, last, text, height in found]
+
+
+def _label_spike(text: str) -> str:
+    return make_labels([text.replace("▁", " ").strip() or " "])[0]

@@ -51,11 +51,12 @@ export class FileSource {
     return 0.5 / (this.data[name]?.[kind]?.levels ?? Infinity);
   }
 
-  /** A window of a head of which the file has every weight, in blocks of so many queries and keys. */
+  /** A window in blocks of so many queries and keys; all of its map if the file does not have every weight of this head. */
   async window(name, head, q0, q1, k0, k1, height, width) {
-    const { first } = this.attentions.get(name);
+    const { first, blocks, estimated } = this.attentions.get(name);
     const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
     const weights = await this.weights(name, head);
+    if (!weights) return { ...(await this.map(name, head)), exact: !estimated, blocks };
     return { ...poolWeights(weights, ...place, height, width), exact: true, blocks: [height, width] };
   }
 

@@ -1,6 +1,6 @@
 // A picture or spectrogram with the attention of its patches over it.
 
-const VEIL = 0.66; // how far what nobody looks at fades into the paper
+const VEIL = 0.66; // how far what nobody looks at fades
 const EDGE = 0.25; // shade from which on a patch has an edge
 const TINT = 0.82; // how strongly the loudest frame of a sound is coloured
 
@@ -26,7 +26,7 @@ export function paintOverlay(context, { image, axis, width, height, scale, look,
     return [(patch % columns) * wide, Math.floor(patch / columns) * high];
   };
   if (shown.shade) {
-    context.fillStyle = look.paper;
+    context.fillStyle = sound ? look.paper : look.veil;
     context.globalAlpha = sound ? 0.3 : VEIL;
     context.fillRect(0, 0, width, height);
     for (let position = axis.firstPatch; position < axis.length; position++) {

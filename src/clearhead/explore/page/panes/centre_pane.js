@@ -3,13 +3,10 @@
 import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
 import { headTitle, headFacts } from "../words/captions.js";
 import { say } from "../words/languages.js";
-import { weightAt } from "../data/token_sums.js";
 import { announce } from "./export_menu.js";
 import { MapView } from "./map_view.js";
-import { FilmView } from "./film_view.js";
-import { PictureFlow } from "./picture_flow.js";
-import { SoundView } from "./sound_view.js";
-import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
+import { makePicture } from "./picture_panel.js";
+import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
 import { Viewport } from "../state/viewport.js";
 
 const BAR = 88; // pixels of the scale
@@ -76,7 +73,7 @@ export class Centre {
     byId("map-foot").classList.toggle("pictured", this.pictured);
     byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
     const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
-    for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
+    for (const tiles of explorer.weights.tiles.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
     byId("maps").classList.toggle("two", chosen.length > 1);
@@ -109,7 +106,7 @@ export class Centre {
     let body = views[i].element;
     if (this.pictured) {
       this.pictures ??= [];
-      this.pictures[i] = this.makePicture(one);
+      this.pictures[i] = makePicture(explorer, one);
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
@@ -125,46 +122,6 @@ export class Centre {
     };
     const button = make("button", { type: "button", class: "word compare", id: "compare", text: say("compare"), title: say("compareHint"), "aria-pressed": String(Boolean(explorer.picking)), on: { click: pick } });
     return button;
-  }
-
-  /** The picture or sound of a head, with the words that were written about it. */
-  makePicture(one) {
-    const { explorer } = this;
-    const { pictured: axis, pictureWords: words } = explorer;
-    const hands = explorer.callbacksOf(axis);
-    const point = (position, place) => {
-      hands.point(position);
-      this.tellPicture(one, position, place);
-    };
-    if (axis.kind === "audio") return new SoundView(axis, words, this.soundHands(one, axis, words, point), { label: say("sound") });
-    const label = say("picture");
-    if (!words) return new PictureFlow(axis, { ...hands, point }, { label });
-    return new FilmView(axis, words, { ...hands, point }, explorer.callbacksOf(words), { label });
-  }
-
-  soundHands(one, axis, words, point) {
-    const { explorer } = this;
-    return {
-      ...explorer.callbacksOf(axis),
-      curve: () => explorer.curveOf(explorer.attentionOf(one.name)),
-      wordCursor: () => (words ? explorer.cursorOn(words) : null),
-      pinWord: (position) => explorer.pin(words.name, position),
-      point: (cell, place) => {
-        if (!cell || cell.q === null) return point(cell ? cell.k : null, place);
-        explorer.store.set({ cursor: cell });
-        if (cell.k === null) return hideTip();
-        this.tellCell(one, axis, words, cell, place);
-      },
-    };
-  }
-
-  /** Shows the weight of one letter at one moment. */
-  async tellCell(one, axis, words, { q, k }, place = null) {
-    const { values, columns, blocks } = await this.explorer.matrixOf(one);
-    const weight = values[Math.floor(q / blocks[0]) * columns + Math.floor(k / blocks[1])];
-    const note = noteOf(words.label(q, 32), axis.label(k, 32), weight);
-    if (place) showTip([note], place);
-    else byId("live").textContent = note.spoken;
   }
 
   paint() {
@@ -251,20 +208,6 @@ export class Centre {
     const notes = this.views.map((one) => cellNote(this.explorer, one, cell));
     showTip(notes, place);
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
-  }
-
-  /** Shows the weight between the selected tokens and a patch. */
-  async tellPicture(chosen, position, place = null) {
-    const { explorer } = this;
-    const { answered, asked, subject, state } = explorer;
-    if (position === null || explorer.pictured !== answered || (answered === asked && !subject.pinned)) return hideTip();
-    const answer = await explorer.answer(chosen).catch(() => null);
-    const weight = answer && weightAt(explorer, answer, position);
-    if (weight === null) return hideTip();
-    const ends = [subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32), answered.label(position, 32)];
-    const note = noteOf(...(state.direction === "at" ? ends : ends.reverse()), weight);
-    if (place) showTip([note], place);
-    else byId("live").textContent = note.spoken;
   }
 
   pin(view, { q, k }) {

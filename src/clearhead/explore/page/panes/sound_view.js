@@ -10,8 +10,15 @@ const RULER = 20; // pixels of the time
 const LANE = 44; // of CTC's spikes
 const GAP = 7;
 const RIGHT = 10;
+const CROWDED = 24; // rows from which on the sound leaves them more room
 const EVEN = 4; // times the even weight: no scale ends below, or who looks everywhere would look sharp
 const LABEL = 11; // pixels of a row from which on each has its label
+
+/** The text of spikes without the marks of its tokenizer; of spaces alone, their sign. */
+function legible(text) {
+  const plain = text.replaceAll("▁", " ");
+  return makeLegible(plain.trim() || " ", 16);
+}
 
 export class SoundView {
   /** @param {any} axis of the sound @param {any} words axis of what was written, or null @param {any} hands {pin, pinWord, point, scale, look, pictures, curve, …} */
@@ -43,7 +50,7 @@ export class SoundView {
     const left = Math.min(Math.max(widest + 14, 30), width * 0.22);
     const lane = this.axis.spikes.length ? LANE : 0;
     const free = height - RULER - lane - 3 * GAP;
-    const loud = count ? between(60, free * 0.42, 240) : Math.min(free, Math.max(90, width / 3));
+    const loud = count ? between(60, free * (count > CROWDED ? 0.32 : 0.42), 240) : Math.min(free, Math.max(90, width / 3));
     const row = count ? Math.min(26, (free - loud) / count) : 0;
     this.plot = { context, width, height, left, wide: width - left - RIGHT, loud, lane, row, top: RULER + loud + GAP + (lane ? lane + GAP : 0), count };
   }
@@ -183,25 +190,31 @@ export class SoundView {
     context.fillText("CTC", left - 9, base - high / 2);
     context.fillStyle = look().line;
     context.fillRect(left, base, wide, 1);
-    context.textAlign = "center";
-    let free = -Infinity;
-    for (const [position, text, chance] of this.axis.spikes) {
-      const x = this.x((position + 0.5) * this.step);
+    context.fillStyle = look().second;
+    for (const [position, , chance] of this.axis.spikes) {
       const tip = base - Math.max(2, high * chance);
-      context.fillStyle = look().second;
-      context.fillRect(x - 1, tip, 2, base - tip);
-      context.font = look().font;
-      const label = cutTo(context, this.legible(text), 60);
-      const half = widthOf(context, label) / 2;
-      if (x - half < free) continue;
-      free = x + half + 2;
-      context.fillStyle = look().ink;
-      context.fillText(label, x, tip - 8);
+      context.fillRect(this.x((position + 0.5) * this.step) - 1, tip, 2, base - tip);
     }
+    context.font = look().font;
+    context.textAlign = "center";
+    context.fillStyle = look().ink;
+    for (const { text, x, chance } of this.spikeLabels(context)) context.fillText(text, x, base - Math.max(2, high * chance) - 8);
   }
 
-  legible(text) {
-    return makeLegible(text.replaceAll("▁", " "), 12);
+  /** The labels of the spikes: letters that would overlap are joined, and repeated ones written once, as CTC reads them. */
+  spikeLabels(context) {
+    const found = [];
+    let before = null;
+    for (const [position, text, chance] of this.axis.spikes) {
+      const x = this.x((position + 0.5) * this.step);
+      const again = before && before[0] + 1 === position && before[1] === text;
+      const last = found.at(-1);
+      const near = last && x < (last.from + last.to) / 2 + (widthOf(context, last.text) + widthOf(context, legible(text))) / 2 + 3;
+      if (again || near) Object.assign(last, { to: x, chance: Math.max(last.chance, chance), raw: last.raw + (again ? "" : text), text: legible(last.raw + (again ? "" : text)) });
+      else found.push({ from: x, to: x, chance, raw: text, text: legible(text) });
+      before = [position, text];
+    }
+    return found.map((one) => ({ ...one, x: (one.from + one.to) / 2 }));
   }
 
   /** What each letter looks at: a row of cells under the same time. */
@@ -230,11 +243,12 @@ export class SoundView {
     const { look, scale } = this.hands;
     const words = this.shownWords;
     const apart = Math.max(1, Math.ceil(LABEL / row));
+    const marked = [...words.pinned, words.current, words.cursor].filter(Number.isInteger);
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (let q = 0; q < count; q++) {
-      const strong = words.pinned.has(q) || words.current === q || words.cursor === q;
-      if (q % apart && !strong) continue;
+      const strong = marked.includes(q);
+      if (!strong && (q % apart || marked.some((one) => Math.abs(one - q) < apart))) continue;
       const y = top + (q + 0.5) * row;
       const high = Math.max(Math.min(row - 1, 20), 10);
       context.font = `${strong ? "600 " : ""}${between(9, row * 0.8, 13)}px ${look().family}`;

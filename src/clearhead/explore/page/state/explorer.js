@@ -4,11 +4,8 @@ import { Scale, isDark } from "../draw/colours.js";
 import { sumLines, shadeOf } from "../data/token_sums.js";
 import { isPictured, loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
-import { HeadTiles } from "../data/tiles.js";
+import { WeightCache } from "../data/weight_cache.js";
 import { Axis } from "../data/tokens.js";
-
-const HEADS_KEPT = 4;
-const MATRIX = 1024; // rows and columns of a head's weights that are held at once
 
 export class Explorer {
   constructor(scene, source, store) {
@@ -21,9 +18,7 @@ export class Explorer {
   renew(scene) {
     this.scene = scene;
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
-    this.kept = new Map();
-    this.rows = new Map();
-    this.matrices = new Map();
+    this.weights = new WeightCache(this.source, (name) => this.attentionOf(name), () => this.arrived());
     this.effects = null;
     this.noEffects = false;
     this.picking = false; // whether the next head that is clicked becomes the second
@@ -88,18 +83,8 @@ export class Explorer {
     return Math.max(...attention.counts) <= 64 ? "linear" : "root";
   }
 
-  /** The tiles of a head; the last few heads stay in memory. */
   tilesOf(name, head) {
-    const key = `${name}/${head}`;
-    const before = this.kept.get(key);
-    const known = before && (before.base || !before.problem) ? before : new HeadTiles(this.source, this.attentionOf(name), head, () => this.arrived());
-    this.kept.delete(key);
-    this.kept.set(key, known);
-    for (const old of this.kept.keys()) {
-      if (this.kept.size <= HEADS_KEPT) break;
-      this.kept.delete(old);
-    }
-    return known;
+    return this.weights.tilesOf(name, head);
   }
 
   /** Called when numbers or a picture have arrived; and below, when heads were switched. Panes replace them. */
@@ -109,30 +94,12 @@ export class Explorer {
 
   ablated() {}
 
-  /** A row or a column of weights, cached. */
   lineOf(direction, name, head, position) {
-    const key = `${direction}/${name}/${head}/${position}`;
-    if (!this.rows.has(key)) {
-      if (this.rows.size > 64) this.rows.clear();
-      const ask = direction === "at" ? this.source.row(name, head, position) : this.source.column(name, head, position);
-      ask.catch(() => this.rows.delete(key));
-      this.rows.set(key, ask);
-    }
-    return this.rows.get(key);
+    return this.weights.lineOf(direction, name, head, position);
   }
 
-  /** All weights of a head, at most MATRIX a side, cached: {rows, columns, values, blocks}. */
-  matrixOf({ name, head }) {
-    const key = `${name}/${head}`;
-    if (!this.matrices.has(key)) {
-      if (this.matrices.size > HEADS_KEPT) this.matrices.clear();
-      const { counts, first } = this.attentionOf(name);
-      const ends = [first[0], first[0] + counts[0], first[1], first[1] + counts[1]];
-      const ask = this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)));
-      ask.catch(() => this.matrices.delete(key));
-      this.matrices.set(key, ask);
-    }
-    return this.matrices.get(key);
+  matrixOf(chosen) {
+    return this.weights.matrixOf(chosen);
   }
 
   /** The picture or sound on either side of the attention, the answering side first; null if there is none. */
