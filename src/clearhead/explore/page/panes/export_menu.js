@@ -88,7 +88,7 @@ function windowOf(view) {
   const { q0, q1, k0, k1 } = view.viewport.window;
   const [query, key] = view.attention.first;
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
-  const { blocks, exact } = view.plot.resolution;
+  const { blocks, exact } = view.plot?.resolution ?? { blocks: view.tiles.shown, exact: true }; // none where a picture is shown
   if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return { ...window, shown: { queries: blocks[0], keys: blocks[1], exact } };
   const rows = [];
   for (let q = q0; q < q1; q++) {
