@@ -268,7 +268,7 @@ def test_decoding_is_scrubbed_with_its_probabilities(watched, short, translated)
     watched.settle()
     assert page.locator("#output-text .token.faded").all_inner_texts()[:2] == ["world", "."]
     assert page.locator("#output-text .token.current").inner_text() == "our"
-    assert "our" in watched.text("#next h3")
+    assert "our" in watched.text("#next h2")
     first = watched.page.locator("#next tbody tr").first.inner_text().split("\t")
     assert float(first[1]) == pytest.approx(about["next"][8][0][1], abs=0.0006)
     assert watched.fragment == f"#{START}&step=9"
@@ -287,7 +287,7 @@ def test_rows_are_the_words_that_are_written_or_those_that_are_read(watched, sho
     watched.until("#tip", "our")  # in the same cell
     token(watched, "#output-text", "our").click()
     assert watched.fragment == f"#{START}&pins=target:9&rows=read"
-    watched.until("#next h3", "world")  # what is written there stays
+    watched.until("#next h2", "world")  # what is written there stays
     watched.open(short, watched.fragment.removeprefix("#"))
     watched.until("#subject", "our")
     page.keyboard.press("2")

@@ -181,7 +181,10 @@ def test_a_notebook_shows_a_record_in_a_frame_that_can_do_nothing_else():
     shown = record._repr_html_()
     assert shown == show_record(record)
     frame = re.fullmatch(
-        r'<iframe sandbox="allow-scripts allow-downloads" srcdoc="([^"]*)"[^<]*></iframe>', shown, re.S
+        r'<p class="clearhead-untrusted">[^<]*</p><style>[^<]*</style>'
+        r'<iframe sandbox="allow-scripts allow-downloads" srcdoc="([^"]*)"[^<]*></iframe>',
+        shown,
+        re.S,
     )
     assert frame is not None
     assert read(html.unescape(frame[1]))[0]["axes"]["tokens"]["tokens"] == HOSTILE

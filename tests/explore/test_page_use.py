@@ -168,7 +168,7 @@ def test_effects_are_those_of_the_new_text(watched, translator, monkeypatch):
 
 def test_the_probabilities_are_those_of_the_pinned_token(watched, page):
     watched.open(page, "at=decoder.1.cross/0&step=3&pins=target:10")
-    watched.until("#next h3", "ill")
+    watched.until("#next h2", "ill")
 
 
 def test_a_notebook_that_is_not_trusted_says_what_to_do(watched, tmp_path):

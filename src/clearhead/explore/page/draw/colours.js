@@ -47,6 +47,14 @@ function mixColours(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
+const INKS = ["#1d2433", "#ffffff", "#000000"]; // one of them is readable on any ground
+
+/** The contrast of two colours, as WCAG defines it. */
+function contrast(one, other) {
+  const [dark, light] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+  return (light + 0.05) / (dark + 0.05);
+}
+
 /** A scale of 256 colours. */
 export class Scale {
   constructor(name, dark) {
@@ -63,7 +71,7 @@ export class Scale {
     this.oddInk = dark ? "#101820" : "#ffffff";
     const [oddRed, oddGreen, oddBlue] = rgbOf(this.odd);
     this.oddPacked = ((255 << 24) | (oddBlue << 16) | (oddGreen << 8) | oddRed) >>> 0;
-    this.inks = this.colours.map((colour) => (luminance(colour) > 0.26 ? "#1d2433" : "#ffffff"));
+    this.inks = this.colours.map((colour) => INKS.find((ink) => contrast(rgbOf(ink), colour) >= 4.5) ?? INKS[2]);
   }
 
   /** The colour of an intensity between 0 and 1, as CSS. */

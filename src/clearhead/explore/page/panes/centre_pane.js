@@ -120,7 +120,7 @@ export class Centre {
       button.setAttribute("aria-pressed", String(explorer.picking));
       announce(explorer.picking ? say("pickSecond") : "");
     };
-    const button = make("button", { type: "button", class: "word compare", id: "compare", text: say("compare"), title: say("compareHint"), "aria-pressed": String(Boolean(explorer.picking)), on: { click: pick } });
+    const button = make("button", { type: "button", class: "small compare", id: "compare", text: say("compare"), title: say("compareHint"), "aria-pressed": String(Boolean(explorer.picking)), on: { click: pick } });
     return button;
   }
 

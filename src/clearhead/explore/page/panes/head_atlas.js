@@ -8,6 +8,8 @@ import { formatNumber } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
+const TARGET = 24; // pixels that a finger needs
+const MARGIN = 4; // around the grid, for the frame of the chosen head
 
 export class Atlas {
   constructor(explorer) {
@@ -88,7 +90,7 @@ export class Atlas {
     const attentions = state.order === "up" ? [...group.attentions].reverse() : group.attentions;
     const most = Math.max(...attentions.map((one) => one.heads.length));
     const gutter = 28;
-    const step = Math.max(13, Math.min(34, Math.floor((width - gutter) / most)));
+    const step = Math.max(TARGET, Math.min(34, Math.floor((width - gutter) / most)));
     const size = step - (step > 20 ? 4 : 2);
     this.size = size;
     this.labels = [
@@ -122,14 +124,14 @@ export class Atlas {
         "data-name": cell.attention.name, "data-head": cell.head.number,
         on: { click: (event) => this.choose(cell, event.shiftKey) },
       });
-      Object.assign(button.style, { left: `${cell.x}px`, top: `${cell.y}px`, width: `${this.size}px`, height: `${this.size}px` });
+      Object.assign(button.style, { left: `${cell.x + MARGIN}px`, top: `${cell.y + MARGIN}px`, width: `${this.size}px`, height: `${this.size}px` });
       cell.button = button;
       return button;
     });
     const caption = this.cells[0]?.caption ? CAPTION + 4 : 4;
     this.height = Math.max(...this.cells.map((cell) => cell.y)) + this.size + caption;
     this.width = Math.max(width, ...this.cells.map((cell) => cell.x + this.size + 4));
-    this.grid.style.height = `${this.height}px`;
+    this.grid.style.height = `${this.height + 2 * MARGIN + (this.width > width ? 12 : 0)}px`;
     this.grid.setAttribute("aria-label", say("atlasLabel"));
     const rows = new Map();
     for (const cell of this.cells) {

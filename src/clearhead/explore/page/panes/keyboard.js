@@ -62,6 +62,7 @@ export function listenToKeys(explorer, centre, actions) {
       if (event.key === "Escape") typing.blur();
       else if (typing.type !== "range" || event.key.startsWith("Arrow")) return;
     }
+    if (explorer.state.keys === "off" && event.key.length === 1) return;
     const arrow = event.key.startsWith("Arrow");
     const action = keys.get(arrow && event.shiftKey ? `Shift+${event.key}` : event.key) ?? (arrow ? null : keys.get(event.key.toLowerCase()));
     if (!action || (typing && event.key === "Escape")) return;
@@ -76,9 +77,12 @@ export function openHelp(explorer, centre, actions) {
     .filter(([, phrase]) => (phrase === "keyOff" ? explorer.switchable : phrase !== "keyNewText" || explorer.live))
     .map(([shown, phrase]) => make("div", { class: "key-row" }, make("span", { class: "key-names" }, ...shown.split(" ").map((key) => make("kbd", { text: key }))), make("span", { text: say(phrase) })));
   const dialog = byId("help");
+  const letters = make("input", { type: "checkbox", id: "letter-keys", on: { change: (event) => explorer.store.set({ keys: event.target.checked ? "on" : "off" }) } });
+  letters.checked = explorer.state.keys === "on";
   refill(dialog,
     make("div", { class: "help-head" }, make("h2", { id: "help-title", text: say("keysTitle") }),
       make("button", { type: "button", class: "small", text: "×", "aria-label": say("close"), on: { click: () => dialog.close() } })),
-    make("div", { class: "key-list" }, ...rows), make("p", { class: "soft", text: say("mouse") }));
+    make("div", { class: "key-list" }, ...rows), make("p", { class: "soft", text: say("mouse") }),
+    make("label", { class: "letter-keys" }, letters, say("letterKeys")));
   dialog.showModal();
 }

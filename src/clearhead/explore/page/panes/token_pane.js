@@ -153,7 +153,7 @@ export class TokenPane {
     const last = subject.positions.at(-1);
     const chosen = explorer.decodes(asked) && last < axis.length && (subject.pinned || state.step === null);
     const place = chosen ? last : explorer.step - 1;
-    const title = make("h3", {}, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
+    const title = make("h2", { class: "sub" }, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
     const found = output.next[place];
     if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
     const off = ablationOf(explorer)?.next?.[place] ?? null;

@@ -26,6 +26,7 @@ export const DEFAULTS = {
   rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
+  keys: "on", // whether single letters are shortcuts
   cursor: null, // {q, k}: what the pointer or the keys are on; not in the address
 };
 
@@ -57,7 +58,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "rows", "theme", "language"];
+const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "rows", "theme", "language", "keys"];
 
 /** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
@@ -89,6 +90,7 @@ const CHOICES = {
   rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: LANGUAGE_CODES,
+  keys: ["on", "off"],
 };
 
 /** The state that a fragment describes; what does not fit the scene is left out. */

@@ -14,6 +14,7 @@ export class Finder {
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && field.value) {
         event.preventDefault();
+        field.blur();
         return this.clear();
       }
       if (event.key !== "Enter") return;

@@ -162,6 +162,7 @@ export const CHINESE = {
   keyTheme: "深色或浅色、语言",
   keyNewText: "换一段文本",
   keyFocus: "转到头、图、词元",
+  letterKeys: "启用单个字母与符号的快捷键",
   keyHelp: "本列表",
   mouse: "拖动可移动，滚轮可缩放，双击可居中，单击可固定，按住 Shift 点击另一个头可比较。",
   failed: "本页无法显示这份记录",

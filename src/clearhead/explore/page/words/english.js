@@ -162,6 +162,7 @@ export const ENGLISH = {
   keyTheme: "dark or light, language",
   keyNewText: "another text",
   keyFocus: "go to heads, map, token",
+  letterKeys: "single letters and signs are shortcuts",
   keyHelp: "this list",
   mouse: "Drag to move, wheel to zoom, double-click to centre, click to pin, shift-click a head to compare.",
   failed: "This page cannot show the record",
