@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.explore.given_weights import from_weights
 from clearhead.explore.scene import Scene
 from clearhead.explore.token_axis import Axis
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from clearhead.explore.server import Server
     from clearhead.lens.record.attention_record import Record
 
-__all__ = ["Axis", "Scene", "open_record", "show_record", "write_page"]
+__all__ = ["Axis", "Scene", "from_weights", "open_record", "show_record", "write_page"]
 
 
 def open_record(

@@ -14,6 +14,7 @@ from clearhead.explore.head_summaries import (
     ALIGNMENT,
     find_most_informative,
     measure_agreement,
+    measure_information,
     summarise_heads,
 )
 from clearhead.explore.recorded_media import get_file_name, read_media
@@ -28,6 +29,7 @@ from clearhead.tasks.media import PictureInput, SoundInput
 
 FORMAT = 1
 LABEL = 24  # characters of the text in the label of a view
+CONTENT_ROLES = ("induction", "duplicate")  # which follow the tokens, not their positions
 UNKNOWN = "…"  # shown for a token that is written but not known
 
 
@@ -199,10 +201,12 @@ class Scene:
         }
 
     def _choose_start(self, attentions: list[AttentionJson]) -> StartJson:
-        """The head that is shown first: the best alignment, else one of the last cross-attention or first attention.
+        """The head that is shown first: the best alignment, else one of the last cross-attention.
 
         The best has the largest score times agreement with the other heads; among equals, the one in a later layer.
-        Over patches and frames it is the head with the largest mutual information of words and places.
+        Over patches and frames it is the head with the largest mutual information of words and places. Without
+        cross-attention it is the one with the largest mutual information of queries and keys among the heads that
+        follow more than the position: induction and duplicate heads first, then those without a role.
         """
         crossing = [one for one in attentions if one["kind"] == "cross"]
         maps = [self.maps[one["name"]] for one in crossing]
@@ -219,9 +223,29 @@ class Scene:
         if scored:
             *_, one, head = max(scored, key=lambda some: some[:2])
             return {"name": one["name"], "head": head["number"]}
+        if not crossing and (found := self._find_telling_head(attentions)) is not None:
+            return found
         one = (crossing or attentions)[-1 if crossing else 0]
         named = [head for head in one["heads"] if head["role"] != NONE] or one["heads"]
         return {"name": one["name"], "head": named[0]["number"] if named else 0}
+
+    def _find_telling_head(self, attentions: list[AttentionJson]) -> StartJson | None:
+        """The head with the most information that positions alone do not give; None if all heads are positional."""
+        scored = [
+            (head["role"] in CONTENT_ROLES, round(information, 2), one["layer"], one["name"], head["number"])
+            for one in attentions
+            if self.maps[one["name"]].sight.map.numel()
+            for head, information in zip(
+                one["heads"],
+                measure_information(self.maps[one["name"]].sight, self.maps[one["name"]].sample),
+                strict=True,
+            )
+            if head["role"] in (*CONTENT_ROLES, NONE) and information == information  # not NaN
+        ]
+        if not scored:
+            return None
+        *_, name, number = max(scored)
+        return {"name": name, "head": number}
 
     def describe_view(self, view: int) -> str:
         """The label of a view in the list of all views: its number, and the beginning of its text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from clearhead.storage import atomic_file
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 160
+NOTEBOOK_DPI = 96
 TITLE, TEXT, SMALL = 12.0, 9.5, 8.0  # points
 MAX_TITLE = 160  # letters
 MIN_WIDTH = 4.2  # inches
@@ -131,9 +133,18 @@ def figure_style() -> Iterator[Theme]:
         yield theme
 
 
+class _NotebookFigure(Figure):
+    """A figure that a notebook shows as the last line of a cell, though pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        content = BytesIO()
+        self.savefig(content, format="png", dpi=NOTEBOOK_DPI)
+        return content.getvalue()
+
+
 def make_figure(width: float, height: float, *, boxes: bool = False) -> Figure:
     """An empty figure of so many inches with automatic layout; `boxes` is for axes with a fixed aspect."""
-    figure = Figure(figsize=(max(width, MIN_WIDTH), height), layout="compressed" if boxes else "constrained")
+    figure = _NotebookFigure(figsize=(max(width, MIN_WIDTH), height), layout="compressed" if boxes else "constrained")
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.06)
     return figure

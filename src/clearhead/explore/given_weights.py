@@ -1,0 +1,110 @@
+"""from_weights: a record of attention weights that were computed elsewhere, for the page, figures and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import DataError
+from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward, Sight
+
+MAX_TOKENS = 2000  # queries or keys
+TOP = 8  # keys of a query
+TOLERANCE = 1e-3  # by which rounding may lift a weight above 1
+
+
+def from_weights(weights: Any, tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]]) -> Record:
+    """A record of these weights, which `write_page`, `.open()` and notebooks take.
+
+    `weights` is a NumPy array or tensor, (heads, queries, keys) or (layers, heads, queries, keys), or a sequence with
+    one for each layer, such as `outputs.attentions` of Hugging Face for one text. `tokens` are the texts of both axes,
+    or, of cross-attention, a pair: those of the queries and those of the keys. At most 2,000 of each. A square matrix
+    that is zero above its diagonal is taken as causal: what is zero there is hidden.
+
+    >>> record = from_weights(torch.tensor([[[1.0, 0.0], [0.25, 0.75]]]), ["Hello", "world"])
+    >>> record["decoder.0.self"].peak_key.tolist()
+    [[[0, 1]]]
+    """
+    layers = _read_layers(weights)
+    _, rows, columns = layers[0].shape
+    pair = isinstance(tokens, tuple) and len(tokens) == 2 and not isinstance(tokens[0], str)
+    queries, keys = (list(tokens[0]), list(tokens[1])) if pair else (list(tokens), list(tokens))
+    if (len(queries), len(keys)) != (rows, columns):
+        hint = "" if pair or rows == columns else "; of cross-attention give the pair (queries, keys)"
+        raise DataError(f"{rows} × {columns} weights need as many tokens, got {len(queries)} and {len(keys)}{hint}")
+    causal = not pair and rows > 1 and all(_is_causal(layer) for layer in layers)
+    kind = "decoder.{}.cross" if pair else "decoder.{}.self" if causal else "encoder.{}.self"
+    sights = {kind.format(number): _measure(layer, kind.format(number), causal) for number, layer in enumerate(layers)}
+    texts = {"target": queries, "source": keys} if pair else {"tokens": queries}
+    forward = Forward(sights, {name: torch.arange(len(some))[None] for name, some in texts.items()})
+    forward.labels.update({name: dict(enumerate(map(str, some))) for name, some in texts.items()})
+    return Record(list(sights), [forward])
+
+
+def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
+    """The weights of every layer, (heads, queries, keys), in float32."""
+    several = isinstance(weights, (list, tuple))
+    given = [torch.as_tensor(one).detach().cpu().float() for one in (weights if several else [weights])]
+    if several:
+        given = [one[0] if one.dim() == 4 and len(one) == 1 else one for one in given]  # a batch of one text
+    elif given[0].dim() == 4:
+        given = list(given[0])
+    shapes = {tuple(one.shape) for one in given}
+    if not given or any(one.dim() != 3 or not one.numel() for one in given):
+        shown = ", ".join(map(str, sorted(shapes))) or "nothing"
+        raise DataError(f"weights are (heads, queries, keys) for each layer, of one text; got {shown}")
+    if len({shape[1:] for shape in shapes}) > 1:
+        raise DataError(f"all layers must have the same queries and keys, got {', '.join(map(str, sorted(shapes)))}")
+    if max(given[0].shape[1:]) > MAX_TOKENS:
+        raise DataError(f"at most {MAX_TOKENS:,} tokens can be shown by their weights, got {max(given[0].shape[1:]):,}")
+    for number, one in enumerate(given):
+        finite = one[one.isfinite()]
+        if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1 + TOLERANCE):
+            low, high = float(finite.min()), float(finite.max())
+            raise DataError(
+                f"weights are from 0 to 1, got {low:.3g} to {high:.3g} in layer {number}; apply the softmax"
+            )
+    return given
+
+
+def _is_causal(weights: Float[Tensor, "heads queries keys"]) -> bool:
+    square = weights.shape[1] == weights.shape[2]
+    return square and bool((weights.triu(1) == 0).all()) and not bool((weights.tril(-1) == 0).all())
+
+
+def _measure(weights: Float[Tensor, "heads queries keys"], name: str, causal: bool) -> Sight:
+    """All measures of these weights, whose map is the weights themselves."""
+    heads, rows, columns = weights.shape
+    numbers = weights.nan_to_num(0.0, 0.0, 0.0)[None]
+    broken = ~weights.isfinite().all(-1)[None]
+    seeing = (numbers > 0).any(-1) | broken
+    peak, peak_key = numbers.max(-1)
+    top_weights, top_keys = numbers.topk(min(TOP, columns))
+    apart = (torch.arange(rows)[:, None] - torch.arange(columns)).abs().float()
+    first = (numbers > 0).int().argmax(-1, keepdim=True)
+    visible = torch.arange(1, rows + 1) if causal else torch.full((rows,), columns)
+    nowhere = ~seeing | broken
+    return Sight(
+        logsumexp=torch.zeros(1, heads, rows).masked_fill(~seeing, -torch.inf),
+        entropy=torch.special.entr(numbers).sum(-1).masked_fill(broken, torch.nan),
+        peak=peak.masked_fill(broken, torch.nan),
+        peak_key=peak_key.masked_fill(nowhere, -1),
+        distance=(numbers * apart).sum(-1).masked_fill(broken, torch.nan),
+        first=numbers.gather(-1, first)[..., 0].masked_fill(broken, torch.nan),
+        top_keys=top_keys.masked_fill((top_weights == 0) | nowhere[..., None], -1),
+        top_weights=top_weights,
+        received=weights[None].sum(-2),
+        map=weights[None],
+        name=name,
+        cross=name.endswith("cross"),
+        heads=tuple(range(heads)),
+        queries=torch.arange(rows),
+        blocks=(1, 1),
+        inputs=(0,),
+        visible=visible.expand(1, 1, rows),
+    )
