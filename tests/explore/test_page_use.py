@@ -11,7 +11,7 @@ import torch
 
 import clearhead
 from clearhead import Record
-from clearhead.explore import Scene, open_record
+from clearhead.explore import Scene, from_weights, open_record, write_page
 from clearhead.explore.live_model import LiveModel
 from clearhead.explore.page_file import render_notebook, render_page
 from tests.explore import records
@@ -102,6 +102,24 @@ def test_sorting_twice_reverses(watched, page):
     assert "sort=entropy&order=up" in watched.fragment
     watched.page.locator("#sorts button", has_text="peak").click()
     assert "order" not in watched.fragment
+
+
+def test_thousands_of_heads_are_sorted_without_making_them_anew(watched, tmp_path):
+    weights = torch.randn(20, 64, 5, 5, generator=torch.Generator().manual_seed(6)).softmax(-1)
+    record = from_weights(weights, [*"ABCDE"])
+    watched.open(write_page(record, tmp_path / "many.html").as_uri())
+    page = watched.page
+    page.evaluate("() => { window.before = new Set(document.querySelectorAll('.head')) }")
+    page.locator("#sorts button", has_text="peak").click()
+    watched.settle()
+    same = "() => [...document.querySelectorAll('.head')].filter((one) => window.before.has(one)).length"
+    assert page.evaluate(same) == 1280
+    peaks = torch.stack([record[f"encoder.{layer}.self"].peak[0].mean(-1) for layer in range(20)])
+    first = page.locator(".head").first
+    assert (first.get_attribute("data-name"), first.get_attribute("data-head")) == (
+        f"encoder.{int(peaks.argmax()) // 64}.self",
+        str(int(peaks.argmax()) % 64),
+    )
 
 
 @pytest.mark.parametrize("watched", [{"viewport": {"width": 1024, "height": 768}, "has_touch": True}], indirect=True)

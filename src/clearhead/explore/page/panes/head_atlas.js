@@ -8,6 +8,7 @@ import { formatNumber } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
+const MANY = 1000; // heads
 const TARGET = 24; // pixels that a finger needs
 const MARGIN = 4; // around the grid, for the frame of the chosen head
 
@@ -16,6 +17,7 @@ export class Atlas {
     this.explorer = explorer;
     this.thumbs = new Map(); // attention name → {size, values} once loaded
     this.cells = [];
+    this.known = new Map(); // head → {button, picture}, kept from order to order
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.grid = byId("atlas-grid");
     this.grid.addEventListener("keydown", (event) => this.walk(event));
@@ -24,6 +26,7 @@ export class Atlas {
 
   renew() {
     this.thumbs.clear();
+    this.known.clear();
     this.built = "";
     this.build();
   }
@@ -118,19 +121,14 @@ export class Atlas {
   }
 
   buildGrid(width) {
-    const buttons = this.cells.map((cell) => {
-      const button = make("button", {
-        type: "button", class: "head", role: "gridcell", tabindex: "-1", "aria-label": this.describe(cell), title: this.describe(cell),
-        "data-name": cell.attention.name, "data-head": cell.head.number,
-        on: { click: (event) => this.choose(cell, event.shiftKey) },
-      });
-      Object.assign(button.style, { left: `${cell.x + MARGIN}px`, top: `${cell.y + MARGIN}px`, width: `${this.size}px`, height: `${this.size}px` });
-      cell.button = button;
-      return button;
-    });
+    for (const cell of this.cells) {
+      cell.kept = this.keep(cell);
+      cell.button = cell.kept.button;
+      cell.button.style.cssText = `left:${cell.x + MARGIN}px;top:${cell.y + MARGIN}px;width:${this.size}px;height:${this.size}px`;
+    }
     const caption = this.cells[0]?.caption ? CAPTION + 4 : 4;
-    this.height = Math.max(...this.cells.map((cell) => cell.y)) + this.size + caption;
-    this.width = Math.max(width, ...this.cells.map((cell) => cell.x + this.size + 4));
+    this.height = this.cells.reduce((most, cell) => Math.max(most, cell.y), 0) + this.size + caption;
+    this.width = this.cells.reduce((most, cell) => Math.max(most, cell.x + this.size + 4), width);
     this.grid.style.height = `${this.height + 2 * MARGIN + (this.width > width ? 12 : 0)}px`;
     this.grid.setAttribute("aria-label", say("atlasLabel"));
     const rows = new Map();
@@ -139,7 +137,20 @@ export class Atlas {
       rows.get(cell.row).append(cell.button);
     }
     refill(this.grid, this.canvas, ...rows.values());
-    return buttons;
+  }
+
+  /** The button and picture of a head: thousands of them are made once, and only moved when heads are sorted. */
+  keep({ attention, head }) {
+    const key = `${attention.name}/${head.number}/${document.documentElement.lang}`;
+    if (!this.known.has(key)) {
+      const about = this.describe({ attention, head });
+      const button = make("button", {
+        type: "button", class: "head", role: "gridcell", tabindex: "-1", "aria-label": about, title: about, "data-name": attention.name, "data-head": head.number,
+        on: { click: (event) => this.choose({ attention, head }, event.shiftKey) },
+      });
+      this.known.set(key, { button, picture: null, pictured: "" });
+    }
+    return this.known.get(key);
   }
 
   describe({ attention, head }) {
@@ -178,7 +189,9 @@ export class Atlas {
   }
 
   rove(cell) {
-    for (const one of this.cells) one.button.tabIndex = one === cell ? 0 : -1;
+    if (this.roving) this.roving.tabIndex = -1;
+    this.roving = cell.button;
+    this.roving.tabIndex = 0;
   }
 
   buildLegend() {
@@ -218,9 +231,10 @@ export class Atlas {
     for (const cell of this.cells) {
       const chosen = cell.attention.name === state.name && cell.head.number === state.head;
       const second = state.other?.name === cell.attention.name && state.other?.head === cell.head.number;
-      cell.button.classList.toggle("chosen", chosen);
-      cell.button.classList.toggle("second", second);
-      cell.button.setAttribute("aria-selected", String(chosen || second));
+      const dress = `head${chosen ? " chosen" : ""}${second ? " second" : ""}`;
+      if (cell.button.className !== dress) cell.button.className = dress;
+      const selected = String(chosen || second);
+      if (cell.button.getAttribute("aria-selected") !== selected) cell.button.setAttribute("aria-selected", selected);
       if (chosen) this.rove(cell);
     }
     for (const button of byId("roles").children) {
@@ -228,7 +242,9 @@ export class Atlas {
       button.firstChild.style.backgroundColor = roleColour(button.dataset.role, dark);
     }
     this.paint();
-    paintSpread(this.explorer, this.cells);
+    clearTimeout(this.later);
+    if (this.cells.length <= MANY) paintSpread(this.explorer, this.cells);
+    else this.later = setTimeout(() => paintSpread(this.explorer, this.cells), 60); // thousands of dots: after the heads
   }
 
   paint() {
@@ -262,16 +278,17 @@ export class Atlas {
     const thumbs = this.thumbs.get(cell.attention.name);
     if (!thumbs) return null;
     const key = `${this.explorer.dark}`;
-    if (cell.pictured === key) return cell.picture;
+    const { kept } = cell;
+    if (kept.pictured === key) return kept.picture;
     const { size, values } = thumbs;
     const colours = tint(cell.head.role, this.explorer.dark);
-    cell.picture ??= Object.assign(document.createElement("canvas"), { width: size, height: size });
-    const image = cell.picture.getContext("2d").createImageData(size, size);
+    kept.picture ??= Object.assign(document.createElement("canvas"), { width: size, height: size });
+    const image = kept.picture.getContext("2d").createImageData(size, size);
     const pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < size * size; i++) pixels[i] = colours[values[cell.place * size * size + i]];
-    cell.picture.getContext("2d").putImageData(image, 0, 0);
-    cell.pictured = key;
-    return cell.picture;
+    kept.picture.getContext("2d").putImageData(image, 0, 0);
+    kept.pictured = key;
+    return kept.picture;
   }
 }
 
