@@ -52,10 +52,10 @@ def split_document(row: Row, share: float) -> tuple[Row, Row]:
     """
     text: str = row.values[0]
     first = int(len(text) * (1 - share))
-    if not 0 < first < len(text):
+    if not text[:first].strip() or not text[first:].strip():
         raise DataError(
-            f"{row.where}: a document of {len(text)} characters cannot be split into {1 - share:g} and {share:g}; "
-            "give more text, or a dev file of its own"
+            f"{row.where}: a document of {len(text)} characters cannot be split into {1 - share:g} and {share:g}, for "
+            "one part would be blank; give more text, or a dev file of its own"
         )
     line = row.line + text.count("\n", 0, first)
     return row._replace(values=(text[:first],)), Row((text[first:],), row.file, line)
