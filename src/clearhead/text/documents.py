@@ -36,7 +36,7 @@ def read_documents(
     """
     if documents not in KINDS:
         raise ConfigError(f"documents: {documents!r} is not known; {suggest_name(documents, KINDS)}")
-    if isinstance(source, Mapping) or columns is not None or not _is_plain(Path(source)):
+    if isinstance(source, Mapping) or columns is not None or not is_plain_text(Path(source)):
         return read(source, [COLUMN], columns)
     path = check_file(Path(source))
     if documents == "file":
@@ -61,7 +61,8 @@ def split_document(row: Row, share: float) -> tuple[Row, Row]:
     return row._replace(values=(text[:first],)), Row((text[first:],), row.file, line)
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain_text(path: Path) -> bool:
+    """Whether a file is text without columns, by its name: .txt, also gzipped."""
     return path.name.lower().removesuffix(".gz").endswith(".txt")
 
 
