@@ -5,6 +5,7 @@ from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassif
 from clearhead.model.patches import PatchEmbedding
 from clearhead.model.picture_to_text import PictureToText
 from clearhead.model.pointer_generator import PointerGenerator
+from clearhead.model.speech_model import SpeechModel
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -20,5 +21,6 @@ __all__ = [
     "PictureToText",
     "PointerGenerator",
     "PooledEncoder",
+    "SpeechModel",
     "TokenClassifier",
 ]

@@ -20,6 +20,7 @@ CHOICES = {
 }
 
 MOST_LAYERS = 1000
+MAY_BE_ZERO = ("segments", "ngrams", "patch_convolutions", "conv_blocks")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class ModelConfig:
     patch_columns: int | None = None
     patch_convolutions: int = 0  # 3 × 3 convolutions at each halving down to patches; 0: patches are projected at once
     patch_positions: str = "learned"  # of the encoder, if it takes pictures; the decoder's are `positions`
+    mel_bands: int | None = None  # of the spectrograms, if the encoder takes sound; None: it does not
+    conv_stride: int = 4  # frames of sound to one position of the encoder: 1, 2, 4, 8 or 16
+    conv_channels: int = 32  # of the convolutions over time and bands
+    conv_blocks: int = 2  # residual convolution blocks before the encoder's layers
+    conv_kernel: int = 15  # positions that each block's convolution covers; an odd number
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True
@@ -81,7 +87,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in WHOLE:
-            value, least = getattr(self, name), 0 if name in ("segments", "ngrams", "patch_convolutions") else 1
+            value, least = getattr(self, name), 0 if name in MAY_BE_ZERO else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
         for name in ("layers", "decoder_layers"):
@@ -109,6 +115,10 @@ class ModelConfig:
         if len({value is None for value in grid.values()}) == 2:
             missing = ", ".join(name for name, value in grid.items() if value is None)
             raise ConfigError(f"patch_size, patch_rows and patch_columns are set together; missing: {missing}")
+        if self.conv_stride not in (1, 2, 4, 8, 16):
+            raise ConfigError(f"conv_stride must be 1, 2, 4, 8 or 16, got {self.conv_stride}")
+        if self.conv_kernel % 2 == 0:
+            raise ConfigError(f"conv_kernel must be an odd number, got {self.conv_kernel}")
         if self.patch_convolutions and self.patch_size and self.patch_size & (self.patch_size - 1):
             raise ConfigError(
                 f"patch_convolutions halve a picture again and again, so patch_size must be a power of two, got "

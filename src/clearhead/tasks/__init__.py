@@ -8,11 +8,22 @@ from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
 from clearhead.tasks.summarisation import Summarisation
 from clearhead.tasks.tagging import Tagging
+from clearhead.tasks.transcription import Transcription
 from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
     task.name: task
-    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Captioning, Pretraining)
+    for task in (
+        Translation,
+        Classification,
+        Tagging,
+        Answers,
+        LanguageModel,
+        Summarisation,
+        Captioning,
+        Pretraining,
+        Transcription,
+    )
 }
 
 __all__ = [
@@ -28,5 +39,6 @@ __all__ = [
     "Summarisation",
     "Tagging",
     "Task",
+    "Transcription",
     "Translation",
 ]

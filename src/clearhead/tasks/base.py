@@ -118,7 +118,8 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     options: ClassVar[type[Options]] = Options  # of predict, evaluate and look: OptionsT
     input_kind: ClassVar[Literal["text", "picture", "sound"]] = "text"  # inputs of the other kinds are files
     columns: tuple[str, ...]  # of its data; a task may have others for some data, such as pairs of texts
-    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
+    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss
+    minimised: ClassVar[tuple[str, ...]] = ()  # those of them of which a smaller one is better, such as error rates
     metric: str  # the one of them that the best model is chosen by
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape

@@ -208,7 +208,8 @@ def compare_with_baseline(task: AnyTask | type[AnyTask], metrics: dict[str, Any]
     """
     part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
     own, other = metrics[part][task.metric], baseline[task.metric]
-    verdict = "LOSES to" if own < other else "beats" if own > other else "equals"
+    ahead = own - other if task.metric not in task.minimised else other - own
+    verdict = "LOSES to" if ahead < 0 else "beats" if ahead > 0 else "equals"
     return f"the model {verdict} its baseline on {part}: {task.metric} {own} against {other} ({baseline['name']})"
 
 

@@ -150,7 +150,8 @@ def _attach_observers(
     begun = trainer.position.step
     observers: list[Observer] = list(others)
     if processes.first:
-        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best)]
+        minimised = metric in trainer.task.minimised
+        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best, minimised=minimised)]
         if recipe.train.tensorboard:
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))

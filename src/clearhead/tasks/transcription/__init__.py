@@ -1,0 +1,5 @@
+"""Transcription: recordings of speech to texts, with the times of words."""
+
+from clearhead.tasks.transcription.transcription_task import Transcript, Transcription
+
+__all__ = ["Transcript", "Transcription"]
