@@ -100,7 +100,7 @@ class Predictor:
             answers = list(self.task.predict(self.model, given, checked))
         return answers[0] if one else answers
 
-    def stream(self, given: str | Path, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
+    def stream(self, given: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
         checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
         pieces = self.task.stream(self.model, self.task.check_input(given), checked)
