@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +19,6 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.audio import (
     LogMelSettings,
-    SoundPiece,
     SplitSettings,
     compute_log_mel,
     mask_spectrogram,
@@ -47,6 +44,7 @@ from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.tasks.transcription.error_rates import error_rates
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SpokenTexts
+from clearhead.tasks.transcription.transcript import Stretch, Transcript
 from clearhead.tasks.transcription.transcription_settings import (
     Augmentation,
     TranscriptionDecode,
@@ -67,46 +65,6 @@ if TYPE_CHECKING:
     from clearhead.text import Report, Tokenizer
 
 TOO_FAST = "with more text than the sound has room for"
-UNTIMED = "the times of words are unknown where CTC disagrees with the text"
-
-
-@dataclass
-class Stretch:
-    """A piece of a recording as frames; `log_probs` are CTC's, once it has been encoded."""
-
-    frames: Float[Tensor, "frames mels"]
-    piece: SoundPiece
-    log_probs: Float[Tensor, "positions vocabulary"] | None = None
-
-    def with_tokens(self, tokens: Sequence[int]) -> SpokenPart:
-        """The tokens that were written for it, with what their times are found by."""
-        assert self.log_probs is not None
-        loudness = self.frames.mean(1).cpu()
-        smooth = F.avg_pool1d(loudness[None], 3, 1, 1, count_include_pad=False)[0]
-        return SpokenPart(list(tokens), self.log_probs, smooth, self.piece)
-
-
-@dataclass(frozen=True)
-class Transcript(GeneratedText):
-    """A transcribed recording; `words` are computed when they are asked for."""
-
-    parts: Sequence[SpokenPart] = field(default=(), repr=False)
-    task: Transcription | None = field(default=None, repr=False)
-
-    @cached_property
-    def words(self) -> list[TimedWord]:
-        """The words with their times in seconds; those of a part that CTC cannot align are left out."""
-        return [word for words in self._timed for word in words or ()]
-
-    @cached_property
-    def _timed(self) -> list[list[TimedWord] | None]:
-        return [] if self.task is None else [self.task.time_words(part) for part in self.parts]
-
-    def to_json(self) -> dict[str, Any]:
-        shown = super().to_json()
-        words = [{"text": one.text, "start": round(one.start, 3), "end": round(one.end, 3)} for one in self.words]
-        notes = shown["notes"] + ([UNTIMED] if None in self._timed else [])
-        return {**shown, "words": words, "notes": notes}
 
 
 class Transcription(
