@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Tokenizer
 
+PADDING_LOUDNESS = 0.1
 TOO_FAST = "with more text than the sound has room for"
 
 
@@ -235,9 +236,19 @@ class Transcription(
         for piece in split_at_silence(samples, self.sound.rate, cuts):
             inside = samples[piece.begin : piece.end]
             if self.sound.frames(len(inside)) and bool((inside != inside[0]).any()):
-                frames, _ = self.compute_frames(inside[None], torch.tensor([len(inside)]))
+                padded = self._pad_with_noise(inside)
+                frames, _ = self.compute_frames(padded[None], torch.tensor([len(padded)]))
                 found.append(Stretch(frames[0], piece))
         return found
+
+    def _pad_with_noise(self, sound: Float[Tensor, " samples"]) -> Float[Tensor, " padded"]:
+        """The sound with noise of a tenth of its loudness, which also lasts `padding_seconds` before and after it."""
+        size = round(self.decode.padding_seconds * self.sound.rate)
+        if not size:
+            return sound
+        padded = F.pad(sound, (size, size))
+        noise = torch.randn(len(padded), generator=torch.Generator().manual_seed(0))
+        return padded + noise * sound.square().mean().sqrt() * PADDING_LOUDNESS
 
     def part_length(self, part: Stretch) -> int:
         return len(part.frames)
@@ -336,7 +347,8 @@ class Transcription(
     def frame_times(self) -> FrameTimes:
         """When frames are, and positions of the encoder: a frame stands for one hop, amid its window."""
         hop = self.sound.hop_samples / self.sound.rate
-        return FrameTimes(self.sound.frame_seconds(0) - hop / 2, hop, self.config.conv_stride)
+        first = self.sound.frame_seconds(0) - hop / 2 - self.decode.padding_seconds
+        return FrameTimes(first, hop, self.config.conv_stride)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: SearchOptions) -> Scores:
         """WER and CER."""
