@@ -136,7 +136,7 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
 def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
     """The mask, read at the first layer and cached for the others."""
     if got.mask is None or got.kind == "flash":
-        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got)), None
+        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got, masks)), None
     key = (*_identify_mask(got.mask), keys)
     if key not in masks:
         masks[key] = (got.mask, _read_mask(got, keys))
@@ -151,9 +151,14 @@ def _identify_mask(mask: Any) -> tuple[Any, ...]:
     return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
 
-def _default_mask(got: AttentionArguments) -> Mask | None:
-    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left."""
-    return Mask.causal(offset=0) if got.kind == "sdpa" and got.causal and got.q.shape[2] > 1 else None
+def _default_mask(got: AttentionArguments, masks: Masks) -> Mask | None:
+    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left.
+
+    One for all layers: what is derived from a mask, such as a plan of tiles, is cached with it.
+    """
+    if got.kind != "sdpa" or not got.causal or got.q.shape[2] == 1:
+        return None
+    return masks.setdefault(("causal",), (None, (Mask.causal(offset=0), None)))[1][0]
 
 
 def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
