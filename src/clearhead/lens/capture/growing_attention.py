@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
@@ -35,10 +36,11 @@ SEES_NOTHING = {
     "top_keys": -1,
     "max_score": -math.inf,
 }  # for a query that sees nothing; the others are 0
-PER_QUERY = (
-    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
-    *("top_keys", "top_weights"),
-)
+PER_QUERY = [
+    one.name
+    for one in dataclasses.fields(Measures)
+    if one.name not in ("received", "map") and one.default is dataclasses.MISSING
+]
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
