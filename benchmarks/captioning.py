@@ -92,13 +92,15 @@ def train_openmoji(arguments: argparse.Namespace) -> None:
         f"|---|---|{'---|' * len(METRICS)}---|",
     ]
     for name in variants:
-        own = [one for one, job in zip(found, jobs, strict=True) if job[0] == name]
+        own = [one for one, job in zip(found, jobs, strict=True) if job[0] == name and one]
+        if not own:
+            continue
         shown = [format_scores([one["test"][metric] for one in own]) for metric in METRICS]
         times = statistics.mean(one["minutes"] for one in own)
         lines.append(f"| {name} | {len(own)} | {' | '.join(shown)} | {times:.1f} |")
-    baseline = found[0]["baseline"]
-    shown = [f"{baseline[metric]:.1f}" for metric in METRICS]
-    lines.append(f"| {baseline['name']} | | {' | '.join(shown)} | |")
+    for baseline in [one["baseline"] for one in found if one][:1]:
+        shown = [f"{baseline[metric]:.1f}" for metric in METRICS]
+        lines.append(f"| {baseline['name']} | | {' | '.join(shown)} | |")
     report(lines, arguments.out, f"captioning_{'tune' if arguments.tune else 'openmoji'}")
 
 
@@ -112,8 +114,9 @@ def train(recipe: str, changes: Sequence[str], where: Path, seed: int) -> dict[s
         options = [option for change in changes for option in ("--set", change)]
         with where.with_name(f"{where.name}.log").open("w") as log:
             done = subprocess.run([*command, "--overwrite", *options], stdout=log, stderr=log, env=dict(os.environ))
-        if done.returncode:
-            raise SystemExit(f"{where}: {Path(log.name).read_text()[-2000:]}")
+        if done.returncode:  # the other runs go on
+            print(f"{where.name} failed: {Path(log.name).read_text()[-1000:]}", flush=True)
+            return {}
         record.write_text(str((time.monotonic() - begun) / 60))
         scores = json.loads(metrics.read_text()).get("test", {})
         print(where.name, {metric: scores.get(metric) for metric in METRICS}, flush=True)
@@ -143,18 +146,25 @@ def train_scenes(arguments: argparse.Namespace) -> None:
         "|---|---|---|---|---|---|",
     ]
     variants = dict(one.partition(" ")[::2] for one in arguments.variant or ["recipe"])
-    for name, changes in variants.items():
-        for seed in arguments.seeds:
-            where = arguments.out / f"{name}-{seed}"
-            metrics = train("caption-scenes", [*arguments.set, *changes.split()], where, seed)
-            model = load(where)
-            chosen, _, _, _ = best_head(model, "dev", arguments.scenes)
-            _, share, above, area = best_head(model, "test", arguments.scenes, chosen)
-            lines.append(
-                f"| {name}, seed {seed} | {metrics['dev']['exact']:.1f} % | {chosen[0]}, head {chosen[1]} | "
-                f"{100 * share:.1f} % | {100 * above:.1f} % | {100 * area:.1f} % |"
-            )
-            print(lines[-1], flush=True)
+    jobs = [(name, changes.split(), seed) for name, changes in variants.items() for seed in arguments.seeds]
+
+    def run(job: tuple[str, list[str], int]) -> dict[str, Any]:
+        name, changes, seed = job
+        return train("caption-scenes", [*arguments.set, *changes], arguments.out / f"{name}-{seed}", seed)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = list(pool.map(run, jobs))
+    for (name, _, seed), metrics in zip(jobs, found, strict=True):
+        if not metrics:
+            continue
+        model = load(arguments.out / f"{name}-{seed}", device="cpu")
+        chosen, _, _, _ = best_head(model, "dev", arguments.scenes)
+        _, share, above, area = best_head(model, "test", arguments.scenes, chosen)
+        lines.append(
+            f"| {name}, seed {seed} | {metrics['dev']['exact']:.1f} % | {chosen[0]}, head {chosen[1]} | "
+            f"{100 * share:.1f} % | {100 * above:.1f} % | {100 * area:.1f} % |"
+        )
+        print(lines[-1], flush=True)
     report(lines, arguments.out, "captioning_scenes")
 
 

@@ -3,8 +3,9 @@
     python benchmarks/digit_strings.py pack fsdd.tar fsdd.npz         # all recordings in one file, without loss
     python benchmarks/digit_strings.py write fsdd.npz digits          # WAV files with texts, for transcribe-digits
 
-Recordings with index 0 to 4 are the test, 5 and 6 dev, the others are for training; a string has recordings of one part
-only, of any speakers, at random loudness, with gaps of 50 to 400 ms and white noise 10 to 30 dB below.
+Recordings with index 0 to 4 are the test, 5 and 6 dev, the others are for training. A string has recordings of one
+part only, of any speakers, at random loudness, with gaps of 50 to 400 ms between them and up to 400 ms around them, and
+white noise 10 to 30 dB below.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def make_strings(
 
 
 def join(recordings: list[Recording], chance: np.random.Generator) -> DigitString:
-    pieces, times, place = [_gap(chance)], list[tuple[float, float]](), 0
+    pieces, times, place = [_gap(chance, 0.0)], list[tuple[float, float]](), 0
     for one in recordings:
         sound = one.samples.astype(np.float32)
         loudness = float(np.sqrt(np.square(sound).mean())) or 1.0
@@ -101,6 +102,7 @@ def join(recordings: list[Recording], chance: np.random.Generator) -> DigitStrin
         place = begin + len(sound)
         times.append((begin / RATE, place / RATE))
         pieces.append(_gap(chance))
+    pieces[-1] = _gap(chance, 0.0)
     samples = np.concatenate(pieces)
     noise = 0.05 * 10 ** (-chance.uniform(10, 30) / 20)
     samples = samples + chance.normal(0, noise, len(samples)).astype(np.float32)
@@ -108,8 +110,21 @@ def join(recordings: list[Recording], chance: np.random.Generator) -> DigitStrin
     return DigitString(samples / np.float32(peak), " ".join(DIGITS[one.digit] for one in recordings), times)
 
 
-def _gap(chance: np.random.Generator) -> NDArray[np.float32]:
-    return np.zeros(int(RATE * chance.uniform(0.05, 0.4)), np.float32)
+def _gap(chance: np.random.Generator, shortest: float = 0.05) -> NDArray[np.float32]:
+    return np.zeros(int(RATE * chance.uniform(shortest, 0.4)), np.float32)
+
+
+def make_training(recordings: list[Recording], count: int) -> Iterator[DigitString]:
+    """What is trained on: so many strings of 1 to 7 digits, and every recording by itself, five times."""
+    yield from make_strings(recordings, "train", count, 1)
+    for _ in range(5):
+        yield from make_singles(recordings, "train")
+
+
+def make_dev(recordings: list[Recording]) -> Iterator[DigitString]:
+    """What the best model is chosen by: all recordings of dev by themselves, and 240 strings of them."""
+    yield from make_singles(recordings, "dev")
+    yield from make_strings(recordings, "dev", 240)
 
 
 def write(source: Path, folder: Path) -> None:
@@ -118,8 +133,8 @@ def write(source: Path, folder: Path) -> None:
     from clearhead.audio import write_sound
 
     recordings = unpack(source)
-    parts = {"train": [*make_singles(recordings, "train"), *make_strings(recordings, "train", 12_000, 1)]}
-    parts |= {part: list(make_strings(recordings, part, 500)) for part in ("dev", "test")}
+    parts = {"train": list(make_training(recordings, 12_000)), "dev": list(make_dev(recordings))}
+    parts["test"] = list(make_strings(recordings, "test", 500))
     parts["test-single"] = list(make_singles(recordings, "test"))
     for part, strings in parts.items():
         (folder / part).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """How well attention and CTC find the borders of words in a recording, where these are known.
 
-For CTC, a word lasts from the first position of its first token to the last of its last one. For a head of
-cross-attention it lasts from the quantile q of the mass of its tokens to 1 − q. A constant shift of begins and one of
+Three ways: the times that `predict --json` gives (CTC's alignment, extended to where the sound falls silent); CTC's
+alignment alone, from the first position of a word to its last one; and the heads of cross-attention, where a word
+lasts from the quantile q of the mass of its tokens to 1 − q. For the last two a constant shift of begins and one of
 ends are fitted, and head and q are chosen, on other strings than those that are scored.
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.decode import align_tokens
 from clearhead.tasks.transcription.word_times import SpokenPart, group_words
 from digit_strings import RATE, DigitString
 
@@ -33,6 +35,7 @@ def measure_borders(predictor: Any, other: Sequence[DigitString], test: Sequence
     plain = np.zeros(2)
     return {
         "words": len(known["test"]),
+        "words_ms": _error(_word_borders(predictor, test), known["test"], plain),
         "ctc_ms": _error(ctc["test"], known["test"], _shift(ctc["other"], known["other"])),
         "ctc_unshifted_ms": _error(ctc["test"], known["test"], plain),
         "head": f"{best[0]} head {best[1]}, quantile {best[2]}",
@@ -53,13 +56,26 @@ def _true_borders(strings: Sequence[DigitString]) -> Borders:
     return np.array(list(itertools.chain.from_iterable(one.times for one in strings)))
 
 
+def _align(predictor: Any, one: DigitString) -> SpokenPart:
+    """The right text of a string with what CTC says about it."""
+    stretch = predictor.task.split((one.samples, RATE))[0]
+    predictor.task._encode(predictor.model, [stretch])
+    return cast(SpokenPart, stretch.with_tokens(predictor.task.target.encode(one.text)))
+
+
+def _word_borders(predictor: Any, strings: Sequence[DigitString]) -> Borders:
+    found = [predictor.task.time_words(_align(predictor, one)) for one in strings]
+    return np.array([(word.start, word.end) for words in found for word in words])
+
+
 def _ctc_borders(predictor: Any, strings: Sequence[DigitString]) -> Borders:
     task, found = predictor.task, []
     for one in strings:
-        stretches = task.split((one.samples, RATE))
-        task._encode(predictor.model, stretches)
-        part = SpokenPart(task.target.encode(one.text), stretches[0].log_probs, stretches[0].piece)
-        found += [(word.start, word.end) for word in task.time_words(part)]
+        part = _align(predictor, one)
+        aligned = align_tokens(part.log_probs, part.tokens, blank=task.blank)
+        for _, places in group_words(part.tokens, task.target.decode):
+            borders = aligned[places[0]].begin, aligned[places[-1]].end
+            found.append([task.frame_times.begin_of_position(place) for place in borders])
     return np.array(found)
 
 
@@ -78,7 +94,7 @@ def _head_borders(predictor: Any, strings: Sequence[DigitString]) -> dict[tuple[
                     mass = weights[places].mean(0).cumsum()
                     for share in QUANTILES:
                         begin, end = _crossing(mass, share), _crossing(mass, 1 - share)
-                        times = task.position_times.begin(begin), task.position_times.begin(end)
+                        times = tuple(task.frame_times.begin_of_position(place) for place in (begin, end))
                         found.setdefault((name, head, share), []).append(times)
     return {key: np.array(borders) for key, borders in found.items()}
 

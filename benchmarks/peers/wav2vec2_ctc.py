@@ -77,7 +77,7 @@ def train_peer(
             optimizer.zero_grad()
             step, counted = step + 1, counted + count
             if step % 100 == 0:
-                total = float(loss) / count
+                total = float(loss.detach()) / count
                 print(f"peer: step {step}, {100 * done:.0f} % of the time, loss {total:.3f}", flush=True)
         epoch += 1
 

@@ -32,7 +32,7 @@ from clearhead.text import Row
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
 Columns = Sequence[str] | Mapping[str, str] | None
-Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]]
+Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[Any]]
 LONG, FINE = 8192, 2048  # tokens from which on a map should have so many pixels a side, as far as
 PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
@@ -87,9 +87,7 @@ class Predictor:
     @overload
     def predict(self, inputs: Sequence[Any], *, inputs_before: int = 0, **options: Any) -> list[Prediction]: ...
 
-    def predict(
-        self, inputs: str | Path | Sequence[Any], *, inputs_before: int = 0, **options: Any
-    ) -> Prediction | list[Prediction]:
+    def predict(self, inputs: Any, *, inputs_before: int = 0, **options: Any) -> Prediction | list[Prediction]:
         """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`.
 
         If the inputs of one request are given in several calls, `inputs_before` is the number of those in earlier
@@ -102,7 +100,7 @@ class Predictor:
             answers = list(self.task.predict(self.model, given, checked))
         return answers[0] if one else answers
 
-    def stream(self, given: str | Path, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
+    def stream(self, given: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
         checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
         pieces = self.task.stream(self.model, self.task.check_input(given), checked)

@@ -28,6 +28,7 @@ COLOURS = {
     "black": (20, 20, 20),
 }
 KINDS = ("circle", "square", "triangle", "cross")
+PAIR_COLOURS, PAIR_KINDS = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle")
 PARTS = {"train": 0, "dev": 1, "test": 2}
 GAP = 3  # pixels at least between two shapes, and by which one is clearly left of or above another
 TRIES = 32  # places that are drawn at once
@@ -71,11 +72,33 @@ def make_scenes(part: str, count: int, *, fewest: int = 2, most: int = 4, size: 
     >>> scene.pixels.shape, scene.text
     ((64, 64, 3), 'a purple circle above a yellow cross left of a black square above a black circle')
     """
-    if part not in PARTS or not 1 <= fewest <= most <= 4:
-        raise ConfigError(f"scenes are of {', '.join(PARTS)} and have 1 to 4 shapes, got {part!r}, {fewest} to {most}")
+    check_part(part)
+    if not 1 <= fewest <= most <= 4:
+        raise ConfigError(f"scenes have 1 to 4 shapes, got {fewest} to {most}")
     for number in range(count):
         chance = np.random.default_rng([PARTS[part], number, fewest, most, size])
         shapes = _place_shapes(chance, int(chance.integers(fewest, most + 1)), size)
+        yield Scene(_draw(shapes, size), describe_shapes(shapes), shapes)
+
+
+def make_pairs(part: str, count: int, *, size: int = SIZE) -> Iterator[Scene]:
+    """Scenes of two large shapes beside or above each other, of few colours and kinds: soon learned.
+
+    >>> next(make_pairs("train", 1)).text
+    'a blue triangle above a yellow square'
+    """
+    check_part(part)
+    for number in range(count):
+        chance = np.random.default_rng([PARTS[part], number, size])
+        looks = chance.permutation(len(PAIR_COLOURS) * len(PAIR_KINDS))[:2]
+        radius = (LARGEST**0.5) * size / 2 * chance.uniform(0.9, 0.98, 2)
+        half, edge = size / 2, radius + 1
+        along = chance.uniform(edge, half - edge) + np.array([0, half])  # one in each half
+        across = half + chance.uniform(-4, 4) + chance.uniform(-3, 3, 2)
+        x, y = (along, across) if chance.integers(2) else (across, along)
+        names = [(PAIR_COLOURS[look % len(PAIR_COLOURS)], PAIR_KINDS[look // len(PAIR_COLOURS)]) for look in looks]
+        rows = zip(names, x.tolist(), y.tolist(), radius.tolist(), strict=True)
+        shapes = tuple(Shape(colour, kind, *place) for (colour, kind), *place in rows)
         yield Scene(_draw(shapes, size), describe_shapes(shapes), shapes)
 
 
@@ -89,6 +112,12 @@ def describe_shapes(shapes: tuple[Shape, ...]) -> str:
     for one, other in pairwise(shapes):
         words += ["left of" if other.x - one.x > other.y - one.y else "above", other.text]
     return " ".join(words)
+
+
+def check_part(part: str) -> None:
+    """Refuses a part that there is not."""
+    if part not in PARTS:
+        raise ConfigError(f"scenes are of {', '.join(PARTS)}, got {part!r}")
 
 
 def _place_shapes(chance: np.random.Generator, count: int, size: int) -> tuple[Shape, ...]:

@@ -94,7 +94,7 @@ class PatchEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform for the projection; positions normal, with the deviation of a model's other embeddings."""
+        """Xavier-uniform for the projection; positions normal, of variance one together where words are (else 0.02)."""
         if self.projection.weight.is_meta:
             return
         if self.convolutions is not None:
@@ -103,7 +103,7 @@ class PatchEmbedding(nn.Module):
         nn.init.zeros_(self.projection.bias)
         for table in (self.row_positions, self.column_positions):
             if table is not None:
-                nn.init.normal_(table.weight, std=self.projection.out_features**-0.5 if self.scaled else 0.02)
+                nn.init.normal_(table.weight, std=0.5**0.5 if self.scaled else 0.02)
 
     @property
     def picture_size(self) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class PictureToText(EncoderDecoder):
         pictures: Float[Tensor, "batch channels height width"],
         target: Int[Tensor, "batch target"],
         target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch target width"]:
+    ) -> Float[Tensor, "batch target model_width"]:
         """Hidden states of the target, from pictures that are normalised as in training."""
         return self.decode(target, self.encode_pictures(pictures), mask=target_mask)
 

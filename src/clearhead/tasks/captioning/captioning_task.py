@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,41 +15,35 @@ from torch import Tensor
 from clearhead.decode import Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing
-from clearhead.images.scenes import make_scenes
+from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
 from clearhead.tasks.base import Baseline, Scores
+from clearhead.tasks.captioning.caption_data import ARCHIVE, count_keywords, read_archive, split_keywords
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
+from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.file_inputs import FileInputs, resolve_paths
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
-from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.segmentation import measure_han_share
 from clearhead.tasks.sequence_to_sequence import GeneratedText, Search, SearchOptions, SequenceToSequence
 from clearhead.tasks.settings import Data, TaskRecipe, validate
 from clearhead.tasks.trace import Trace
-from clearhead.text.corpora import check_file, read
+from clearhead.text.corpora import read
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-PREPROCESSING, ARCHIVE = "preprocessing.json", ".npz"
-CHINESE = 0.3  # the share of Chinese characters from which on captions are Chinese
+PREPROCESSING = "preprocessing.json"
 AT_ONCE = 64  # pictures that are encoded together for the baseline
-
-
-def _make_scene_rows(part: str, count: int | None, most: int) -> Iterator[tuple[Any, str]]:
-    for scene in make_scenes(part, count or 1000, most=most):
-        yield scene.pixels, scene.text
 
 
 class Captioning(
     FileInputs[EncoderDecoder, Captions, SearchOptions],
     SequenceToSequence[Any, Captions, Tensor],
 ):
-    """One caption of each picture. Pictures are brought to one size, cut into patches and written as bytes (0–255)."""
+    """One caption of each picture. Pictures are brought to one size, kept as bytes and cut into patches."""
 
     name = "captioning"
     output_name = "caption"
@@ -63,8 +55,8 @@ class Captioning(
     suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
     generators = MappingProxyType(
         {
-            "scenes": lambda part, count: _make_scene_rows(part, count, 4),
-            "pairs": lambda part, count: _make_scene_rows(part, count, 2),
+            "scenes": lambda part, count: (scene[:2] for scene in make_scenes(part, count or 1000)),
+            "pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000)),
         }
     )
     decode: CaptionDecode
@@ -96,7 +88,7 @@ class Captioning(
     ) -> Iterator[Row]:
         """Rows of a table, a folder, a program, or an .npz with the arrays `pixels` (bytes) and `texts`."""
         if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
-            return _read_archive(Path(source), keywords=False)
+            return read_archive(Path(source), keywords=False)
         return super().read(source, columns)
 
     @classmethod
@@ -104,7 +96,7 @@ class Captioning(
         if not isinstance(data, CaptionData) or not data.keywords:
             return cls.read(source, data.columns)
         if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
-            return _read_archive(Path(source), keywords=True)
+            return read_archive(Path(source), keywords=True)
         return resolve_paths(read(source, (*cls.columns, "keywords"), data.columns))
 
     @classmethod
@@ -112,7 +104,7 @@ class Captioning(
         assert isinstance(recipe, CaptionRecipe)
         texts = [str(row.values[1]) for row in rows]
         target = recipe.text.make_tokenizer(texts, start)
-        keywords = _count_keywords(rows) if recipe.loss.keywords else []
+        keywords = count_keywords(rows) if recipe.loss.keywords else []
         sizes = {"labels": len(keywords)} if keywords else {}
         config = cls.make_config(recipe, start, vocabulary=target.size, **sizes)
         picture = recipe.picture.model_dump(exclude={"patch"})
@@ -172,7 +164,7 @@ class Captioning(
         """The keywords of each row: their weights sum to 1, or are all 0 where there are none."""
         weights = torch.zeros(len(rows), len(self.keywords))
         for place, row in enumerate(rows):
-            known = [self.keywords[word] for word in _split_keywords(row) if word in self.keywords]
+            known = [self.keywords[word] for word in split_keywords(row) if word in self.keywords]
             weights[place, known] = 1 / max(1, len(known))
         return weights
 
@@ -252,7 +244,7 @@ class Captioning(
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
         """BLEU, chrF and the share of captions that are exactly right."""
-        return caption_scores([one.text for one in predictions], [str(row.values[1]) for row in rows])
+        return score_captions([one.text for one in predictions], [str(row.values[1]) for row in rows])
 
     # Baselines
 
@@ -290,7 +282,7 @@ class Captioning(
     ) -> Baseline:
         nearest = find_nearest(features, wanted).tolist()
         texts = [str(row.values[1]) for row in asked]
-        return Baseline(name, caption_scores([str(known[place].values[1]) for place in nearest], texts))
+        return Baseline(name, score_captions([str(known[place].values[1]) for place in nearest], texts))
 
     # Attention
 
@@ -350,50 +342,6 @@ class Captioning(
                 f"{sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
             )
         return cls(target, config, preprocessing, decode, keywords)
-
-
-def caption_scores(outputs: Sequence[str], references: Sequence[str]) -> Scores:
-    """BLEU, chrF and exact matches, all from 0 to 100.
-
-    >>> scores = caption_scores(["a red circle", "a cat"], ["a red circle", "a dog"])
-    >>> scores["exact"], scores["chrf"] > 50
-    (50.0, True)
-    """
-    chinese = measure_han_share(references) > CHINESE
-    scores = translation_scores(outputs, references, tokenize="zh" if chinese else "13a")
-    right = sum(output.strip() == text.strip() for output, text in zip(outputs, references, strict=True))
-    return {**scores, "exact": round(100 * right / len(references), 2)}
-
-
-def _split_keywords(row: Row) -> list[str]:
-    """The keywords of a row, in lower case; none if it has no such column."""
-    written = row.values[2] if len(row.values) > 2 else ""
-    return list(dict.fromkeys(word.strip().lower() for word in written.split(",") if word.strip()))
-
-
-def _count_keywords(rows: Sequence[Row]) -> list[str]:
-    """The keywords of at least two rows, the most frequent first."""
-    counts = Counter(word for row in rows for word in _split_keywords(row))
-    return [word for word, count in counts.most_common() if count > 1]
-
-
-def _read_archive(path: Path, *, keywords: bool) -> Iterator[Row]:
-    """The rows of an .npz: `pixels` (pictures, height, width, 3) in bytes, `texts`, and perhaps `keywords`."""
-    from clearhead.text import Row
-
-    path = check_file(path)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            pixels, *texts = (archive[name] for name in ("pixels", "texts", *(("keywords",) if keywords else ())))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or texts[0].shape != pixels.shape[:1]:
-        raise DataError(
-            f"{path}: pixels must be bytes (pictures, height, width, 3) with a text for each picture, got "
-            f"{pixels.dtype} {pixels.shape} and {texts[0].shape}"
-        )
-    rows = zip(pixels, *(column.tolist() for column in texts), strict=True)
-    return (Row(tuple(values), str(path), number) for number, values in enumerate(rows, 1))
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:

@@ -54,7 +54,7 @@ from clearhead.tasks.transcription.transcription_settings import (
     TranscriptionRecipe,
 )
 from clearhead.tasks.transcription.word_times import (
-    PositionTimes,
+    FrameTimes,
     SpokenPart,
     TimedWord,
     find_spikes,
@@ -77,6 +77,13 @@ class Stretch:
     frames: Float[Tensor, "frames mels"]
     piece: SoundPiece
     log_probs: Float[Tensor, "positions vocabulary"] | None = None
+
+    def with_tokens(self, tokens: Sequence[int]) -> SpokenPart:
+        """The tokens that were written for it, with what their times are found by."""
+        assert self.log_probs is not None
+        loudness = self.frames.mean(1).cpu()
+        smooth = F.avg_pool1d(loudness[None], 3, 1, 1, count_include_pad=False)[0]
+        return SpokenPart(list(tokens), self.log_probs, smooth, self.piece)
 
 
 @dataclass(frozen=True)
@@ -207,11 +214,11 @@ class Transcription(
         write_sound(path, torch.from_numpy(content), self.sound.rate)
 
     def input_key(self, row: Row) -> str:
-        """The length and the first second of a recording, which no other one shares."""
+        """The length and every 16th sample of a recording, which no other one shares."""
         given = row.values[0]
         if not isinstance(given, LoadedInput):
             return super().input_key(row)
-        digest = hashlib.sha256(np.ascontiguousarray(given.content[: self.sound.rate]).tobytes())
+        digest = hashlib.sha256(np.ascontiguousarray(given.content[::16]).tobytes())
         return f"{len(given.content)} {digest.hexdigest()}"
 
     # Model
@@ -355,22 +362,18 @@ class Transcription(
 
     def _join(self, given: Any, found: list[WrittenPart[Stretch]], best: int) -> GeneratedText:
         plain = super()._join(given, found, best)
-        parts = [
-            SpokenPart(list(one.hypotheses[0].tokens), one.part.log_probs, one.part.piece)
-            for one in found
-            if one.part.log_probs is not None
-        ]
+        parts = [one.part.with_tokens(one.hypotheses[0].tokens) for one in found if one.part.log_probs is not None]
         return Transcript(plain.text, plain.notes, plain.score, plain.alternatives, parts, self)
 
     def time_words(self, part: SpokenPart) -> list[TimedWord] | None:
         """The words of a part with their times; None if CTC cannot align them."""
-        return time_words(part, self.target.decode, self.position_times, self.blank)
+        return time_words(part, self.target.decode, self.frame_times, self.blank)
 
     @property
-    def position_times(self) -> PositionTimes:
-        """When the positions of the encoder are: each covers the hops of its frames, which lie amid their windows."""
-        each = self.config.conv_stride * self.sound.hop_samples / self.sound.rate
-        return PositionTimes(self.sound.frame_seconds(0) - self.sound.hop_samples / self.sound.rate / 2, each)
+    def frame_times(self) -> FrameTimes:
+        """When frames are, and positions of the encoder: a frame stands for one hop, amid its window."""
+        hop = self.sound.hop_samples / self.sound.rate
+        return FrameTimes(self.sound.frame_seconds(0) - hop / 2, hop, self.config.conv_stride)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: SearchOptions) -> Scores:
         """WER and CER."""
@@ -397,12 +400,12 @@ class Transcription(
 
     def _trace(self, part: Stretch, tokens: list[int], text: str, loaded: LoadedInput, **known: Any) -> Trace:
         assert part.log_probs is not None
-        times = self.position_times
+        times = self.frame_times
         media = SoundInput(
             part.frames.cpu().numpy(),
             seconds=part.piece.end_seconds - part.piece.begin_seconds,
-            frame_seconds=self.sound.hop_samples / self.sound.rate,
-            position_seconds=times.each,
+            frame_seconds=times.hop,
+            position_seconds=times.hop * times.stride,
             spikes=find_spikes(part.log_probs, lambda token: self.target.pieces([token])[0], self.blank),
             name=loaded.name,
         )
@@ -421,8 +424,7 @@ class Transcription(
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         if kind == "target":
             return self.target.pieces(numbers)
-        times = self.position_times
-        return [f"{times.begin(number + 0.5):.2f} s" for number in numbers]
+        return [f"{self.frame_times.begin_of_position(number + 0.5):.2f} s" for number in numbers]
 
     # Model folder
 
