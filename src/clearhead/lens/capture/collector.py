@@ -136,14 +136,16 @@ class Collector:
         *,
         first_query: int | None = None,
         first_key: int = 0,
+        tokens: int | None = None,
         cross: bool = False,
         static: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
-        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
+        `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
+        one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
+        not reordered with its samples. `out` is the output weight, for norms of values.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
@@ -163,7 +165,7 @@ class Collector:
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
             attention.add(
                 call,
-                FirstPositions(first_query, first_key),
+                FirstPositions(first_query, first_key, tokens),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,

@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
+from clearhead.attention.masks import Mask
 from clearhead.lens.capture.growing_call import (
     BatchHistory,
     InputKeeper,
@@ -44,6 +46,7 @@ class FirstPositions(NamedTuple):
 
     query: int
     key: int = 0
+    tokens: int | None = None  # keys with a position; those after them are summaries of tokens. None: all keys
 
 
 class GrowingAttention:
@@ -54,6 +57,7 @@ class GrowingAttention:
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.end = self.rows = self.keys = 0
+        self.tokens: int | None = None  # keys that are tokens, if not all are
         self.is_placeholder = False  # the last query, until the first sampled row exists
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
@@ -107,6 +111,8 @@ class GrowingAttention:
             self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
         if self.keeper is not None:
             self.keeper.add(call, where.query, where.key, time)
+        if where.tokens is not None:
+            self.tokens = where.key + where.tokens
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
     def _drop_placeholder(self) -> None:
@@ -143,6 +149,8 @@ class GrowingAttention:
         job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
         result = run_job(job)
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
+        if where.tokens is not None:
+            found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
         found["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
@@ -217,6 +225,7 @@ class GrowingAttention:
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
                 norms=join_pieces(self.norms, self.history) if self.norms else None,
                 kept=kept,
+                tokens=self.tokens,
                 forward=forward,
             )
         return self._sight
@@ -238,6 +247,17 @@ class GrowingAttention:
             all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
         order = self.history.order
         return torch.stack([all_received[path] for path in order]), torch.stack([all_drawn[path] for path in order])
+
+
+def _measure_token_distance(job: MeasureJob, tokens: int, logsumexp: Tensor) -> Tensor:
+    """Σ w |position of query − position of key| over the first keys only, with weights normalised over all keys."""
+    call = job.call
+    mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
+    bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
+    first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
+    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None))
+    share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
+    return found.distance * share
 
 
 def _choose_dtype(call: Call) -> torch.dtype:

@@ -174,8 +174,8 @@ class Sight(Measures):
 
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
-    that between the places in both. A sample that was done before the others sees nothing from then on.
-    Beams are samples: those of the last step, and those that were completed before it.
+    that between the places in both; keys without a position do not count in it. A sample that was done before the
+    others sees nothing from then on. Beams are samples: those of the last step, and those that were completed before it.
 
     `inputs` are rows of the first forward pass of the decoder. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
@@ -192,6 +192,7 @@ class Sight(Measures):
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
     kept: KeptInputs | None = None
+    tokens: int | None = None  # the first keys are tokens; later ones, summaries of tokens, have no position. None: all
     forward: Forward | None = None
 
     @property
@@ -213,7 +214,8 @@ class Sight(Measures):
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
-        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
+        tokens = self.keys if self.tokens is None else self.tokens
+        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != tokens:
             return None  # or the keys are no tokens, but parts of a picture
         return self.forward.text(kind, batch, key, self.inputs)
 

@@ -137,6 +137,7 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "cross": sight.cross,
         "heads": list(sight.heads),
         "blocks": list(sight.blocks),
+        "tokens": sight.tokens,
         "inputs": list(sight.inputs),
         "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
         "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
@@ -274,8 +275,19 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         inputs=inputs,
         probes=probes,
         kept=kept,
+        tokens=_read_token_count(given, sizes.get("keys", 0)),
         forward=call,
     )
+
+
+def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
+    """How many keys are tokens, if not all are; older files do not say."""
+    if given.get("tokens") is None:
+        return None
+    tokens = read_integer(given, "tokens")
+    if not 0 <= tokens <= keys:
+        raise RecordError(f"tokens is {tokens}, of {keys} keys")
+    return tokens
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:
