@@ -20,7 +20,7 @@ from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import AttentionArguments, Masks, to_seen
+from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, Masks, to_seen
 from clearhead.lens.huggingface.discovery import (
     REMEDY,
     AttentionInfo,
@@ -30,6 +30,7 @@ from clearhead.lens.huggingface.discovery import (
 )
 from clearhead.lens.huggingface.interposition import observe_modules
 from clearhead.lens.huggingface.model_events import ReorderListener, attach_callbacks
+from clearhead.lens.huggingface.verification import find_reading
 from clearhead.lens.measures.definition import has_band, locate_first_query
 
 
@@ -212,7 +213,10 @@ class ForwardTracker:
         self.attentions_seen += 1
         layer = getattr(module, "layer_idx", None)
         where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
-        seen = to_seen(got, where.keys, frame.masks)
+        if got.kind == UNKNOWN:
+            seen = find_reading(got, where.keys, frame.masks, known.name)
+        else:
+            seen = to_seen(got, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
         if first_query is None:
             first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])

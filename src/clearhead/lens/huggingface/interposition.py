@@ -27,7 +27,7 @@ from clearhead.lens.capture.compiled_graphs import (
     registry_lock,
     send_to_receiver,
 )
-from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
+from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, classify_function, read_arguments
 from clearhead.lens.huggingface.discovery import find_interfaces, require_attending_modules
 
 Result = tuple[Tensor, Tensor | None]
@@ -44,6 +44,13 @@ class AttentionFunction:
 
     def __init__(self, function: Callable[..., Result], eager: bool, wraps: tuple[Wrap, ...]) -> None:
         self.function, self.eager, self.wraps = function, eager, wraps
+        self.outputs: list[Tensor] | None = None  # where the output of the function is appended
+
+    def collecting(self, outputs: list[Tensor]) -> AttentionFunction:
+        """The same function, which appends its own output to a list: wrappers may change what they return."""
+        same = AttentionFunction(self.function, self.eager, self.wraps)
+        same.outputs = outputs
+        return same
 
     def __call__(
         self,
@@ -56,8 +63,12 @@ class AttentionFunction:
         **kwargs: Any,
     ) -> Result:
         if not self.wraps:
-            return self.function(module, query, key, value, attention_mask, *args, **kwargs)
+            result = self.function(module, query, key, value, attention_mask, *args, **kwargs)
+            if self.outputs is not None:
+                self.outputs.append(result[0])
+            return result
         inner = AttentionFunction(self.function, self.eager, self.wraps[1:])
+        inner.outputs = self.outputs
         return self.wraps[0](inner, module, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -204,12 +215,17 @@ def observe_function(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
     """The wrapper of every watch: calls the attention function, then its observer."""
+    outputs: list[Tensor] = []
+    if classify_function(attend.function) == UNKNOWN:
+        attend = attend.collecting(outputs)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
     observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
     if observer is None:
         return result
     got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
+    if outputs:
+        got = got._replace(output=outputs[0])
     if sdpa_observer is not None:
         got = got._replace(sdpa_observer=sdpa_observer)
     if not torch.compiler.is_compiling():

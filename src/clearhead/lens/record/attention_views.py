@@ -175,7 +175,7 @@ class Sight(Measures):
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
     that between the places in both; keys without a position do not count in it. A sample that was done before the
-    others sees nothing from then on. Beams are samples: those of the last step, and those that were completed before it.
+    others sees nothing from then on. Beams are samples: those of the last step, and those completed before it.
 
     `inputs` are rows of the first forward pass of the decoder. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
