@@ -125,7 +125,7 @@ def _find_transformers() -> str:
     """The folder of transformers' files, found without importing it."""
     found = importlib.util.find_spec("transformers")
     places = [] if found is None else list(found.submodule_search_locations or ())
-    return places[0] + os.sep if places else os.sep + "no transformers"
+    return os.path.join(os.fspath(places[0]) if places else "no transformers", "")
 
 
 TRANSFORMERS = _find_transformers()

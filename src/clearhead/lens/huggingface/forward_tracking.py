@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from clearhead.lens.huggingface.discovery import (
     describe_modules,
     find_unseen_modules,
 )
+from clearhead.lens.huggingface.interface_usage import replaces_forward
 from clearhead.lens.huggingface.interposition import observe_modules
 from clearhead.lens.huggingface.model_events import ReorderListener, attach_callbacks
 from clearhead.lens.huggingface.verification import find_reading
@@ -165,6 +166,31 @@ def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
     return max((state.length for state in held.values()), default=0)
 
 
+class RunCounter:
+    """A forward pre-hook that counts the runs of a module outside of compiled graphs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.runs = module, 0
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self.module and not torch.compiler.is_compiling():
+            self.runs += 1
+
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        handle = self.module.register_forward_pre_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> RunCounter:
+        return self  # the hook of a copied module counts nothing
+
+    def __reduce__(self) -> Any:
+        return (RunCounter, (None,))
+
+
 class ForwardTracker:
     """Reports every forward pass and every attention of a model to a collector."""
 
@@ -178,7 +204,9 @@ class ForwardTracker:
         self.layers = _find_layer_numbers(self.models, self.known)
         self.context_layers = _find_context_layers(self.known)
         self.unseen = find_unseen_modules(model, self.known)
-        self.passes = self.attentions_seen = 0
+        self.passes = 0
+        self.attentions_seen = set[nn.Module]()
+        self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
         self.cache_kinds = set[type]()
         self._thread = threading.local()
 
@@ -188,10 +216,26 @@ class ForwardTracker:
         with (
             attach_callbacks(self.model, self.models, self) as self.listener,
             observe_modules(list(self.known), self.on_attention),
+            ExitStack() as stack,
         ):
+            for counter in self.run_counters:
+                stack.enter_context(counter.attach())
             yield
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
+        self._warn_of_replaced()
+
+    def _warn_of_replaced(self) -> None:
+        """Names the attentions whose own forward ran without the interface."""
+        ran = [one.module for one in self.run_counters if one.runs and one.module not in self.attentions_seen]
+        watched = {self.known[module].name: module for module in ran}
+        if names := [name for name in watched if name in self.collector.settings.layers]:
+            warnings.warn(
+                f"the forward of these attentions of {type(self.model).__name__} was replaced by one without Hugging "
+                "Face's attention interface; they are not recorded: "
+                f"{describe_modules({name: watched[name] for name in names})}",
+                stacklevel=6,
+            )
 
     def _raise_if_none_took_part(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
@@ -210,7 +254,7 @@ class ForwardTracker:
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
         if is_recomputing():
             return
-        self.attentions_seen += 1
+        self.attentions_seen.add(module)
         layer = getattr(module, "layer_idx", None)
         where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
         if got.kind == UNKNOWN:

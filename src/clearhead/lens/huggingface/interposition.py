@@ -28,14 +28,15 @@ from clearhead.lens.capture.compiled_graphs import (
     send_to_receiver,
 )
 from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, classify_function, read_arguments
-from clearhead.lens.huggingface.discovery import find_interfaces, require_attending_modules
+from clearhead.lens.huggingface.discovery import require_attending_modules
+from clearhead.lens.huggingface.interface_usage import find_interfaces, subscripts_interface
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
 
 WRAPS = "_clearhead_wraps"
 _lock = threading.RLock()
-_patches: dict[int, _InterfacePatch] = {}  # by the id of the interface
+_patches: dict[int, _InterfacePatch | _SubscriptPatch] = {}  # by the id of the interface, or of its class
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -93,9 +94,11 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it, the interfaces of these modules apply the wrappers of the calling module."""
-    interfaces = find_interfaces(modules)
+    modules = list(modules)
     with _lock:
-        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in interfaces]
+        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in find_interfaces(modules)]
+        kinds = {type(one) for one in find_interfaces(filter(subscripts_interface, modules))}
+        patches += [_patches.setdefault(id(kind), _SubscriptPatch(kind)) for kind in kinds]
         for patch in patches:
             patch.enter()
     try:
@@ -136,6 +139,8 @@ class _InterfacePatch:
 
         def get_interface(attn_implementation: str, default: Callable[..., Result]) -> Callable[..., Result]:
             function = own(attn_implementation, default)
+            if isinstance(function, SubscriptFunction):
+                function = function.function
 
             def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
                 wraps = getattr(module, WRAPS, ())
@@ -144,6 +149,41 @@ class _InterfacePatch:
             return attention
 
         return get_interface
+
+
+class SubscriptFunction:
+    """An attention function that was taken as interface[name]; it applies the wrappers of the calling module."""
+
+    def __init__(self, function: Callable[..., Result]) -> None:
+        self.function = function
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Result:
+        return AttentionFunction(self.function, False, getattr(module, WRAPS, ()))(module, *args, **kwargs)
+
+
+class _SubscriptPatch:
+    """Replaces `__getitem__` of an interface class, while modules with wrappers use it; Python looks it up there."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self.users = kind, 0
+        self.before: Any = None
+
+    def enter(self) -> None:
+        if not self.users:
+            self.before, own = vars(self.kind).get("__getitem__"), self.kind.__getitem__
+
+            def get_item(interface: Any, name: str) -> SubscriptFunction:
+                return SubscriptFunction(own(interface, name))
+
+            self.kind.__getitem__ = get_item
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users and self.before is not None:
+            self.kind.__getitem__ = self.before
+        elif not self.users:
+            del self.kind.__getitem__
 
 
 def add_wrap(module: nn.Module, wrap: Wrap) -> None:

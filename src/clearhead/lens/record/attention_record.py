@@ -102,6 +102,12 @@ class Record:
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
+    @property
+    def missing(self) -> list[str]:
+        """The watched attentions that were not recorded: they did not run, or not in a way that can be observed."""
+        seen = {name.partition(":")[0] for call in self.calls for name in call.names}
+        return [name for name in self.known if name not in seen]
+
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
         if len(self.calls) > 1:
@@ -195,4 +201,7 @@ class Record:
         lines = [f"  {call[name]!r}" for call in self.calls[:1] for name in call.names[:24]]
         more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
         rest = [f"  … and {more} more"] if more else []
+        if self.calls and (missing := self.missing):
+            shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
+            rest.append(f"  not recorded, of {len(self.known)} that were watched: {shown}")
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
