@@ -86,13 +86,19 @@ class Collector:
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
         state = self._thread
-        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
+        state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
     def end(self) -> None:
-        """The forward pass is over; later passes join its call only through its cache."""
-        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
+        """The forward pass is over; later passes join its call only through its cache.
+
+        A source that no watched attention has claimed, of an encoder by itself, waits for the decoder's first pass.
+        """
+        waiting = self._thread.ids or {}
+        source = {kind: numbers.clone() for kind, numbers in waiting.items() if kind == "source"}
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, source or None
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
