@@ -77,7 +77,7 @@ VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
 
 class Record:
-    """The recorded attentions: `record[name]` of the only call, `record.calls[i][name]` if the model ran several times.
+    """The recorded attentions: `record[name]` if it ran once, `record.calls[i][name]` if the model ran several times.
 
     >>> import torch
     >>> from clearhead import Encoder, ModelConfig, watch
@@ -110,12 +110,13 @@ class Record:
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
-        if len(self.calls) > 1:
+        found = [number for number, call in enumerate(self.calls) if name in call]
+        if len(found) > 1:
             raise RecordError(
-                f"the model ran {len(self.calls)} times: say which, as record.calls[0][{name!r}]; "
-                "record.statistics() has numbers over all of them"
+                f"{name!r} ran in {len(found)} of {len(self.calls)} calls: say which, as "
+                f"record.calls[{found[0]}][{name!r}]; record.statistics() has numbers over all of them"
             )
-        return self.calls[0][name]
+        return self.calls[found[0]][name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names

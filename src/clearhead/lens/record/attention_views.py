@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from clearhead.errors import RecordError
 from clearhead.formatting import format_count, suggest_name
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures
-from clearhead.lens.record.exact_windows import HeadWindows
+from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
 if TYPE_CHECKING:
@@ -220,13 +221,22 @@ class Sight(Measures):
         return self.forward.text(kind, batch, key, self.inputs)
 
     def weights(
-        self, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
-    ) -> Float[Tensor, "queries keys"]:
+        self,
+        batch: int,
+        head: int | Sequence[int] | None = None,
+        queries: Positions = None,
+        keys: Positions = None,
+    ) -> Float[Tensor, "*heads queries keys"]:
         """The exact weights of a window, from the kept q and k; queries and keys are document positions.
 
-        It takes time and memory for the window alone. One number instead of a slice keeps its axis.
+        It takes time and memory for the window alone. Positions are a number, a slice or a list; negative ones count
+        from the end. One position instead of a slice keeps its axis. A list of heads, or None for all that were
+        watched, gives (heads, queries, keys).
         """
-        return self.windows(batch, head).weights(queries, keys)
+        if head is not None and not isinstance(head, Sequence):
+            return self.windows(batch, head).weights(queries, keys)
+        heads = self.heads if head is None else head
+        return torch.stack([self.windows(batch, one).weights(queries, keys) for one in heads])
 
     def windows(self, batch: int, head: int) -> HeadWindows:
         """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""
