@@ -5,13 +5,10 @@ with the same conventions, beneath the functions of transformers that are really
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.attention import flex_attention
 from transformers.integrations import flash_attention as flash_functions
@@ -19,24 +16,13 @@ from transformers.integrations import flex_attention as flex_functions
 
 from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
-from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, implementation, made, padding, tokens
 
 
 @pytest.fixture(autouse=True)
 def no_gradients():
     with torch.no_grad():
         yield
-
-
-@contextmanager
-def implementation(model: Any, name: str) -> Iterator[None]:
-    """The model with an attention that would want packages that are not here."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        model.config._attn_implementation_internal = before
 
 
 def one_text(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
@@ -156,24 +142,6 @@ def test_windows_of_weights_can_be_had_under_flex_attention():
     weights = eager_weights(model, given, FAMILIES["mistral"].names)["decoder.1.self"]
     found = record["decoder.1.self"].weights(1, 2, slice(5, 9), slice(2, 11))
     assert (found - weights[1, 2, 5:9, 2:11]).abs().max() < 1e-5
-
-
-def test_a_function_of_ones_own_is_read_as_sdpa_is(monkeypatch):
-    functions, masks = (
-        transformers.AttentionInterface._global_mapping,
-        transformers.AttentionMaskInterface._global_mapping,
-    )
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        return functions["sdpa"](*args, **kwargs)
-
-    monkeypatch.setitem(functions, "counted", counted)
-    monkeypatch.setitem(masks, "counted", masks["sdpa"])
-    model, given = made("mistral"), {"input_ids": tokens(), "attention_mask": padding("left")}
-    with implementation(model, "counted"), watch(model) as record:
-        model(**given)
-    for name, weights in eager_weights(model, given, FAMILIES["mistral"].names).items():
-        assert_sees(record[name], weights, given["attention_mask"])
 
 
 def test_continuous_batching_is_refused():

@@ -123,7 +123,8 @@ def seen() -> Sight:
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        ({"queries": [0, 1]}, ["queries", "a slice of positions", "[0, 1]"]),
+        ({"queries": [0, 1.5]}, ["queries", "a slice of positions", "1.5"]),
+        ({"queries": -4}, ["queries at positions 0 to 2", "-4"]),
         ({"keys": 1.0}, ["keys", "a slice of positions", "1.0"]),
         ({"keys": "all"}, ["keys", "a slice of positions", "'all'"]),
         ({"keys": 3}, ["keys at positions 0 to 2", "3"]),

@@ -86,13 +86,19 @@ class Collector:
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
         state = self._thread
-        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
+        state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
     def end(self) -> None:
-        """The forward pass is over; later passes join its call only through its cache."""
-        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
+        """The forward pass is over; later passes join its call only through its cache.
+
+        A source that no watched attention has claimed, of an encoder by itself, waits for the decoder's first pass.
+        """
+        waiting = self._thread.ids or {}
+        source = {kind: numbers.clone() for kind, numbers in waiting.items() if kind == "source"}
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, source or None
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
@@ -136,14 +142,16 @@ class Collector:
         *,
         first_query: int | None = None,
         first_key: int = 0,
+        tokens: int | None = None,
         cross: bool = False,
         static: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
-        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
+        `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
+        one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
+        not reordered with its samples. `out` is the output weight, for norms of values.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
@@ -164,7 +172,7 @@ class Collector:
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
             attention.add(
                 call,
-                FirstPositions(first_query, first_key),
+                FirstPositions(first_query, first_key, tokens),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,

@@ -144,6 +144,7 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "cross": sight.cross,
         "heads": list(sight.heads),
         "blocks": list(sight.blocks),
+        "tokens": sight.tokens,
         "inputs": list(sight.inputs),
         "sharing": sight.sharing,
         "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
@@ -287,6 +288,7 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         span_names=tuple(spans),
         probes=probes,
         kept=kept,
+        tokens=_read_token_count(given, sizes.get("keys", 0)),
         forward=call,
     )
 
@@ -300,6 +302,16 @@ def _read_spans(given: Any, count: int) -> dict[str, range]:
     if len(found) != len(given) or len(found) != count:
         raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
     return found
+
+
+def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
+    """How many keys are tokens, if not all are; older files do not say."""
+    if given.get("tokens") is None:
+        return None
+    tokens = read_integer(given, "tokens")
+    if not 0 <= tokens <= keys:
+        raise RecordError(f"tokens is {tokens}, of {keys} keys")
+    return tokens
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:
