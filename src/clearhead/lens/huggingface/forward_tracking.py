@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
 from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, Masks, to_seen
 from clearhead.lens.huggingface.discovery import (
@@ -204,7 +204,7 @@ class ForwardTracker:
         self.layers = _find_layer_numbers(self.models, self.known)
         self.context_layers = _find_context_layers(self.known)
         self.unseen = find_unseen_modules(model, self.known)
-        self.passes = 0
+        self.passes, self.refusal = 0, ""
         self.attentions_seen = set[nn.Module]()
         self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
         self.cache_kinds = set[type]()
@@ -221,6 +221,8 @@ class ForwardTracker:
             for counter in self.run_counters:
                 stack.enter_context(counter.attach())
             yield
+        if self.refusal:  # raised before, but perhaps in a thread of transformers that caught it
+            raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
         self._warn_of_replaced()
@@ -252,8 +254,12 @@ class ForwardTracker:
     def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
-        if is_recomputing():
+        if is_recomputing() or not self.collector.watches_thread():
             return
+        if got.refusal:
+            self.refusal = got.refusal
+            raise LensError(got.refusal)
+        refuse_unmeasurable(got.q, known.name)
         self.attentions_seen.add(module)
         layer = getattr(module, "layer_idx", None)
         where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
