@@ -127,6 +127,12 @@ class Collector:
         if call is not None:
             call.reorder(rows, finished=finished)
 
+    def finish_samples(self, stopped: Sequence[bool] | None, growing: object) -> None:
+        """Samples that end here, in the call that grows with this cache; None: what follows begins anew in all."""
+        known = self._calls.get(id(growing))
+        if known is not None and known[0]() is growing:
+            known[1].finish_samples(stopped)
+
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()

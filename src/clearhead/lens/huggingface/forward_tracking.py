@@ -341,6 +341,7 @@ class ForwardTracker:
         frame = self._frames.pop()
         if self._frames:
             return
+        self._thread.last_growth = frame.growth
         cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
@@ -399,6 +400,18 @@ class ForwardTracker:
     def on_finished_beams(self, rows: frozenset[int]) -> None:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
+
+    def on_stopped(self, stopped: list[bool]) -> None:
+        """Callback: these samples of a batch end with this step; what goes on in their rows is padding."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None and self.collector.watches_thread():
+            self.collector.finish_samples(stopped, growth)
+
+    def on_generated(self, _: Any) -> None:
+        """Callback: a generate() is over, so what continues its cache begins anew."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None:
+            self.collector.finish_samples(None, growth)
 
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
