@@ -4,6 +4,7 @@ FlashAttention is not installed here, and FlexAttention compiles for half a minu
 with the same conventions, beneath the functions of transformers that are really in force.
 """
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -150,6 +151,17 @@ def test_continuous_batching_is_refused():
         model.model.layers[0].self_attn(
             torch.zeros(1, 1, 30), (torch.ones(1, 1, 10), torch.zeros(1, 1, 10)), None, cache=_Pages()
         )
+
+
+def test_continuous_batching_is_refused_even_if_its_own_thread_has_caught_the_error():
+    attention = made("llama").model.layers[0].self_attn
+    angles = (torch.ones(1, 1, 10), torch.zeros(1, 1, 10))
+    watching = watch(attention)
+    watching.__enter__()
+    with contextlib.suppress(LensError):
+        attention(torch.zeros(1, 1, 30), angles, None, cache=_Pages())
+    with pytest.raises(LensError, match="continuous batching keeps keys in pages"):
+        watching.__exit__(None, None, None)
 
 
 class _Pages:

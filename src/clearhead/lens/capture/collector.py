@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
@@ -127,6 +127,12 @@ class Collector:
         if call is not None:
             call.reorder(rows, finished=finished)
 
+    def finish_samples(self, stopped: Sequence[bool] | None, growing: object) -> None:
+        """Samples that end here, in the call that grows with this cache; None: what follows begins anew in all."""
+        known = self._calls.get(id(growing))
+        if known is not None and known[0]() is growing:
+            known[1].finish_samples(stopped)
+
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
@@ -155,7 +161,7 @@ class Collector:
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
-        _refuse_unmeasurable(seen.q, name)
+        refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
             named = seen._asdict()
             whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
@@ -272,8 +278,13 @@ class Collector:
         return count_dense_bytes(call)
 
 
-def _refuse_unmeasurable(q: Tensor, name: str) -> None:
-    """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
+def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:
+    """Raises LensError where there are no numbers: on the meta device, in CUDA graph capture, inside torch.vmap."""
+    if torch._C._functorch.is_batchedtensor(q):
+        raise LensError(
+            f"{name!r} runs inside torch.vmap, where a tensor stands for many; give the model a batch instead while it "
+            "is watched"
+        )
     if q.is_meta:
         raise LensError(f"{name!r} runs on the meta device, where there are no numbers to measure")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -155,7 +155,7 @@ class GrowingAttention:
             own = norms(new).cpu()
             self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
         if self.keeper is not None:
-            self.keeper.add(call, where.query, where.key, time)
+            self.keeper.add(call, where.query, where.key, self.history)
         if where.tokens is not None:
             self.tokens = where.key + where.tokens
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
@@ -221,6 +221,9 @@ class GrowingAttention:
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
         found = to_host({**found, "received": result.received, "map": result.map, "seen_by": seen_by})
+        if self.history.stopped:
+            stopped = torch.tensor(sorted(self.history.stopped))
+            found = {name: one.index_fill(0, stopped, SEES_NOTHING.get(name, 0)) for name, one in found.items()}
         self.received.add(found.pop("received"), (where.key,), exact)
         self.seen_by.add(found.pop("seen_by"), (where.key,))
         pixels = found.pop("map")

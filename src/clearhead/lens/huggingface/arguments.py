@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.sdpa_logsumexp import LogsumexpMode
-from clearhead.errors import LensError
 from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
 
 UNKNOWN = "unknown"  # the kind of a function that is not transformers' own
@@ -46,6 +45,7 @@ class AttentionArguments(NamedTuple):
     starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
     key_starts: Tensor | None
     sdpa_observer: LogsumexpMode | None = None
+    refusal: str = ""  # why it cannot be recorded
     function: str = ""  # the name of an unknown function, its dropout and its output
     dropout: float = 0.0
     output: Tensor | None = None
@@ -71,7 +71,6 @@ def read_arguments(
     if args:
         options = {**_name_arguments(function, args), **options}
     kind = classify_function(function, eager)
-    _refuse_unreadable(q, k, options)
     takes: Callable[[str], bool] = functools.partial(_accepts, function) if kind == "eager" else lambda name: True
     causal = options.get("is_causal")
     sinks = options.get("s_aux")
@@ -94,6 +93,7 @@ def read_arguments(
         options.get("position_ids"),
         options.get("cu_seq_lens_q"),
         options.get("cu_seq_lens_k"),
+        refusal=_find_refusal(q, k, options),
         function=_get_name(function) if kind == UNKNOWN else "",
         dropout=options.get("dropout") or 0.0 if kind == UNKNOWN else 0.0,
     )
@@ -250,21 +250,23 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
     return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
 
 
-def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
+def _find_refusal(q: Tensor, k: Tensor, options: Any) -> str:
+    """Why this attention cannot be recorded; empty if it can."""
     if options.get("cache") is not None:
-        raise LensError(
+        return (
             "continuous batching keeps keys in pages that only its own function can read; use generate() without it "
             "while the model is watched"
         )
     if any(options.get(name) is not None for name in ("indices", "block_indices")):
-        raise LensError(
+        return (
             "this kernel selects the visible keys by itself; watch the model with model.set_attn_implementation('sdpa')"
         )
     if q.ndim != 4 or k.ndim != 4:
-        raise LensError(
+        return (
             f"an attention got q {tuple(q.shape)} and k {tuple(k.shape)}, not (batch, heads, tokens, width of a head): "
             "this model cannot be watched"
         )
+    return ""
 
 
 @functools.cache

@@ -207,6 +207,8 @@ def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[
     return [long if stack in taken else name for stack, name, long in zip(stacks, names, longer, strict=True)]
 
 
+# Of q and k: with latent attention (DeepSeek), `head_dim` is another.
+WIDTHS = ("qk_head_dim", "head_dim", "attention_head_dim", "attention_head_size", "key_value_proj_dim", "d_kv")
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
 
 # Families whose output projection is applied to the merged heads directly; "^" is the module around the attention.
@@ -238,15 +240,21 @@ def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
         if not hasattr(getattr(model, "config", None), "_attn_implementation"):
             return {}
         require_attending_modules(model)
-    return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
+    return {name: _read_shape(model, module) for name, module in named.items()}
 
 
-def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
-    """Attention sizes from the config of a model."""
-    config = getattr(model, "config", None)
-    width = _read_integer(config, "hidden_size") or _read_integer(config, "d_model") or 64 * heads
-    head_dim = _read_integer(config, "head_dim") or _read_integer(config, "d_kv") or max(1, width // heads)
-    return AttentionShape(heads, _read_integer(config, "num_key_value_heads") or heads, head_dim, read_itemsize(model))
+def _read_shape(model: nn.Module, module: nn.Module) -> AttentionShape:
+    """The sizes of an attention, from its attributes, its config, or the config of the model."""
+    heads, configs = count_module_heads(module), (getattr(module, "config", None), getattr(model, "config", None))
+
+    def read(*names: str) -> int:
+        sizes = (_read_integer(place, name) for place in (module, *configs) for name in names)
+        return next((size for size in sizes if size > 0), 0)
+
+    groups = _read_integer(module, "num_key_value_groups")
+    kv_heads = heads // groups if groups else read("num_key_value_heads", "num_kv_heads") or heads
+    head_dim = read(*WIDTHS) or max(1, (read("hidden_size", "d_model", "embed_dim") or 64 * heads) // heads)
+    return AttentionShape(heads, min(max(1, kv_heads), heads), head_dim, read_itemsize(model))
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
 from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, Masks, to_seen
 from clearhead.lens.huggingface.discovery import (
@@ -204,7 +204,7 @@ class ForwardTracker:
         self.layers = _find_layer_numbers(self.models, self.known)
         self.context_layers = _find_context_layers(self.known)
         self.unseen = find_unseen_modules(model, self.known)
-        self.passes = 0
+        self.passes, self.refusal = 0, ""
         self.attentions_seen = set[nn.Module]()
         self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
         self.cache_kinds = set[type]()
@@ -221,6 +221,8 @@ class ForwardTracker:
             for counter in self.run_counters:
                 stack.enter_context(counter.attach())
             yield
+        if self.refusal:  # raised before, but perhaps in a thread of transformers that caught it
+            raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
         self._warn_of_replaced()
@@ -252,8 +254,12 @@ class ForwardTracker:
     def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
-        if is_recomputing():
+        if is_recomputing() or not self.collector.watches_thread():
             return
+        if got.refusal:
+            self.refusal = got.refusal
+            raise LensError(got.refusal)
+        refuse_unmeasurable(got.q, known.name)
         self.attentions_seen.add(module)
         layer = getattr(module, "layer_idx", None)
         where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
@@ -335,6 +341,7 @@ class ForwardTracker:
         frame = self._frames.pop()
         if self._frames:
             return
+        self._thread.last_growth = frame.growth
         cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
@@ -393,6 +400,18 @@ class ForwardTracker:
     def on_finished_beams(self, rows: frozenset[int]) -> None:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
+
+    def on_stopped(self, stopped: list[bool]) -> None:
+        """Callback: these samples of a batch end with this step; what goes on in their rows is padding."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None and self.collector.watches_thread():
+            self.collector.finish_samples(stopped, growth)
+
+    def on_generated(self, _: Any) -> None:
+        """Callback: a generate() is over, so what continues its cache begins anew."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None:
+            self.collector.finish_samples(None, growth)
 
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
