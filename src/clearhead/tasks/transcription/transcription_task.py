@@ -42,7 +42,7 @@ from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.media import SoundInput
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, SequenceToSequence, WrittenPart
-from clearhead.tasks.sequence_to_sequence.search import Search, SearchOptions
+from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search, SearchOptions
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.tasks.transcription.error_rates import error_rates
@@ -336,10 +336,15 @@ class Transcription(
         return chosen
 
     def _search(
-        self, model: EncoderDecoder, parts: Sequence[Stretch], search: Search, prefixes: Sequence[list[int]]
+        self,
+        model: EncoderDecoder,
+        parts: Sequence[Stretch],
+        search: Search,
+        prefixes: Sequence[list[int]],
+        numbers: Sequence[PartNumber],
     ) -> list[list[Hypothesis]]:
         if self.decode.ctc_weight < 1:
-            return super()._search(model, parts, search, prefixes)
+            return super()._search(model, parts, search, prefixes, numbers)
         if search.sampling_options is not None or any(prefixes):
             raise ConfigError("CTC alone neither samples nor takes a prefix; use ctc_weight below 1")
         found = list[list[Hypothesis]]()
