@@ -38,7 +38,7 @@ def test_a_slice_of_the_queries_sees_what_they_saw(data, queries, keys):
         torch.randn(BATCH, 1, 13, 19),
         torch.randn(HEADS, 1, 19),
     ],
-    ids=repr,
+    ids=["alibi", "alibi, offset 3", "T5", "dense", "by head and key"],
 )
 def test_a_bias_is_that_of_the_chosen_queries(bias):
     q, k = torch.randn(BATCH, HEADS, 13, WIDTH), torch.randn(BATCH, HEADS, 19, WIDTH)
