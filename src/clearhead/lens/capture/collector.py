@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
@@ -86,13 +86,19 @@ class Collector:
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
         state = self._thread
-        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
+        state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
     def end(self) -> None:
-        """The forward pass is over; later passes join its call only through its cache."""
-        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
+        """The forward pass is over; later passes join its call only through its cache.
+
+        A source that no watched attention has claimed, of an encoder by itself, waits for the decoder's first pass.
+        """
+        waiting = self._thread.ids or {}
+        source = {kind: numbers.clone() for kind, numbers in waiting.items() if kind == "source"}
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, source or None
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
@@ -121,6 +127,12 @@ class Collector:
         if call is not None:
             call.reorder(rows, finished=finished)
 
+    def finish_samples(self, stopped: Sequence[bool] | None, growing: object) -> None:
+        """Samples that end here, in the call that grows with this cache; None: what follows begins anew in all."""
+        known = self._calls.get(id(growing))
+        if known is not None and known[0]() is growing:
+            known[1].finish_samples(stopped)
+
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
@@ -136,18 +148,20 @@ class Collector:
         *,
         first_query: int | None = None,
         first_key: int = 0,
+        tokens: int | None = None,
         cross: bool = False,
         static: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
-        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
+        `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
+        one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
+        not reordered with its samples. `out` is the output weight, for norms of values.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
-        _refuse_unmeasurable(seen.q, name)
+        refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
             named = seen._asdict()
             whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
@@ -164,7 +178,7 @@ class Collector:
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
             attention.add(
                 call,
-                FirstPositions(first_query, first_key),
+                FirstPositions(first_query, first_key, tokens),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,
@@ -264,8 +278,13 @@ class Collector:
         return count_dense_bytes(call)
 
 
-def _refuse_unmeasurable(q: Tensor, name: str) -> None:
-    """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
+def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:
+    """Raises LensError where there are no numbers: on the meta device, in CUDA graph capture, inside torch.vmap."""
+    if torch._C._functorch.is_batchedtensor(q):
+        raise LensError(
+            f"{name!r} runs inside torch.vmap, where a tensor stands for many; give the model a batch instead while it "
+            "is watched"
+        )
     if q.is_meta:
         raise LensError(f"{name!r} runs on the meta device, where there are no numbers to measure")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -9,17 +9,18 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import AttentionArguments, Masks, to_seen
+from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, Masks, to_seen
 from clearhead.lens.huggingface.discovery import (
     REMEDY,
     AttentionInfo,
@@ -27,8 +28,11 @@ from clearhead.lens.huggingface.discovery import (
     describe_modules,
     find_unseen_modules,
 )
+from clearhead.lens.huggingface.interface_usage import replaces_forward
 from clearhead.lens.huggingface.interposition import observe_modules
 from clearhead.lens.huggingface.model_events import ReorderListener, attach_callbacks
+from clearhead.lens.huggingface.verification import find_reading
+from clearhead.lens.measures.definition import has_band, locate_first_query
 
 
 def find_cache(values: Iterable[Any]) -> Any | None:
@@ -71,6 +75,14 @@ def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
     }
 
 
+class Location(NamedTuple):
+    """Where the queries and keys of an attention stand in the document; the first query is None where unknown."""
+
+    first_query: int | None
+    first_key: int
+    keys: int  # how many are real
+
+
 class CacheGrowth:
     """Identifies a call that continues while its cache grows from pass to pass."""
 
@@ -102,34 +114,81 @@ class ForwardPass:
         self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
         self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
 
-    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
+    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> Location:
         """The document positions of the first query and the first key, and how many keys are real.
 
-        A cache that slides hands over only its last keys, a static one also its empty slots.
+        A cache that slides hands over only its last keys, a static one also its empty slots. Without a cache the
+        position is left open: the mask decides (`place_by_mask`).
         """
-        state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
-        if not state.length and keys > queries:  # a layer may use the keys of another
-            filled = (one for one in self.layer_states.values() if one.length or not self.length)
-            others = (one for one in filled if one.explains(queries, keys))
-            state = next(others, state._replace(length=self.length))
         if known.cross:
-            return state.length, 0, keys
-        if self.cache is None or layer is None or (state.length and keys == queries):
-            return max(0, keys - queries) if known.grows else 0, 0, keys
+            return Location(self.length, 0, keys)
+        state = self._find_state(layer, queries, keys, known)
+        if self.cache is None or state is None or (state.length and keys == queries):
+            return Location(None if known.grows else 0, 0, keys)
         total = state.length + queries
         if state.explains(queries, keys):
-            return state.length, max(0, total - keys), min(keys, total)
+            return Location(state.length, max(0, total - keys), min(keys, total))
         if state.length and known.grows:
             raise LensError(
                 f"{known.name!r} attends to {keys} keys, but {state.length} cached and {queries} new tokens are "
-                f"{total}, so positions are unknown; watch a single forward pass instead of generate()"
+                f"{total}: some keys are summaries of tokens, or dropped, so positions are unknown; "
+                "watch a single forward pass instead of generate()"
             )
-        return 0, 0, keys
+        return Location(None if known.grows else 0, 0, keys)
+
+    def _find_state(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> LayerCacheState | None:
+        """The cache state that belongs to a layer; a shared one has no number, and one may use the keys of another."""
+        if layer is None and not known.grows:
+            return None
+        state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
+        if state.length or (keys == queries and layer is not None):
+            return state
+        filled = [one for one in self.layer_states.values() if one.length or not self.length]
+        found = next((one for one in filled if one.explains(queries, keys)), None)
+        return state._replace(length=self.length) if found is None and layer is not None else found
+
+
+def place_by_mask(mask: Mask | None, queries: int, keys: int) -> tuple[int, int | None]:
+    """The position of the first query if no cache gives it, and how many keys are tokens (None: all).
+
+    A causal mask or a window has a position for each query. In a mask of no such form, keys beyond the queries are
+    summaries of tokens, as DeepSeek-V4 appends them: the queries begin at the first key.
+    """
+    if keys <= queries:
+        return 0, None
+    if mask is None or has_band(mask):
+        return max(0, locate_first_query(mask, queries, keys)), None
+    return 0, queries
 
 
 def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
     """The number of tokens that a cache has seen: the maximum over its layers."""
     return max((state.length for state in held.values()), default=0)
+
+
+class RunCounter:
+    """A forward pre-hook that counts the runs of a module outside of compiled graphs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.runs = module, 0
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self.module and not torch.compiler.is_compiling():
+            self.runs += 1
+
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        handle = self.module.register_forward_pre_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> RunCounter:
+        return self  # the hook of a copied module counts nothing
+
+    def __reduce__(self) -> Any:
+        return (RunCounter, (None,))
 
 
 class ForwardTracker:
@@ -143,8 +202,11 @@ class ForwardTracker:
         self.known = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
         self.layers = _find_layer_numbers(self.models, self.known)
+        self.context_layers = _find_context_layers(self.known)
         self.unseen = find_unseen_modules(model, self.known)
-        self.passes = self.attentions_seen = 0
+        self.passes, self.refusal = 0, ""
+        self.attentions_seen = set[nn.Module]()
+        self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
         self.cache_kinds = set[type]()
         self._thread = threading.local()
 
@@ -154,10 +216,28 @@ class ForwardTracker:
         with (
             attach_callbacks(self.model, self.models, self) as self.listener,
             observe_modules(list(self.known), self.on_attention),
+            ExitStack() as stack,
         ):
+            for counter in self.run_counters:
+                stack.enter_context(counter.attach())
             yield
+        if self.refusal:  # raised before, but perhaps in a thread of transformers that caught it
+            raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
+        self._warn_of_replaced()
+
+    def _warn_of_replaced(self) -> None:
+        """Names the attentions whose own forward ran without the interface."""
+        ran = [one.module for one in self.run_counters if one.runs and one.module not in self.attentions_seen]
+        watched = {self.known[module].name: module for module in ran}
+        if names := [name for name in watched if name in self.collector.settings.layers]:
+            warnings.warn(
+                f"the forward of these attentions of {type(self.model).__name__} was replaced by one without Hugging "
+                "Face's attention interface; they are not recorded: "
+                f"{describe_modules({name: watched[name] for name in names})}",
+                stacklevel=6,
+            )
 
     def _raise_if_none_took_part(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
@@ -174,20 +254,31 @@ class ForwardTracker:
     def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
-        if is_recomputing():
+        if is_recomputing() or not self.collector.watches_thread():
             return
-        self.attentions_seen += 1
+        if got.refusal:
+            self.refusal = got.refusal
+            raise LensError(got.refusal)
+        refuse_unmeasurable(got.q, known.name)
+        self.attentions_seen.add(module)
         layer = getattr(module, "layer_idx", None)
-        queries, keys = got.q.shape[2], got.k.shape[2]
-        first_query, first_key, keys = frame.locate(layer, queries, keys, known)
+        where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
+        if got.kind == UNKNOWN:
+            seen = find_reading(got, where.keys, frame.masks, known.name)
+        else:
+            seen = to_seen(got, where.keys, frame.masks)
+        first_query, tokens = where.first_query, None
+        if first_query is None:
+            first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         counts[known.name] += 1
         times = counts[known.name]
         self.collector.record_attention(
             known.name if times == 1 else f"{known.name}:{times}",
-            to_seen(got, keys, frame.masks),
+            seen,
             first_query=first_query,
-            first_key=first_key,
+            first_key=where.first_key,
+            tokens=tokens,
             cross=known.cross,
             static=not known.grows,
             out=known.out,
@@ -250,6 +341,7 @@ class ForwardTracker:
         frame = self._frames.pop()
         if self._frames:
             return
+        self._thread.last_growth = frame.growth
         cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
@@ -262,7 +354,7 @@ class ForwardTracker:
 
         All have, if a layer by itself has no entry in the cache: it uses the keys of one before it.
         """
-        held = read_layer_states(cache)
+        held = {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
         own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
         if own or not held:
             return own
@@ -309,6 +401,18 @@ class ForwardTracker:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
 
+    def on_stopped(self, stopped: list[bool]) -> None:
+        """Callback: these samples of a batch end with this step; what goes on in their rows is padding."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None and self.collector.watches_thread():
+            self.collector.finish_samples(stopped, growth)
+
+    def on_generated(self, _: Any) -> None:
+        """Callback: a generate() is over, so what continues its cache begins anew."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None:
+            self.collector.finish_samples(None, growth)
+
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""
         finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
@@ -354,6 +458,16 @@ def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Mo
         return None
     numbers = {getattr(module, "layer_idx", None) for module in attending}
     return frozenset(number for number in numbers if isinstance(number, int))
+
+
+def _find_context_layers(known: Mapping[nn.Module, AttentionInfo]) -> frozenset[int]:
+    """The cache layers that hold only keys of another text or picture, as Mllama's do."""
+    numbers: dict[bool, set[int]] = {True: set(), False: set()}
+    for module, info in known.items():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and (info.cross or info.grows):
+            numbers[info.cross].add(layer)
+    return frozenset(numbers[True] - numbers[False])
 
 
 def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:

@@ -77,7 +77,7 @@ VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
 
 class Record:
-    """The recorded attentions: `record[name]` of the only call, `record.calls[i][name]` if the model ran several times.
+    """The recorded attentions: `record[name]` if it ran once, `record.calls[i][name]` if the model ran several times.
 
     >>> import torch
     >>> from clearhead import Encoder, ModelConfig, watch
@@ -102,14 +102,21 @@ class Record:
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
+    @property
+    def missing(self) -> list[str]:
+        """The watched attentions that were not recorded: they did not run, or not in a way that can be observed."""
+        seen = {name.partition(":")[0] for call in self.calls for name in call.names}
+        return [name for name in self.known if name not in seen]
+
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
-        if len(self.calls) > 1:
+        found = [number for number, call in enumerate(self.calls) if name in call]
+        if len(found) > 1:
             raise RecordError(
-                f"the model ran {len(self.calls)} times: say which, as record.calls[0][{name!r}]; "
-                "record.statistics() has numbers over all of them"
+                f"{name!r} ran in {len(found)} of {len(self.calls)} calls: say which, as "
+                f"record.calls[{found[0]}][{name!r}]; record.statistics() has numbers over all of them"
             )
-        return self.calls[0][name]
+        return self.calls[found[0]][name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -195,4 +202,7 @@ class Record:
         lines = [f"  {call[name]!r}" for call in self.calls[:1] for name in call.names[:24]]
         more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
         rest = [f"  … and {more} more"] if more else []
+        if self.calls and (missing := self.missing):
+            shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
+            rest.append(f"  not recorded, of {len(self.known)} that were watched: {shown}")
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])

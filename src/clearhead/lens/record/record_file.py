@@ -1,18 +1,21 @@
 """A record as one safetensors file: tensors and a JSON header. No pickle; every field is validated on reading.
 
 The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
-header has a tensor, it has its number. A mask or bias that layers share is there once.
+header has a tensor, it has its number. A mask or bias that layers share is there once. `checksums` are the CRC-32 of
+all tensors, and `header_checksum`, the last field, is that of the header before it.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -44,6 +47,7 @@ OPTIONAL = {  # measures that may be missing; in files of earlier versions they 
     "seen_by": "batch some keys",
 }
 WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
+CHECKSUM = ', "header_checksum": '  # begins the last field of a header
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
 DENSE = 2**30  # cells of a mask without a state that may be written out
 
@@ -70,8 +74,9 @@ def write_record(record: Record, path: Path) -> None:
         "expected_bytes": record.expected_bytes,
         "calls": [_call_to_json(call, store) for call in record.calls],
     }
+    header["checksums"] = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
     try:
-        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
+        text = _append_checksum(json.dumps(header))  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
     except (TypeError, ValueError) as error:
         raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > LONGEST:
@@ -96,12 +101,14 @@ def read_record(path: Path) -> Record:
     try:
         with safe_open(path, "pt") as file:
             header = _read_header(file.metadata())
-            names = set(file.keys())
+            names, checksums = set(file.keys()), header.get("checksums")
 
             def fetch(number: Any) -> Tensor:
                 if isinstance(number, bool) or not isinstance(number, int) or str(number) not in names:
                     raise RecordError(f"it has no tensor {number!r:.60}")
                 tensor: Tensor = file.get_tensor(str(number))
+                if checksums is not None and compute_checksum(tensor) != checksums[number]:
+                    raise RecordError(f"its tensor {number} is damaged: the checksum differs")
                 return tensor
 
             return _build_record(header, fetch)
@@ -118,6 +125,7 @@ def read_record(path: Path) -> Record:
 def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if not metadata or HEADER not in metadata:
         raise RecordError("it is a safetensors file, but Record.save did not write it")
+    _check_header(metadata[HEADER])
     try:
         header = json.loads(metadata[HEADER])
     except (ValueError, RecursionError) as error:
@@ -126,6 +134,28 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise RecordError(f"its header must be a JSON object, got a {type(header).__name__}")
     check_format("its header", header.get("format"), FORMAT)
     return header
+
+
+def compute_checksum(tensor: Shaped[Tensor, "..."]) -> int:
+    """The CRC-32 of a tensor's bytes.
+
+    >>> compute_checksum(torch.tensor([1.0, 2.0])), compute_checksum(torch.tensor([1.0, -2.0]))
+    (775923062, 3280414294)
+    """
+    flat = tensor.contiguous().flatten()
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+
+
+def _append_checksum(text: str) -> str:
+    """A JSON object, as text, with its CRC-32 as last field."""
+    return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
+
+
+def _check_header(text: str) -> None:
+    """Raises RecordError if the checksum of a header differs; older files have none."""
+    before, mark, number = text.rpartition(CHECKSUM)
+    if mark and number != f"{zlib.crc32(f'{before}}}'.encode())}}}":
+        raise RecordError("its header is damaged: the checksum differs")
 
 
 def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
@@ -144,6 +174,7 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "cross": sight.cross,
         "heads": list(sight.heads),
         "blocks": list(sight.blocks),
+        "tokens": sight.tokens,
         "inputs": list(sight.inputs),
         "sharing": sight.sharing,
         "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
@@ -287,6 +318,7 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         span_names=tuple(spans),
         probes=probes,
         kept=kept,
+        tokens=_read_token_count(given, sizes.get("keys", 0)),
         forward=call,
     )
 
@@ -300,6 +332,16 @@ def _read_spans(given: Any, count: int) -> dict[str, range]:
     if len(found) != len(given) or len(found) != count:
         raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
     return found
+
+
+def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
+    """How many keys are tokens, if not all are; older files do not say."""
+    if given.get("tokens") is None:
+        return None
+    tokens = read_integer(given, "tokens")
+    if not 0 <= tokens <= keys:
+        raise RecordError(f"tokens is {tokens}, of {keys} keys")
+    return tokens
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:
@@ -356,9 +398,10 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
     sinks = None if given.get("sinks") is None else fetch(given["sinks"])
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
-        softcap is None or (isinstance(softcap, float) and softcap > 0)
+        softcap is None or (isinstance(softcap, (float, int)) and softcap > 0)
     ):
         raise RecordError("its sinks or its softcap are invalid")
+    softcap = None if softcap is None else float(softcap)
     return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
 
 
