@@ -345,7 +345,8 @@ class ForwardTracker:
         cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
-            self._thread.growths[id(cache)] = frame.growth
+            alive = {key: one for key, one in self._thread.growths.items() if one.cache() is not None}
+            self._thread.growths = {**alive, id(cache): frame.growth}
             self._listen(cache)
         self.collector.end()
 
