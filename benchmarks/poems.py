@@ -86,9 +86,10 @@ def main() -> int:
         sys.exit(f"{given.train} has poems of held-out titles, such as {min(known)}")
     options = {name: json.loads(value) for name, value in (one.split("=") for one in given.set)}
     began = time.monotonic()
-    poems = [one.text for one in clearhead.load(given.model).predict(titles, seed=given.seed, **options)]
+    predictor = clearhead.load(given.model)
+    poems = [one.text for one in predictor.predict(titles, seed=given.seed, **options)]
     seconds = time.monotonic() - began
-    shared = find_shared(poems, training)
+    shared = find_shared(poems, map(predictor.task.tokenizer.normal, training))  # variants of characters are equal
     right = [has_right_form(poem) for poem in poems]
     counts = {"right form": sum(right), "distinct": len(set(poems)), "sharing": sum(one is not None for one in shared)}
     lines = [f"hardware: {hardware()}", f"command: python {' '.join(sys.argv)}", ""]

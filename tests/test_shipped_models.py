@@ -141,6 +141,18 @@ def test_the_poet_reads_traditional_characters(poet):
     assert poet.predict("江樓晚望").text == poet.predict("江楼晚望").text
 
 
+def test_the_poet_reads_a_title_of_several_lines_as_one(poet):
+    wanted = poet.predict("秋日登高", longest=16).text
+    for title in ("秋日\n登高", " 秋日\r\n\r\n登高\n", "\n秋日登高", "秋日\u2028登高"):
+        assert poet.predict(title, longest=16).text == wanted
+
+
+def test_the_poet_reads_and_writes_no_rare_variants(poet):
+    assert poet.predict("聞鴈", longest=16).text == poet.predict("闻雁", longest=16).text
+    known = {token: number for token, number in poet.task.tokenizer.engine.get_vocab().items() if len(token) == 1}
+    assert poet.task.tokenizer.decode([known["鴈"], known["劒"], known["雁"]]) == "雁剑雁"
+
+
 @pytest.mark.parametrize(
     ("poem", "right"),
     [

@@ -67,7 +67,9 @@ class Adapter:
             if (problem := self.find_difference(place)) is None:
                 return place
             changed = f"{place} is not the model that {folder} was trained with: {problem}"
-        remedy = f"name the folder of that model: clearhead merge {folder} --base FOLDER --out NEW"
+        remedy = (
+            f"name that model's folder by --base FOLDER, or merge: clearhead merge {folder} --base FOLDER --out NEW"
+        )
         if changed is not None:
             raise CheckpointError(f"{changed}; {remedy}")
         missing = given or self.base

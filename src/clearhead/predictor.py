@@ -23,6 +23,8 @@ from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
 from clearhead.tasks import AnyTask, Prediction
 from clearhead.tasks.base import Evaluation
+from clearhead.tasks.file_inputs import FileInputs
+from clearhead.tasks.media import media_to_json
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace, Traceable
 from clearhead.text import Row
@@ -30,7 +32,7 @@ from clearhead.text import Row
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
 Columns = Sequence[str] | Mapping[str, str] | None
-Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[str]]
+Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[Any]]
 LONG, FINE = 8192, 2048  # tokens from which on a map should have so many pixels a side, as far as
 PIXELS = 2**28  # all maps together have no more
 PROBABLE = 5  # next tokens that are kept
@@ -85,22 +87,20 @@ class Predictor:
     @overload
     def predict(self, inputs: Sequence[Any], *, inputs_before: int = 0, **options: Any) -> list[Prediction]: ...
 
-    def predict(
-        self, inputs: str | Path | Sequence[Any], *, inputs_before: int = 0, **options: Any
-    ) -> Prediction | list[Prediction]:
+    def predict(self, inputs: Any, *, inputs_before: int = 0, **options: Any) -> Prediction | list[Prediction]:
         """An answer for one input, or a list of them for several. `options` are those of the task, such as `beams`.
 
         If the inputs of one request are given in several calls, `inputs_before` is the number of those in earlier
         calls: a language model draws other random numbers for each.
         """
         checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
-        one = isinstance(inputs, (str, Path))
+        one = self.task.is_single(inputs)
         given = [self.task.check_input(inputs)] if one else _check_inputs(inputs, self.task)
         with torch.inference_mode():
             answers = list(self.task.predict(self.model, given, checked))
         return answers[0] if one else answers
 
-    def stream(self, given: str | Path, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
+    def stream(self, given: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
         checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
         pieces = self.task.stream(self.model, self.task.check_input(given), checked)
@@ -111,12 +111,13 @@ class Predictor:
                 return
             yield piece
 
-    def look(self, text: str, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
+    def look(self, text: Any, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
 
         The model answers first, unless an `answer` is given, and then reads both in one forward pass. A text that is
         answered in parts is read in parts: `record.calls` has one for each. Other threads may predict or look at the
-        same time. `options` are those of `watch` and of the task, such as `beams`.
+        same time. `options` are those of `watch` and of the task, such as `beams`. `text` is a path if inputs are
+        files.
         """
         return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
 
@@ -139,7 +140,7 @@ class Predictor:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):
             return _rows(data, columns, self.task)
-        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED)
+        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED) or not self.task.shares_columns(data)
         return list(self.task.read_rows(_located(data), self.columns if columns is None and not own else columns))
 
     def __repr__(self) -> str:
@@ -150,7 +151,7 @@ class Predictor:
 def look_through(
     model: nn.Module,
     task: Traceable,
-    text: str,
+    text: Any,
     *,
     name: str,
     answer: str | None = None,
@@ -158,8 +159,11 @@ def look_through(
     **options: Any,
 ) -> Record:
     """What `Predictor.look` gives, of any model with something that knows how it reads a text."""
-    if not isinstance(text, str):
+    if isinstance(task, FileInputs):
+        text = task.check_input(text)
+    elif not isinstance(text, str):
         raise DataError(f"look() takes one text, got a {type(text).__name__}: {text!r:.60}; call it once per text")
+    shown = task.describe_input(text) if isinstance(task, FileInputs) else text
     own = option_names(task.options, "look")
     of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]
     refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *own])
@@ -167,7 +171,7 @@ def look_through(
     with torch.inference_mode():
         traces = task.traces(model, text, answer=answer, options=asked)
         if not traces:
-            raise DataError(f"there is nothing to look at: {text!r} has no tokens")
+            raise DataError(f"there is nothing to look at: {shown!r} has no tokens")
         longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
         options = {"norms": True, "pixels": _pixels(model, longest), **options}
         with watch(model, keep=keep, own_thread=True, **options) as record:
@@ -176,9 +180,13 @@ def look_through(
     def piece(kind: str, number: int) -> str:
         return task.pieces(kind, [number])[0]
 
+    for call, trace in zip(record.calls, traces, strict=True):
+        if trace.media is not None:
+            call.number_positions("source", len(trace.reads["source"]))
+            call.about["media"] = media_to_json(trace.media)
     record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
-        call.about.update({"model": name, "task": task.name, "input": text})
+        call.about.update({"model": name, "task": task.name, "input": shown})
         call.about.update(describe_answer(task, trace, written))
         if trace.surfaces:
             call.about["surfaces"] = {kind: list(texts) for kind, texts in trace.surfaces.items()}
@@ -225,12 +233,13 @@ def _rows(examples: Iterable[Any], columns: Any, task: AnyTask) -> list[Row]:
         raise ConfigError(
             f"columns= applies to files only; give each example as ({', '.join(task.columns)}) and omit columns="
         )
-    rows = list[Row]()
+    rows, texts = list[Row](), slice(0 if task.input_kind == "text" else 1, None)  # other inputs are checked later
     for number, one in enumerate(examples, 1):
         values = one.values if isinstance(one, Row) else one
         fits = isinstance(values, (tuple, list)) and len(values) == len(task.columns)
-        if not fits or not all(isinstance(value, str) for value in values):
-            wanted = f"{len(task.columns)} texts, {', '.join(task.columns)}"
+        if not fits or not all(isinstance(value, str) for value in values[texts]):
+            kinds = "texts" if task.input_kind == "text" else f"values (a {task.input_kind} or its path, and a text)"
+            wanted = f"{len(task.columns)} {kinds}, {', '.join(task.columns)}"
             raise DataError(f"example {number} must be {wanted}; got {values!r:.60}")
         rows.append(one if isinstance(one, Row) else Row(tuple(values), "example", number))
     return rows

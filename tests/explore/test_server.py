@@ -18,8 +18,8 @@ from clearhead.errors import ClearheadError, RecordError
 from clearhead.explore import open_record
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
 from clearhead.explore.page_file import PAGE
-from clearhead.explore.page_requests import PageRequests
-from clearhead.explore.server import MAX_BODY, Server
+from clearhead.explore.page_requests import MAX_BODY, PageRequests
+from clearhead.explore.server import Server
 from clearhead.predictor import Predictor
 from tests.explore.records import drawn, translator, weights_of
 from tests.tasks.translators import learned

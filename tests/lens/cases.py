@@ -20,6 +20,8 @@ from clearhead.lens.measures.measure_dispatch import plan_job
 QUERIES, KEYS, WIDTH = 131, 197, 16  # the width is that of the fast kernels; others are cases of their own
 ALONE = 163  # tokens of a sequence that looks at itself
 CAUSAL = Mask.causal()
+SPANS = {"first": slice(0, 7), "middle": slice(31, 97), "to the end": slice(89, None), "empty": slice(5, 5)}
+SPANS |= {"last": slice(-3, None), "beyond": slice(500, 900)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Case:
         q, k = (t.to(device, dtype) for t in (self.q, self.k))
         options = {"mask": None} | {name: moved(value) for name, value in self.options.items()}
         mask = options.pop("mask")
-        return plan_job(check_call(q, k, None, mask, **options), **{"pixels": 13, "top": 5} | self.asked | asked)
+        asked = {"pixels": 13, "top": 5, "spans": SPANS} | self.asked | asked
+        return plan_job(check_call(q, k, None, mask, **options), **asked)
 
 
 def random(seed: int, *shape: int) -> Tensor:

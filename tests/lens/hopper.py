@@ -40,10 +40,11 @@ def jobs() -> dict[str, MeasureJob]:
 
     many = (Mask.causal() | Mask.prefix(3)) & Mask.documents(torch.arange(1031) // 97) & Mask.padding([7], side="left")
     options = {"bias": Bias.alibi(2), "softcap": 9.0, "sinks": torch.zeros(2)}
+    spans = {"prompt": slice(0, 97), "rest": slice(97, None)}
     return {
-        "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}),
+        "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, spans=spans),
         "no keys picked": job(torch.float16, 1031, 80, None, True, {}, top=0, received=False),
-        "everything": job(torch.float32, 1031, 13, many, False, options, top=11),
+        "everything": job(torch.float32, 1031, 13, many, False, options, top=11, spans=spans),
         "Hopper": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, top=0),
         "Hopper, many masks": job(torch.float16, 1031, 64, many, True, {}),
     }

@@ -109,7 +109,8 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [line.split("; ") for line in done.stdout.splitlines()]
-    assert {name for _, name, *_ in found} == {"scan_rows", "scan_columns", "select_top_keys", "select_from_all_keys"}
+    names = {"scan_rows", "scan_columns", "select_top_keys", "select_from_all_keys", "sum_spans"}
+    assert {name for _, name, *_ in found} == names
     assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
     uses = ["wgmma", "cp.async.bulk.tensor"]
     assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("scan")] == [uses] * 2
@@ -171,6 +172,17 @@ def test_a_map_of_any_size_is_exact(pixels):
     given = job._replace(logsumexp=measure_by_definition(job).logsumexp)
     for one in (job, given):
         assert_exact(run(one), one)
+
+
+LATE = ["causal, padding right, no pad queries", "causal documents", "everything", "dense bias"]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("name", shared(LATE if CUDA else LATE[:2]) if HERE else [])
+def test_measured_rows_may_begin_late(name, step):
+    job = CASES[name].job(device=DEVICE)
+    job = job._replace(rows=range(70, job.call.q.shape[2], step))
+    assert_exact(run(job), job)
 
 
 def views(q, k):

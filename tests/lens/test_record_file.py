@@ -16,11 +16,11 @@ from clearhead.attention import Seen
 from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
-from clearhead.lens.measures.definition import Measures
 from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.lens.record.record_file import HEADER
 from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS
+from tests.lens.tolerances import TENSORS
 
 
 def assert_same(one, other):
@@ -38,10 +38,13 @@ def assert_same(one, other):
 
 
 def assert_same_sight(one, other):
-    for name in [*Measures.__dataclass_fields__, "queries", "visible"]:
+    for name in [*TENSORS, "queries", "visible", "seen_by"]:
+        if getattr(one, name) is None:
+            assert getattr(other, name) is None, name
+            continue
         assert torch.equal(getattr(one, name), getattr(other, name)), name
         assert getattr(one, name).dtype == getattr(other, name).dtype
-    for name in ("name", "cross", "heads", "blocks", "inputs"):
+    for name in ("name", "cross", "heads", "blocks", "inputs", "sharing", "spans", "span_names"):
         assert getattr(one, name) == getattr(other, name), name
     assert one.probes.keys() == other.probes.keys()
     assert all(torch.equal(one.probes[name], other.probes[name]) for name in one.probes)

@@ -7,10 +7,9 @@ import torch
 
 from clearhead.lens.measures.definition import Measures, measure_by_definition
 from tests.lens.cases import CASES
-from tests.lens.tolerances import assert_exact, assert_same_keys
+from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 
 JOB = CASES["causal, padding left"].job()
-FIELDS = [field.name for field in dataclasses.fields(Measures)]
 
 
 def changed(**fields: object) -> Measures:
@@ -23,7 +22,7 @@ def test_the_definition_in_float32_passes(name):
     assert_exact(measure_by_definition(job), job)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", TENSORS)
 def test_one_wrong_number_is_found(name):
     value = getattr(measure_by_definition(JOB), name).clone()
     last = (0,) + (-1,) * (value.ndim - 1)  # sample 0, the last of everything else: a query that sees much

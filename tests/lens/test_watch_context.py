@@ -15,9 +15,8 @@ from clearhead.attention.call import check_call
 from clearhead.errors import LensError, RecordError, ShapeError
 from clearhead.lens.attention_names import find_attentions
 from clearhead.lens.capture import watch_settings
-from clearhead.lens.measures.definition import Measures
 from tests.lens.seen_calls import SHAPES, built, collect_seen, job_of, tokens
-from tests.lens.tolerances import assert_exact
+from tests.lens.tolerances import TENSORS, assert_exact
 
 
 def run(model, kind):
@@ -259,7 +258,8 @@ def test_the_mode_of_autograd_makes_no_difference_to_what_is_seen(mode):
     with watch(model, keep="qk", norms=True) as record, mode():
         model(tokens(2, 7))
     sight = record["decoder.1.self"]
-    tensors = [getattr(sight, name) for name in Measures.__dataclass_fields__] + [sight.norms, sight.kept.q]
+    measures = [one for name in TENSORS if (one := getattr(sight, name)) is not None]
+    tensors = [*measures, sight.norms, sight.kept.q]
     assert not any(tensor.requires_grad or tensor.is_inference() for tensor in tensors)
     with torch.no_grad():
         assert torch.equal(sight.weights(0, 3), sight.weights(0, 3))
@@ -450,5 +450,5 @@ def test_the_memory_that_is_free_is_less_than_there_is():
 
 
 def held(sight):
-    measures = [getattr(sight, name) for name in Measures.__dataclass_fields__]
-    return [*measures, sight.visible, sight.kept.q, sight.kept.k]
+    measures = [one for name in TENSORS if (one := getattr(sight, name)) is not None]
+    return [*measures, sight.visible, sight.seen_by, sight.kept.q, sight.kept.k]

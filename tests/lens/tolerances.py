@@ -14,6 +14,8 @@ from torch import Tensor
 from clearhead.attention import reference
 from clearhead.lens.measures.definition import MeasureJob, Measures, measure_by_definition
 
+TENSORS = [field.name for field in dataclasses.fields(Measures) if field.name != "span_names"]
+
 
 def in_float64(job: MeasureJob) -> MeasureJob:
     """The same job, on the same numbers, in double precision; a logsumexp that was given is worked out anew."""
@@ -36,14 +38,15 @@ def assert_exact(found: Measures, job: MeasureJob) -> None:
     eps = torch.finfo(torch.promote_types(job.call.q.dtype, torch.float32)).eps
     finite = scores.masked_fill(scores == -torch.inf, 0.0).abs()
     slack = 8 * eps * (1 + (finite.max().item() if finite.numel() else 0.0))
-    for field in dataclasses.fields(Measures):
-        value, right = getattr(found, field.name), getattr(truth, field.name)
+    assert found.span_names == truth.span_names
+    for name in TENSORS:
+        value, right = getattr(found, name), getattr(truth, name)
         if right is None or value is None:
-            assert value is right, f"{field.name} is {value!r}, and should be {right!r}"
+            assert value is right, f"{name} is {value!r}, and should be {right!r}"
             continue
-        assert value.shape == right.shape, f"{field.name} is {tuple(value.shape)}, not {tuple(right.shape)}"
+        assert value.shape == right.shape, f"{name} is {tuple(value.shape)}, not {tuple(right.shape)}"
         if value.is_floating_point():
-            _assert_close(value, right, slack, field.name)
+            _assert_close(value, right, slack, name)
     _assert_best(found.peak_key[..., None], truth.peak_key[..., None], scores, slack, "peak_key")
     _assert_best(found.top_keys, truth.top_keys, scores, slack, "top_keys")
     own = _at(reference.weights(exact.call)[:, :, _rows(exact)], found.top_keys, 0.0)

@@ -182,3 +182,20 @@ def test_each_patch_knows_where_a_bright_one_is(patch_positions):
         torch.nn.init.zeros_(patches.row_positions.weight)
         torch.nn.init.zeros_(patches.column_positions.weight)
         assert nearest() < 1e-12
+
+
+def test_convolutions_give_as_many_patches_as_a_projection_and_no_picture_depends_on_another():
+    sizes = {"patch_size": 4, "patch_rows": 2, "patch_columns": 3, "width": 24, "heads": 3}
+    config = ModelConfig.named("tiny", vocabulary=11, patch_convolutions=2, **sizes)
+    patches = PatchEmbedding(config)
+    pictures = torch.rand(5, 3, 8, 12)
+    whole = patches(pictures)
+    assert whole.shape == (5, 6, 24)
+    assert torch.allclose(patches(pictures[1:2]), whole[1:2], atol=1e-6)
+    whole.sum().backward()
+    assert all(parameter.grad is not None for parameter in patches.parameters())
+
+
+def test_convolutions_need_patches_whose_size_is_a_power_of_two():
+    with pytest.raises(ConfigError, match="power of two, got 6"):
+        ModelConfig.named("tiny", vocabulary=11, patch_convolutions=1, patch_size=6, patch_rows=2, patch_columns=3)

@@ -162,6 +162,20 @@ def test_the_end_of_prompts_is_appended_and_the_start_may_be_left_out():
     assert inside._encode_prompt("") == [inside.tokenizer.start]
 
 
+@pytest.mark.parametrize(
+    ("end", "prompt", "wanted"),
+    [
+        ("\n", " the\n\ncat \n", "the cat\n"),
+        ("\n", "山\r\n水", "山水\n"),
+        ("=>", "the=>cat\n", "the cat=>"),
+        ("", " the\n", " the\n"),
+    ],
+)
+def test_what_ends_a_prompt_does_not_stand_inside_it(end, prompt, wanted):
+    task = make_predictor(prompt_end=end).task
+    assert task.tokenizer.decode(task._encode_prompt(prompt)) == wanted
+
+
 def test_the_end_token_ends_a_text():
     predictor = make_predictor()
     with torch.no_grad():

@@ -42,6 +42,25 @@ def test_what_is_drawn_follows_from_the_seed(translator):
     assert len(set(drawn(3))) > 1, "the same text is drawn anew each time that it is asked"
 
 
+@pytest.mark.parametrize("longest", [None, 4])
+def test_what_is_drawn_does_not_depend_on_how_inputs_arrive(translator, longest):
+    """Not on inputs before it, nor on how many parts they had, nor on whether they looped and were written again."""
+    inputs = [TEXT, PARTS, "", TEXT, PARTS, TEXT]
+    options = {"temperature": 2.0, "seed": 5, "longest": longest}
+    together = [answer.text for answer in translator.predict(inputs, **options)]
+    apart = [translator.predict(one, inputs_before=place, **options).text for place, one in enumerate(inputs)]
+    halves = [
+        answer.text
+        for begin in (0, 2, 4)
+        for answer in translator.predict(inputs[begin : begin + 2], inputs_before=begin, batch=1, **options)
+    ]
+    assert together == apart == halves
+    assert together[0] != together[3] != together[5], "each input draws numbers of its own"
+    if longest is not None:  # so short that nothing loops: a stream is not written again
+        streamed = ["".join(translator.stream(one, inputs_before=place, **options)) for place, one in enumerate(inputs)]
+        assert streamed == together
+
+
 def test_an_answer_that_is_drawn_has_a_score_and_no_alternatives(translator):
     answer = translator.predict(TEXT, temperature=1.0)
     assert answer.score <= 0

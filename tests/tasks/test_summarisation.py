@@ -15,7 +15,7 @@ from clearhead.explore.figures.sentence_coverage import record_coverage
 from clearhead.model import PointerGenerator
 from clearhead.predictor import Predictor
 from clearhead.tasks import Summarisation
-from clearhead.tasks.sequence_to_sequence import Search
+from clearhead.tasks.sequence_to_sequence import PartNumber, Search
 from clearhead.tasks.summarisation.lead_baseline import have_lines
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import measure_coverage, split_sentences
@@ -86,6 +86,23 @@ def test_predict_and_figures_show_what_the_summary_covers(summariser):
     assert names[0] == "coverage"
 
 
+def test_coverage_shows_the_text_as_it_was_written(summariser):
+    """Not as the model reads it: full-width letters, ellipses and spaces are normalised there."""
+    sentences = ["The Ｔrains were  late again…", "Violet said:\n“No！”", "We paint the ½ kitchen ①."]
+    text = " ".join(sentences)
+    assert summariser.task.source.normal(text) != text
+    answer = summariser.predict(text, coverage=True)
+    assert [one.text for one in answer.coverage.sentences] == sentences
+    record = summariser.look(text, answer=answer.text)
+    drawn = [one.text for one in record_coverage(record).sentences]
+    assert drawn[0].startswith("The Ｔrains were late again")
+    assert drawn[1].startswith("Violet said: “No")
+    assert drawn[2].endswith("kitchen ①.")
+    assert [one.tokens for one in record_coverage(record).sentences] == [
+        one.tokens for one in answer.coverage.sentences
+    ]
+
+
 def test_coverage_on_the_command_line_is_refused_without_json(run_folder, capsys):
     from clearhead.cli import main
 
@@ -129,7 +146,7 @@ def test_no_trigram_is_written_twice(beams):
         search = Search.of(one.task.read_options("predict", {"beams": beams}), one.task.decode)
         target = one.task.target
         rules = {"start": target.start, "end": target.end, "max_length": 60, "forbidden": range(3, 259)}
-        written = search.run(one.task.writer(one.model, [[5, 6, 7]]), [0], **rules)[0][0].tokens
+        written = search.run(one.task.writer(one.model, [[5, 6, 7]]), [PartNumber(0)], **rules)[0][0].tokens
         trigrams = list(zip(written, written[1:], written[2:], strict=False))
         found.append(len(set(trigrams)) == len(trigrams))
     assert found[0]
@@ -239,5 +256,7 @@ def test_sentences_of_chinese_bytes_and_dialogues():
     assert split_sentences(["我爱", "你", "。", "你", "呢", "?", "”", "好"]) == [slice(0, 3), slice(3, 7), slice(7, 8)]
     dialogue = ["▁#Person1#", ":", "▁Hi", "▁there", "▁#Person2#", ":", "▁Hello", "."]
     assert split_sentences(dialogue) == [slice(0, 4), slice(4, 8)]
+    spelled = ["你", "<0xEF>", "<0xBC>", "<0x81>", "好", "<0x21>", "<0xE2>", "▁a"]  # ！ and ! in bytes; a broken one
+    assert split_sentences(spelled) == [slice(0, 4), slice(4, 6), slice(6, 8)]
     found = measure_coverage(torch.ones(4), ["<0xE5>", "<0xA5>", "<0xB9>", "▁3.5"])
     assert [one.text for one in found.sentences] == ["她 3.5"]

@@ -14,7 +14,7 @@ from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import Translation
 from clearhead.tasks.segmentation import has_loop
-from clearhead.tasks.sequence_to_sequence import GeneratedText, PairExamples, Search
+from clearhead.tasks.sequence_to_sequence import GeneratedText, PairExamples, PartNumber, Search
 from clearhead.tasks.translation import TranslationDecode
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -310,7 +310,7 @@ def test_an_answer_that_loops_is_written_anew(translator):
     (love,) = task.target.encode("love")
     model = spoiled(task, translator.model, love, task.target.end)
     for beams in (1, 3):
-        (found,) = task._search(model, [task.source.encode("我看书")], Search(beams, 1, 1, 0.0), [[]])
+        (found,) = task._search(model, [task.source.encode("我看书")], Search(beams, 1, 1, 0.0), [[]], [PartNumber(0)])
         looping = has_loop(found[0].tokens)
         (answer,) = task.predict(model, ["我看书"], options(beams=beams, length_penalty=0.0))
         assert not has_loop(task.target.encode(answer.text))
@@ -322,9 +322,9 @@ def test_an_answer_that_loops_is_written_anew(translator):
 def test_only_what_loops_is_written_anew(translator, monkeypatch):
     task, search, calls = translator.task, translator.task._search, []
 
-    def second_loops(model, pieces, how, prefixes):
+    def second_loops(model, pieces, how, prefixes, numbers):
         calls.append((len(pieces), how.no_repeat_ngram))
-        found = search(model, pieces, how, prefixes)
+        found = search(model, pieces, how, prefixes, numbers)
         if how.no_repeat_ngram == 0 and pieces:
             found[1] = [found[1][0]._replace(tokens=[300] * 9)]
         return found
@@ -343,8 +343,8 @@ def test_what_a_text_repeats_is_shortened_if_the_answer_loops(translator, monkey
     short, long = ([*task.source.encode("我"), *task.source.encode("爱") * times] for times in (3, 40))
     monkeypatch.setattr(task, "split", lambda text: [long if text == "long" else short])
 
-    def never_ending(model, pieces, how, prefixes):
-        found = search(model, pieces, how, prefixes)
+    def never_ending(model, pieces, how, prefixes, numbers):
+        found = search(model, pieces, how, prefixes, numbers)
         return [
             [one[0]._replace(tokens=[300] * 90, finished=False)] if piece == long else one
             for piece, one in zip(pieces, found, strict=True)

@@ -1,6 +1,7 @@
 """Documents as they are read from files, and packed into rows."""
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +62,8 @@ def test_a_document_is_split_by_characters_as_nanogpt_does():
     assert first.values[0] + last.values[0] == text
     with pytest.raises(DataError, match="a document of 1 characters cannot be split"):
         split_document(Row(("a",), "a.txt", 1), 0.1)
+    with pytest.raises(DataError, match=r"a document of 10 characters .* one part would be blank; give more text"):
+        split_document(Row(("012345678\n",), "a.txt", 1), 0.1)
 
 
 @given(st.text(max_size=40), st.sampled_from(["bpe", "character", "unigram"]))
@@ -186,3 +189,23 @@ def test_best_fit_overlaps_nothing_and_leaves_no_two_rows_that_would_fit_into_on
     assert used.max() == 1
     assert used.any(1).all()
     assert (used.sum(1) <= 13 / 2).sum() <= 1
+
+
+def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "b.txt").write_text("two\n\nthree\n", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("one\n", encoding="utf-8")
+    (tmp_path / "more" / "c.TXT").write_text("四\n", encoding="utf-8")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    assert [row.values[0] for row in read_documents(tmp_path)] == ["one\n", "two\n\nthree\n", "四\n"]
+    assert [row.values[0] for row in read_documents(tmp_path, "paragraphs")] == ["one", "two", "three", "四"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty has no \.txt file"):
+        read_documents(tmp_path / "empty")
+
+
+def test_pythons_library_is_a_corpus() -> None:
+    rows = {Path(row.file).name: row.values[0] for row in read_documents("made:python-library")}
+    assert "def dedent" in rows["textwrap.py"]
+    assert len(rows) > 200
+    assert "conftest.py" not in rows, "installed packages are left out"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from clearhead import shipped
 from clearhead.errors import CheckpointError, ClearheadError, ConfigError, DataError, PackageError
 from clearhead.text import Tokenizer, read
+from clearhead.text.chinese import PAIRS, VARIANTS
 from clearhead.text.tokenizer import KINDS
 from clearhead.text.vocabulary_training import _make_deterministic
 
@@ -224,6 +225,33 @@ def test_traditional_characters_are_read_as_simplified_ones_where_asked():
 def test_lower_case_is_read_where_asked():
     tokenizer = Tokenizer.train(["Hello"] * 2, lowercase=True)
     assert tokenizer.decode(tokenizer.encode("HELLO Ａ İ")) == "hello a i̇"
+
+
+def test_variants_of_characters_are_read_and_written_in_their_usual_form(tmp_path):
+    tokenizer = Tokenizer.train(["鴈雁雁，劒剑剑"], kind="character", script="simplified", exact=True)
+    assert tokenizer.encode("鴈劒光") == tokenizer.encode("雁劍光")
+    assert tokenizer.decode(tokenizer.encode("鴈劒")) == tokenizer.normal("鴈劒") == "雁剑"
+    assert tokenizer.encode_with_offsets(["一鴈"])[0][1][-1] == (1, 2)
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).normal("鴈") == "雁"
+
+
+def test_a_tokenizer_from_before_variants_were_known_keeps_them(tmp_path):
+    """Its model has learned them; a folder that says it does not want them writes the usual form all the same."""
+    old = Tokenizer.train(["鴈雁雁"], kind="character", exact=True)
+    old.settings["script"] = "simplified"
+    old.save(tmp_path)
+    kept = Tokenizer.load(tmp_path)
+    numbers = kept.encode("鴈雁")
+    assert kept.decode(numbers) == kept.normal("鴈雁") == "鴈雁"
+    changed(tmp_path, variants=True)
+    assert Tokenizer.load(tmp_path).decode(numbers) == "雁雁"
+
+
+def test_the_table_of_variants_ends_at_usual_forms():
+    usual = set(VARIANTS.values())
+    assert not usual & set(map(chr, VARIANTS))
+    assert len(PAIRS) == 2 * len(VARIANTS), "no variant is listed twice"
 
 
 TRAINING = """

@@ -5,7 +5,7 @@ from clearhead.audio.resampling import resample
 from clearhead.audio.silence import SoundPiece, SplitSettings, split_at_silence, split_stream
 from clearhead.audio.sound_augmentation import SpecAugment, mask_spectrogram, perturb_speed
 from clearhead.audio.sound_batches import RaggedSounds
-from clearhead.audio.sound_files import SoundHeader, read_header, read_sound, stream_sound
+from clearhead.audio.sound_files import SoundHeader, read_header, read_sound, stream_sound, write_sound
 
 __all__ = [
     "LogMelSettings",
@@ -23,4 +23,5 @@ __all__ = [
     "split_at_silence",
     "split_stream",
     "stream_sound",
+    "write_sound",
 ]

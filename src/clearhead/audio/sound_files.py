@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,17 @@ def stream_sound(
     if header.seconds is not None:
         _check_duration(path, header.seconds, shortest, longest)
     yield from resample_blocks(_decode(path, header, shortest, longest), header.rate, rate)
+
+
+def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -> None:
+    """Writes mono sound as a WAV file of 16 bits; sound louder than 1 is scaled down, not clipped."""
+    peak = max(1.0, float(sound.abs().max()) if len(sound) else 0.0)
+    samples = (sound / peak * 32767).round().short().cpu().numpy()
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.astype("<i2").tobytes())
 
 
 def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: float) -> Iterator[Tensor]:

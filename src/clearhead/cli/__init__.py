@@ -23,7 +23,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
-from clearhead.cli.options import Device, Json, Model, Threads
+from clearhead.cli.options import Base, Device, Json, Model, Threads
 from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
 from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.stdin import batch_inputs, open_inputs
@@ -77,10 +77,12 @@ def train(
 def predict(
     model: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="INPUT", help="An input text; - reads lines from stdin.")
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads lines from stdin."),
     ] = None,
     as_json: Json = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -97,7 +99,7 @@ def predict(
     import_torch(threads)
     from clearhead.predictor import load
 
-    predictor = load(model, device=device)
+    predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor.task, "predict", options)
     checked = predictor.task.read_options("predict", options)
     if checked.json_only and not as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Columns, Device, Json, Model, Threads, parse_columns
+from clearhead.cli.options import Base, Columns, Device, Json, Model, Threads, parse_columns
 from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.task_options import refuse_foreign_options
@@ -26,7 +26,10 @@ def evaluate(
     model: Model,
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA", help="A .tsv, .csv or .jsonl(.gz), or one file per column, or shipped:NAME."),
+        typer.Argument(
+            metavar="DATA",
+            help="A .tsv, .csv, .jsonl(.gz) or folder, one file per column, or shipped:NAME.",
+        ),
     ],
     columns: Columns = None,
     as_json: Json = False,
@@ -44,6 +47,7 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="FILE", help="What the baseline learns from.", show_default="the model's training data"),
     ] = None,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -54,7 +58,7 @@ def evaluate(
     import_torch(threads)
     from clearhead.predictor import load
 
-    predictor = load(model, device=device)
+    predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor.task, "evaluate", options)
     _refuse_missing(predictor.task, {"report": report, "confusion": figure is not None, "baseline": baseline})
     names = parse_columns(columns) if columns else None
@@ -62,7 +66,7 @@ def evaluate(
     training = _training_rows(predictor, train, names) if baseline and predictor.task.baseline_learns else []
     found = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
     tables = predictor.task.report(found.rows, found.predictions) if report else ""
-    compared = predictor.task.baseline(training, found.rows) if baseline else None
+    compared = predictor.task.baselines(predictor.model, training, found.rows) if baseline else []
     if figure is not None:
         _draw(predictor, found, figure)
     scores = dict(found.scores)
@@ -73,9 +77,9 @@ def evaluate(
     else:
         scores.pop("note", None)
         _print_scores(scores)
-        if compared is not None:
-            print_output(f"\nbaseline: {compared.name}")
-            _print_scores(compared.scores)
+        for one in compared:
+            print_output(f"\nbaseline: {one.name}")
+            _print_scores(one.scores)
         if tables:
             print_output(f"\n{tables}")
     flush_output()
@@ -134,10 +138,13 @@ def _draw(predictor: Predictor, found: Evaluation, path: Path) -> None:
     print_message(f"wrote {path}")
 
 
-def _print_json(scores: Mapping[str, Any], tables: str, compared: Baseline | None) -> None:
+def _print_json(scores: Mapping[str, Any], tables: str, compared: Sequence[Baseline]) -> None:
     more: dict[str, Any] = {"report": tables} if tables else {}
-    if compared is not None:
-        more["baseline"] = {"name": compared.name, **compared.scores}
+    shown = [{"name": one.name, **one.scores} for one in compared]
+    if shown:
+        more["baseline"] = shown[0]
+    if len(shown) > 1:
+        more["other_baselines"] = shown[1:]
     print_output(json.dumps({**scores, **more}, ensure_ascii=False))
 
 

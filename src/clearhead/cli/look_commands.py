@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Device, Threads
+from clearhead.cli.options import Base, Device, Threads
 from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.stdin import read_text
@@ -23,7 +23,10 @@ def look(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ],
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+    ] = None,
     answer: Annotated[
         str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
     ] = None,
@@ -43,6 +46,7 @@ def look(
         bool, typer.Option("--without", help="Also store the output with each head switched off; slow.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The server's port.", show_default="any")] = 0,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -60,10 +64,11 @@ def look(
     if out is not None:
         check_page_path(out)  # before the model is loaded
     text = read_text(text)
-    opened = subjects.open_subject(subject, text, answer=answer, device=device, **options)
+    opened = subjects.open_subject(subject, text, answer=answer, device=device, base=base, **options)
     if out is not None:
         written = subjects.write_subject(opened, out, part=part, heads=heads or [], without=without)
-        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your text")
+        kind = "text" if opened.live is None else opened.live.input_kind
+        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your {kind}")
         if show:
             _open_browser(written.resolve().as_uri())
         return
@@ -82,7 +87,10 @@ def figures(
             metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The input text; - reads it from stdin.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
     heads: Annotated[
@@ -100,6 +108,7 @@ def figures(
         bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
     ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
+    base: Base = None,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
@@ -118,7 +127,7 @@ def figures(
         from clearhead.explore import subjects
 
         opened = subjects.open_subject(
-            str(subject), read_text(text), answer=answer, device=device, keep="none", **options
+            str(subject), read_text(text), answer=answer, device=device, base=base, keep="none", **options
         )
         for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.get("notes", [])):
             print_message(note)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.options import Model
+from clearhead.cli.options import Base, Model
 from clearhead.cli.output import print_message
 from clearhead.cli.startup import import_torch
 
@@ -15,10 +15,7 @@ from clearhead.cli.startup import import_torch
 def merge(
     model: Model,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new model's folder.")],
-    base: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="The model that the adapter belongs to.", show_default="as in training"),
-    ] = None,
+    base: Base = None,
 ) -> None:
     """Merge a LoRA adapter into its base model: the new folder is a whole model and needs no other."""
     import_torch(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,14 @@ from clearhead.errors import ConfigError
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model's folder, a run's folder, or a shipped model's name.")
+]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The model that a LoRA adapter belongs to, if it was moved.",
+        show_default="as in training",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Threads = Annotated[

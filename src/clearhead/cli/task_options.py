@@ -6,13 +6,13 @@ Tasks are imported (and PyTorch with them) only for the command that is about to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from clearhead.cli.options import Device, Json, Model
+from clearhead.cli.options import Base, Device, Json, Model
 from clearhead.cli.output import flush_output, print_output
 from clearhead.cli.startup import import_torch
 
@@ -55,12 +55,14 @@ def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, An
     from clearhead.tasks.settings import option_names
 
     own = option_names(task.options, command)
-    kinds = [kind.options for kind in TASKS.values()]
+    kinds = [kind for one in TASKS.values() for kind in one.option_kinds()]
     fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
     for name in options:
         if name not in own:
             has = ", ".join(_flag(one, task.options.model_fields[one]) for one in own)
-            raise ConfigError(f"{task.name} has no option {_flag(name, fields[name])}; it has {has}")
+            objective = task.settings.get("objective")  # of pretraining, which decides the options
+            kind = task.name if objective is None else f'{task.name} with objective = "{objective}"'
+            raise ConfigError(f"{kind} has no option {_flag(name, fields[name])}; it has {has}")
 
 
 def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
@@ -70,20 +72,19 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
-    kinds: dict[str, type[Options]] = {name: task.options for name, task in TASKS.items()}
+    kinds: dict[str, Sequence[type[Options]]] = {name: task.option_kinds() for name, task in TASKS.items()}
     if command == "look":
-        kinds["Hugging Face models"] = HuggingFaceReader.options
-    owners: dict[str, list[str]] = {}
-    for task, kind in kinds.items():
-        for name in option_names(kind, command):
-            owners.setdefault(name, []).append(task)
-    for name, tasks in owners.items():
-        assert name not in taken, f"{tasks[0]}: {command} has an option {name} already"
-        field = kinds[tasks[0]].model_fields[name]
-        panel = None if len(tasks) == len(kinds) else f"Options of {', '.join(tasks)}"
-        default = (
-            field.default if all(kinds[task].model_fields[name].default == field.default for task in tasks) else None
-        )
+        kinds["Hugging Face models"] = [HuggingFaceReader.options]
+    owners: dict[str, dict[str, FieldInfo]] = {}  # of each option the tasks, with their fields
+    for task, own in kinds.items():
+        for kind in own:
+            for name in option_names(kind, command):
+                owners.setdefault(name, {}).setdefault(task, kind.model_fields[name])
+    for name, fields in owners.items():
+        assert name not in taken, f"{next(iter(fields))}: {command} has an option {name} already"
+        field = next(iter(fields.values()))
+        panel = None if len(fields) == len(kinds) else f"Options of {', '.join(fields)}"
+        default = field.default if all(one.default == field.default for one in fields.values()) else None
         annotation = _make_annotation(name, field, panel, default)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -143,6 +144,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         action: Action,
         arguments: Arguments = None,
         as_json: Json = False,
+        base: Base = None,
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
@@ -151,7 +153,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
 
         if action not in task.actions:
             raise ConfigError(f"{task.name}: {action!r} is not known; {suggest_name(action, task.actions)}")
-        predictor = load(model, device=device)
+        predictor = load(model, device=device, base=base)
         if predictor.task.name != task.name or predictor.folder is None:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
         lines = predictor.task.act(action, predictor.model, predictor.folder, arguments or [], as_json=as_json)

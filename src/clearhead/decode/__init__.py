@@ -6,6 +6,7 @@ from clearhead.decode.ctc import CtcHypothesis, ctc_beam_search, ctc_greedy
 from clearhead.decode.ctc_alignment import AlignedToken, align_tokens
 from clearhead.decode.greedy_search import greedy
 from clearhead.decode.hypotheses import Hypothesis
+from clearhead.decode.joint_writer import JointWriter
 from clearhead.decode.sampling import distribution, sample
 from clearhead.decode.streaming import stream
 from clearhead.decode.writer import Writer
@@ -14,6 +15,7 @@ __all__ = [
     "AlignedToken",
     "CtcHypothesis",
     "Hypothesis",
+    "JointWriter",
     "Writer",
     "align_tokens",
     "beam",

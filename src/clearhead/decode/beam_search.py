@@ -77,7 +77,7 @@ def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: 
     scores = torch.zeros_like(logits[..., 0])
     written = torch.zeros(*scores.shape, 0, dtype=torch.long, device=writer.device)
     while True:
-        totals, parents, tokens = _expand_beams(logits, scores, written, numbers, rules, 2 * stopping.beams)
+        totals, parents, tokens = _expand_beams(writer, logits, scores, written, numbers, rules, 2 * stopping.beams)
         written = torch.cat([_gather_beams(written, parents), tokens[..., None]], dim=2)
         length = written.shape[2]
         ended = (tokens == rules.end) | (limits <= length)[:, None]
@@ -104,10 +104,16 @@ def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: 
 
 
 def _expand_beams(
-    logits: Tensor, scores: Tensor, written: Tensor, numbers: list[int], rules: Rules, count: int
+    writer: Writer,
+    logits: Tensor,
+    scores: Tensor,
+    written: Tensor,
+    numbers: list[int],
+    rules: Rules,
+    count: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` most probable extensions of each row's beams, best first: log-probabilities, beams, tokens."""
-    offsets = scores - logits.logsumexp(-1)
+    offsets = scores - writer.normaliser(logits)
     rules.apply(logits, written, numbers)
     totals, places = top_continuations(logits, offsets, count)
     return totals, places // logits.shape[2], places % logits.shape[2]

@@ -35,7 +35,7 @@ def decode_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator
     over = [False] * len(rows)
     written = torch.zeros(len(rows), 0, dtype=torch.long, device=writer.device)
     while True:
-        tokens, gains = _choose_tokens(logits, written, rows, rules, choose)
+        tokens, gains = _choose_tokens(writer, logits, written, rows, rules, choose)
         written = torch.cat([written, tokens[:, None]], dim=1)
         alive = [place for place, done in enumerate(over) if not done]
         made = _make_step(alive, rows, tokens, gains)
@@ -65,10 +65,10 @@ def collect_hypotheses(writer: Writer, steps: Iterator[Step], end: int) -> list[
 
 @torch.inference_mode()
 def _choose_tokens(
-    logits: Tensor, written: Tensor, rows: list[int], rules: Rules, choose: TokenChooser
+    writer: Writer, logits: Tensor, written: Tensor, rows: list[int], rules: Rules, choose: TokenChooser
 ) -> tuple[Tensor, Tensor]:
     """The next token of each row, and its log-probability under the model, before the rules forbid any token."""
-    normaliser = logits.logsumexp(-1)
+    normaliser = writer.normaliser(logits)
     rules.apply(logits[:, None], written[:, None], rows)
     tokens = choose(logits, rows, written.shape[1])
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - normaliser

@@ -49,6 +49,8 @@ class Writer:
     (torch.Size([2, 11]), torch.Size([2, 11]))
     """
 
+    normalised = False  # whether scores are log-probabilities, or parts of their sum, and not logits
+
     def __init__(
         self,
         model: Decoder | EncoderDecoder,
@@ -104,6 +106,10 @@ class Writer:
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocabulary
+
+    def normaliser(self, logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "*rows"]:
+        """What is taken from logits to make them log-probabilities."""
+        return torch.zeros_like(logits[..., 0]) if self.normalised else logits.logsumexp(-1)
 
     def check_positions(self, max_length: int, start: int | None) -> None:
         """Raises DecodeError if a model with learned positions has too few of them for `max_length` tokens."""

@@ -138,6 +138,34 @@ def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[l
     return [[shares.pop(0) for _ in sight.heads] for sight in sights]
 
 
+def find_most_informative(sights: Sequence[Sight], samples: Sequence[int]) -> tuple[str, int]:
+    """The name and head with the largest mutual information of queries and keys, by the maps of these attentions.
+
+    In it every query looks sharply, and each at other keys than the rest: the head to begin with where a word belongs
+    to many patches or frames, so that no single weight is large. The later one among equals.
+    """
+    found = [
+        (information, place, number)
+        for place, (sight, sample) in enumerate(zip(sights, samples, strict=True))
+        for information, number in zip(measure_information(sight, sample), sight.heads, strict=True)
+    ]
+    _, place, head = max(found)
+    return sights[place].name, head
+
+
+def measure_information(sight: Sight, sample: int) -> list[float]:
+    """For each head, the mutual information of queries and keys in nats, from its map."""
+    maps = sight.map[sample].double()
+    rows = maps / maps.sum(-1, keepdim=True).clamp(min=1e-12)
+    information: list[float] = (_entropy(rows.mean(-2)) - _entropy(rows).mean(-1)).clamp(min=0).tolist()
+    return information
+
+
+def _entropy(shares: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows"]:
+    entropy: Tensor = torch.special.entr(shares).sum(-1)
+    return entropy
+
+
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
     """How many keys each query sees; all of them in records that do not say."""
     visible = sight.visible

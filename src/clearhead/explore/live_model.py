@@ -1,10 +1,12 @@
-"""LiveModel: a loaded model behind the page, which reads new texts and answers with heads switched off."""
+"""LiveModel: a loaded model behind the page, which reads new texts or files and answers with heads switched off."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
 from clearhead.predictor import Predictor, describe_answer, look_through
+from clearhead.tasks.file_inputs import FileInputs, LoadedInput
+from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 from clearhead.tasks.settings import option_names, validate
 from clearhead.tasks.trace import Trace, Traceable
 
@@ -36,15 +40,34 @@ class LiveModel:
         """`options` are those of `Predictor.look`."""
         return cls(predictor.model, predictor.task, predictor.name, **options)
 
-    def look(self, text: str, **options: Any) -> Record:
-        """A record of this text."""
-        if len(text) > MAX_CHARACTERS:
+    def look(self, text: Any, **options: Any) -> Record:
+        """A record of this text, or of a file by its path or content."""
+        if isinstance(text, str) and len(text) > MAX_CHARACTERS:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
         with self.lock:
             begin = time.perf_counter()
             record = look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
             self.last_duration = time.perf_counter() - begin
             return record
+
+    @property
+    def input_kind(self) -> str:
+        """What it takes: "text", "picture" or "sound"."""
+        return self.task.input_kind if isinstance(self.task, FileInputs) else "text"
+
+    def look_at_file(self, name: str, content: bytes) -> Record:
+        """A record of a picture or sound that a page has sent; `name` is only shown, no file of it is opened."""
+        if not isinstance(self.task, FileInputs):
+            raise DataError("this model takes a text, not a file")
+        suffix = PurePath(name).suffix.lower()
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"input{suffix if suffix in self.task.suffixes else ''}"
+            path.write_bytes(content)
+            try:
+                loaded = self.task.load_file(path)
+            except DataError as error:
+                raise DataError(str(error).replace(str(path), name)) from None
+        return self.look(LoadedInput(name, loaded))
 
     def answer_without(self, record: Record, call: int, heads: Mapping[str, Collection[int]]) -> AblatedAnswer:
         """What the model answers without these heads, and its loss on the answer that it gave with them."""
@@ -78,7 +101,8 @@ class LiveModel:
                 own = option_names(self.task.options, "look")
                 asked = {name: value for name, value in self.options.items() if name in own}
                 options = validate(self.task.options, asked)
-                answers = self.task.traces(self.model, calls[0].about["input"], answer=None, options=options)
+                given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
+                answers = self.task.traces(self.model, given, answer=None, options=options)
                 texts = {number: answers[number].text for number in numbers}
         new = [texts.get(number) for number in numbers]
         return [_compare_answers(*one) for one in zip(calls, again, new, strict=True)]
@@ -129,6 +153,13 @@ def _restore_trace(call: Forward) -> Trace:
     """The tokens that went into a call, from its record."""
     if "input" not in call.about:
         raise LensError("the record does not contain the model's input; run clearhead look with the model and a text")
-    reads = {kind: numbers[0].tolist() for kind, numbers in call.ids.items()}
+    order = ["source", "target", "tokens"]  # what is written comes last
+    reads = {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)}
     about = call.about
-    return Trace(reads, about.get("written", []), about.get("text", ""), bool(about.get("given")))
+    return Trace(
+        reads, about.get("written", []), about.get("text", ""), bool(about.get("given")), media=_restore_media(call)
+    )
+
+
+def _restore_media(call: Forward) -> PictureInput | SoundInput | None:
+    return media_from_json(call.about["media"]) if "media" in call.about else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from clearhead.lens.record.attention_record import Record
 MAX_RECORDS = 4  # that are kept for pages which still show them after new texts
 BINARY = "application/octet-stream"
 MAX_CELLS = 2**22  # of one window
+MAX_NAME = 200  # characters of a file's name
+MAX_BODY, MAX_FILE_BODY = 2**20, 2**25  # bytes of a request: with a text, or with a file as base64
 HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
 
 
@@ -75,7 +78,8 @@ class PageRequests:
         if name not in self.records:
             raise RecordError("this text is no longer kept by the server; enter it again")
         if (name, view) not in self.scenes:
-            scene = Scene(self.records[name], view, title=self.title, axes=self.axes, live=self.live is not None)
+            takes = None if self.live is None else self.live.input_kind
+            scene = Scene(self.records[name], view, title=self.title, axes=self.axes, takes=takes)
             self.scenes[name, view] = scene
         return self.scenes[name, view]
 
@@ -108,6 +112,11 @@ class PageRequests:
             respond = {"window": _window_response, "row": _row_response, "column": _column_response}[name]
             return respond(attention, head, query)
 
+    @property
+    def max_body(self) -> int:
+        """The most bytes that the body of a request may have."""
+        return MAX_BODY if self.live is None or self.live.input_kind == "text" else MAX_FILE_BODY
+
     def close(self) -> None:
         self.worker.close()
 
@@ -115,10 +124,7 @@ class PageRequests:
         if self.live is None:
             raise LensError("no model is loaded: start clearhead look with a model and a text")
         if name == "look":
-            text = content.get("text")
-            if not isinstance(text, str) or not text.strip():
-                raise LensError("the text is empty")
-            record = self.live.look(text)
+            record = self._look_at(self.live, content)
             with self.lock:
                 self.newest = self._add_record(record)
                 return self.worker.run(self._respond, "scene.json", {"scene": self.newest})
@@ -128,6 +134,22 @@ class PageRequests:
             heads = _read_heads(content.get("off"))
             return Response.from_json(self.live.answer_without(scene.record, scene.call, heads))
         raise LensError(f"unknown action {name[:40]!r}")
+
+    def _look_at(self, live: LiveModel, content: Mapping[str, Any]) -> Record:
+        """Runs the model on a text, or on a file's content; a request cannot name a file to open."""
+        if live.input_kind == "text":
+            text = content.get("text")
+            if not isinstance(text, str) or not text.strip():
+                raise LensError("the text is empty")
+            return live.look(text)
+        name, data = content.get("name"), content.get("data")
+        if not isinstance(name, str) or not isinstance(data, str):
+            raise LensError(f"this model takes a {live.input_kind}: send its name and data, as base64")
+        try:
+            raw = base64.b64decode(data, validate=True)
+        except ValueError:
+            raise LensError("the data of the file are not base64") from None
+        return live.look_at_file(name[:MAX_NAME], raw)
 
     def _get_effects(self, query: Mapping[str, str]) -> Response:
         with self.lock:

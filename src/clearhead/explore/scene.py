@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 from clearhead.errors import RecordError
 from clearhead.explore.attention_map import OVERVIEW, AttentionMap
-from clearhead.explore.head_summaries import ALIGNMENT, measure_agreement, summarise_heads
+from clearhead.explore.head_summaries import (
+    ALIGNMENT,
+    find_most_informative,
+    measure_agreement,
+    summarise_heads,
+)
+from clearhead.explore.recorded_media import get_file_name, read_media
 from clearhead.explore.scene_json import AttentionJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.token_axis import Axis
 from clearhead.explore.token_display import display_next_tokens, is_number
@@ -18,6 +24,7 @@ from clearhead.formatting import suggest_name
 from clearhead.lens.analysis.roles import NONE, HeadRoles
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward, Sight, find_text
+from clearhead.tasks.media import PictureInput, SoundInput
 
 FORMAT = 1
 LABEL = 24  # characters of the text in the label of a view
@@ -28,7 +35,8 @@ class Scene:
     """One view of a record: one of its calls, and one sample of that.
 
     `axes` replaces the record's tokens: `{"tokens": Axis.image(picture, (14, 14), ["[CLS]"])}`. If a model has a
-    second encoder over, say, 50 tokens, the axis of that is called "tokens#50".
+    second encoder over, say, 50 tokens, the axis of that is called "tokens#50". `takes` is the kind of input, "text",
+    "picture" or "sound", of a model that is loaded.
     """
 
     def __init__(
@@ -39,9 +47,9 @@ class Scene:
         title: str | None = None,
         axes: Mapping[str, Axis] | None = None,
         roles: HeadRoles | None = None,
-        live: bool = False,
+        takes: str | None = None,
     ) -> None:
-        self.record, self.live, self.roles = record, live, roles
+        self.record, self.takes, self.roles = record, takes, roles
         self.views = list_views(record)
         if not 0 <= view < len(self.views):
             known = f"has views 0 to {len(self.views) - 1}" if self.views else "contains no attention"
@@ -55,7 +63,7 @@ class Scene:
 
     def with_view(self, view: int) -> Scene:
         """Another view of the same record."""
-        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, live=self.live)
+        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, takes=self.takes)
 
     def add_ablations(
         self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AblatedAnswer]] | None
@@ -65,6 +73,11 @@ class Scene:
         if without is not None:
             self.forward.about["without"] = without
         self.details = read_details(self.forward)
+
+    @cached_property
+    def media(self) -> PictureInput | SoundInput | None:
+        """The picture or sound that the model has read."""
+        return read_media(self.forward)
 
     @cached_property
     def maps(self) -> dict[str, AttentionMap]:
@@ -85,7 +98,8 @@ class Scene:
             "format": FORMAT,
             "title": self.title,
             "notes": list(self.details.get("notes", [])),
-            "live": self.live,
+            "live": self.takes is not None,
+            "takes": self.takes or "text",
             "exact": all(one.exact for one in self.maps.values()),
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
@@ -115,6 +129,8 @@ class Scene:
         if name in self.given_axes:
             axis = self.given_axes[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
+        if name == self._media_axis and self.media is not None:
+            return Axis.media(self.media, needed)
         if kind == "written":
             writes = [text or UNKNOWN for text in self.details["writes"][:needed]]
             return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoder_axis)
@@ -130,6 +146,11 @@ class Scene:
     def _decoder_axis(self) -> str:
         """The axis of the tokens that a decoder reads; at each place it writes the next one."""
         return "target" if any(one.sight.cross for one in self.maps.values()) else "tokens"
+
+    @cached_property
+    def _media_axis(self) -> str:
+        """The axis of the patches of a picture or the moments of a sound: the input of the encoder."""
+        return "source" if self._decoder_axis == "target" else "tokens"
 
     def _name_axes(self, name: str) -> tuple[str, str]:
         """The axes of an attention's queries and keys. An encoder of another length has an axis of its own."""
@@ -179,9 +200,13 @@ class Scene:
         """The head that is shown first: the best alignment, else one of the last cross-attention or first attention.
 
         The best has the largest score times agreement with the other heads; among equals, the one in a later layer.
+        Over patches and frames it is the head with the largest mutual information of words and places.
         """
         crossing = [one for one in attentions if one["kind"] == "cross"]
         maps = [self.maps[one["name"]] for one in crossing]
+        if self.media is not None and crossing:
+            name, number = find_most_informative([one.sight for one in maps], [one.sample for one in maps])
+            return {"name": name, "head": number}
         agreements = measure_agreement([one.sight for one in maps], [one.sample for one in maps])
         scored = [
             (round((head["score"] or 0.0) * agreement, 2), one["layer"], one, head)
@@ -203,6 +228,8 @@ class Scene:
         inputs = [one.about.get("input") for one in self.record.calls]
         parts = inputs.count(details.get("input")) > 1  # of one text: their answers differ, their input does not
         text = details.get("text") if parts else details.get("input")
+        if "media" in self.record.calls[call].about and not parts:
+            text = get_file_name(text or "")
         number = f"{call + 1}" if len({one for one, _ in self.views}) > 1 else ""
         several = len([one for one, _ in self.views if one == call]) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"

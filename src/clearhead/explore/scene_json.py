@@ -18,6 +18,10 @@ class AxisExtras(TypedDict, total=False):
     unknown: bool  # the tokens are only positions
     grid: list[int]  # rows and columns of patches or frames
     picture: str  # a data: URL
+    file: str  # the name of the picture or sound
+    seconds: float  # of a sound: what the picture of its spectrogram covers
+    step: float  # seconds from one token to the next
+    spikes: list[list[int | str | float]]  # of CTC: position, text, probability
 
 
 class AxisJson(AxisExtras):
@@ -110,6 +114,7 @@ class SceneJson(TypedDict):
     title: str
     notes: list[str | NoteJson]
     live: bool  # whether a model can be asked for new texts and ablations
+    takes: str  # what such a model reads: "text", "picture" or "sound"
     exact: bool  # whether every weight of every head can be had
     axes: dict[str, AxisJson]
     output: OutputJson | None

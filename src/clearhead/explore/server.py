@@ -23,7 +23,6 @@ from clearhead.explore.page_file import PAGE
 from clearhead.explore.page_requests import BINARY, PageRequests, Response
 
 HOST = "127.0.0.1"
-MAX_BODY = 2**20  # bytes of a request
 CACHE = 64 * 2**20  # bytes of responses that are cached
 TIMEOUT = 30  # seconds that a request may take to arrive
 TYPES = {
@@ -177,8 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise _HttpError(411, "the header Content-Length is missing")
-        if int(length) > MAX_BODY:
-            raise _HttpError(413, f"a request may have at most {MAX_BODY:,} bytes")
+        most = self.server.owner.requests.max_body
+        if int(length) > most:
+            raise _HttpError(413, f"a request may have at most {most:,} bytes")
         raw = self.rfile.read(int(length))
         try:
             content = json.loads(raw)

@@ -31,10 +31,21 @@ class Subject(NamedTuple):
 
 
 def open_subject(
-    name: str, text: str | None, *, answer: str | None = None, device: str = "auto", **options: Any
+    name: str,
+    text: str | None,
+    *,
+    answer: str | None = None,
+    device: str = "auto",
+    base: str | Path | None = None,
+    **options: Any,
 ) -> Subject:
-    """Loads a record file, or runs a model on a text: one of ours by name or folder, or a Hugging Face folder."""
+    """Loads a record file, or runs a model on a text: one of ours by name or folder, or a Hugging Face folder.
+
+    `base` is the folder of the model that an adapter belongs to, if it was moved.
+    """
     path = Path(name)
+    if base is not None and (path.is_file() or (path.is_dir() and is_huggingface_folder(path))):
+        raise ConfigError(f"--base is for the folder of a LoRA adapter, and {name} is none; omit it")
     if path.is_file():
         if text is not None or answer is not None:
             raise ConfigError(f"{name} is a record, which already contains its text; omit TEXT and --answer")
@@ -44,7 +55,7 @@ def open_subject(
     if path.is_dir() and is_huggingface_folder(path):
         live = load_huggingface_folder(path, device=device, **options)
     else:
-        live = LiveModel.from_predictor(load(name, device=device), **options)
+        live = LiveModel.from_predictor(load(name, device=device, base=base), **options)
     return Subject(live.look(text, answer=answer), live, None)
 
 

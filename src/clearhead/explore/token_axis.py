@@ -10,17 +10,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from clearhead.errors import RecordError
+from clearhead.explore.recorded_media import get_file_name
 from clearhead.explore.scene_json import AxisExtras, AxisJson
 from clearhead.explore.token_display import DELIMITERS, display_token_lists
+from clearhead.tasks.media import PictureInput, SoundInput
+
+PICTURE_PIXELS = 448  # a side of pictures in a page
+SPECTROGRAM_PIXELS = 2048
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The tokens of an axis, by document position; made by `text`, `image` or `audio`."""
+    """The tokens of an axis, by document position; made by `text`, `image`, `audio` or `media`."""
 
     tokens: Sequence[str]
     kind: str = "text"
@@ -55,11 +62,40 @@ class Axis:
         """The frames of a sound; the spectrogram, low bands first, may have more frames than the model has tokens."""
         if frames < 1:
             raise RecordError(f"a sound has at least one frame, got {frames}")
-        low, high = float(spectrogram.min()), float(spectrogram.max())
-        picture = (spectrogram.flip(0) - low) / max(high - low, 1e-12)
-        each = None if seconds is None else seconds / frames
-        tokens = [str(frame) if each is None else f"{frame * each:.2f} s" for frame in range(frames)]
-        return cls(tokens, "audio", {"grid": [1, frames], "picture": encode_png_url(picture)})
+        extra: AxisExtras = {"grid": [1, frames], "picture": encode_png_url(_scale_loudness(spectrogram.flip(0)))}
+        if seconds is None:
+            return cls([str(frame) for frame in range(frames)], "audio", extra)
+        each = seconds / frames
+        tokens = [f"{frame * each:.2f} s" for frame in range(frames)]
+        return cls(tokens, "audio", {**extra, "seconds": seconds, "step": each})
+
+    @classmethod
+    def media(cls, media: PictureInput | SoundInput, count: int) -> Axis:
+        """The patches or moments of an input that a task has read: `count` tokens of the encoder."""
+        if isinstance(media, PictureInput):
+            if media.rows * media.columns > count:
+                return cls.numbers(count)
+            before = [f"⟨{number}⟩" for number in range(count - media.rows * media.columns)]
+            patches = [f"r{row + 1} c{column + 1}" for row in range(media.rows) for column in range(media.columns)]
+            pixels = _shrink(torch.from_numpy(media.pixels.copy()).float().movedim(2, 0), PICTURE_PIXELS)
+            extra: AxisExtras = {
+                "grid": [media.rows, media.columns],
+                "picture": encode_png_url(pixels.movedim(0, 2).round().byte()),
+                "file": get_file_name(media.name),
+            }
+            return cls([*before, *patches], "image", extra)
+        spectrogram = _shrink(torch.from_numpy(media.spectrogram.copy()).T[None], SPECTROGRAM_PIXELS)[0]
+        extra = {
+            "grid": [1, count],
+            "picture": encode_png_url(_scale_loudness(spectrogram.flip(0))),
+            "file": get_file_name(media.name),
+            "seconds": round(len(media.spectrogram) * media.frame_seconds, 6),
+            "step": media.position_seconds,
+            "spikes": [
+                [position, text, round(chance, 4)] for position, text, chance in media.spikes if position < count
+            ],
+        }
+        return cls([f"{place * media.position_seconds:.2f} s" for place in range(count)], "audio", extra)
 
     @cached_property
     def displayed(self) -> tuple[list[str], list[bool], list[bool]]:
@@ -80,6 +116,19 @@ class Axis:
         marks = {text: text != "" and set(text) <= DELIMITERS for text in dict.fromkeys(shown)}
         found = [end or marks[text] for text, end in zip(shown, special, strict=True)]
         return [False, *found[1:]] if found else []
+
+
+def _shrink(pictures: Float[Tensor, "channels height width"], most: int) -> Float[Tensor, "channels _ _"]:
+    """Means over blocks, so that at most so many pixels are left a side: a page must open at once."""
+    blocks = [max(1, -(-size // most)) for size in pictures.shape[1:]]
+    return functional.avg_pool2d(pictures[None], blocks, ceil_mode=True)[0] if max(blocks) > 1 else pictures
+
+
+def _scale_loudness(spectrogram: Float[Tensor, "bands frames"]) -> Float[Tensor, "bands frames"]:
+    """From 0 for the most silent fifth to 1 for the loudest thousandth, so that single values do not darken it."""
+    steps = spectrogram.flatten()[:: max(1, spectrogram.numel() // 100_000)].sort().values
+    low, high = float(steps[int(0.2 * len(steps))]), float(steps[min(int(0.999 * len(steps)), len(steps) - 1)])
+    return ((spectrogram - low) / max(high - low, 1e-12)).clamp(0, 1)
 
 
 def encode_png_url(picture: Shaped[Tensor, "height width *channels"]) -> str:

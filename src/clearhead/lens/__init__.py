@@ -3,6 +3,12 @@
 from clearhead.lens.analysis.ablation import ablate, effect, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout
 from clearhead.lens.analysis.norms import coverage, norm_received, norm_weights
+from clearhead.lens.analysis.published_scores import (
+    eviction_scores,
+    instruction_focus,
+    laplacian_eigenvalues,
+    lookback_ratios,
+)
 from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles, head_roles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
 from clearhead.lens.measures.definition import Measures
@@ -22,9 +28,13 @@ __all__ = [
     "ablate",
     "coverage",
     "effect",
+    "eviction_scores",
     "expected_bytes",
     "head_effects",
     "head_roles",
+    "instruction_focus",
+    "laplacian_eigenvalues",
+    "lookback_ratios",
     "measure",
     "norm_received",
     "norm_weights",

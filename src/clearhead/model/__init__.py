@@ -1,9 +1,11 @@
-"""Transformer models: encoder, decoder, encoder-decoder, and classifiers; their configuration; checkpoints."""
+"""Transformer models: encoder, decoder, both, classifiers, pictures to text; their configuration; checkpoints."""
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.patches import PatchEmbedding
+from clearhead.model.picture_to_text import PictureToText
 from clearhead.model.pointer_generator import PointerGenerator
+from clearhead.model.speech_model import SpeechModel
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -16,7 +18,9 @@ __all__ = [
     "Model",
     "ModelConfig",
     "PatchEmbedding",
+    "PictureToText",
     "PointerGenerator",
     "PooledEncoder",
+    "SpeechModel",
     "TokenClassifier",
 ]

@@ -20,6 +20,7 @@ CHOICES = {
 }
 
 MOST_LAYERS = 1000
+MAY_BE_ZERO = ("segments", "ngrams", "patch_convolutions", "conv_blocks")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,13 @@ class ModelConfig:
     patch_size: int | None = None  # pixels along a patch's side, if the encoder takes pictures; None: it takes tokens
     patch_rows: int | None = None  # of the grid of patches; the picture is patch_rows × patch_size pixels high
     patch_columns: int | None = None
+    patch_convolutions: int = 0  # 3 × 3 convolutions at each halving down to patches; 0: patches are projected at once
     patch_positions: str = "learned"  # of the encoder, if it takes pictures; the decoder's are `positions`
+    mel_bands: int | None = None  # of the spectrograms, if the encoder takes sound; None: it does not
+    conv_stride: int = 4  # frames of sound to one position of the encoder: 1, 2, 4, 8 or 16
+    conv_channels: int = 32  # of the convolutions over time and bands
+    conv_blocks: int = 2  # residual convolution blocks before the encoder's layers
+    conv_kernel: int = 15  # positions that each block's convolution covers; an odd number
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True
@@ -69,7 +76,7 @@ class ModelConfig:
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
     copying: bool = False  # of a PointerGenerator: tokens of the source may also be copied
-    labels: int | None = None  # of a Classifier or TokenClassifier: how many there are to choose from
+    labels: int | None = None  # of a Classifier or TokenClassifier: how many to choose from; of PictureToText: keywords
     ngrams: int = 0  # of a Classifier: runs of up to so many tokens have scores of their own; 0: only hidden states do
     pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
     dropout: float = 0.1
@@ -80,7 +87,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in WHOLE:
-            value, least = getattr(self, name), 0 if name in ("segments", "ngrams") else 1
+            value, least = getattr(self, name), 0 if name in MAY_BE_ZERO else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
         for name in ("layers", "decoder_layers"):
@@ -108,6 +115,15 @@ class ModelConfig:
         if len({value is None for value in grid.values()}) == 2:
             missing = ", ".join(name for name, value in grid.items() if value is None)
             raise ConfigError(f"patch_size, patch_rows and patch_columns are set together; missing: {missing}")
+        if self.conv_stride not in (1, 2, 4, 8, 16):
+            raise ConfigError(f"conv_stride must be 1, 2, 4, 8 or 16, got {self.conv_stride}")
+        if self.conv_kernel % 2 == 0:
+            raise ConfigError(f"conv_kernel must be an odd number, got {self.conv_kernel}")
+        if self.patch_convolutions and self.patch_size and self.patch_size & (self.patch_size - 1):
+            raise ConfigError(
+                f"patch_convolutions halve a picture again and again, so patch_size must be a power of two, got "
+                f"{self.patch_size}; choose another, or patch_convolutions=0"
+            )
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,13 +10,65 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig
 
+GROUP = 8  # features of a group norm's group
+
+
+class ConvolutionStem(nn.Module):
+    """Convolutions that halve a picture until a pixel of the result stands for a patch (Xiao 2021).
+
+    Each halving is a 3 × 3 convolution of stride 2 that doubles the features, up to the model's width, followed by
+    residual ones where `patch_convolutions` is more than 1. Group norms keep pictures of a batch independent.
+    """
+
+    def __init__(self, config: ModelConfig, channels: int) -> None:
+        super().__init__()
+        assert config.patch_size is not None, "PatchEmbedding checks it"
+        halvings = config.patch_size.bit_length() - 1
+        sizes = [max(GROUP, (config.width >> left) // GROUP * GROUP) for left in reversed(range(halvings))]
+        self.features = sizes[-1] if sizes else channels
+        blocks = list[nn.Module]()
+        for size in sizes:
+            blocks.append(ConvolutionBlock(channels, size, stride=2))
+            blocks += [ConvolutionBlock(size, size) for _ in range(config.patch_convolutions - 1)]
+            channels = size
+        self.blocks = nn.Sequential(*blocks)
+
+    def reset_parameters(self) -> None:
+        """He initialisation for the convolutions; residual ones begin as nothing (the scale of their norm is 0)."""
+        for block in self.blocks:
+            assert isinstance(block, ConvolutionBlock)
+            nn.init.kaiming_normal_(block.convolution.weight, nonlinearity="relu")
+            nn.init.constant_(block.norm.weight, 0.0 if block.residual else 1.0)
+            nn.init.zeros_(block.norm.bias)
+
+    def forward(
+        self, pictures: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch features rows columns"]:
+        features: Tensor = self.blocks(pictures)
+        return features
+
+
+class ConvolutionBlock(nn.Module):
+    """A 3 × 3 convolution with group norm and ReLU; added to its input if both have the same size."""
+
+    def __init__(self, channels: int, features: int, stride: int = 1) -> None:
+        super().__init__()
+        self.residual = stride == 1 and channels == features
+        self.convolution = nn.Conv2d(channels, features, 3, stride=stride, padding=1, bias=False)
+        self.norm = nn.GroupNorm(max(1, features // GROUP), features)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features rows columns"]:
+        made: Tensor = self.norm(self.convolution(x))
+        return F.relu(x + made) if self.residual else F.relu(made)
+
 
 class PatchEmbedding(nn.Module):
     """One vector for each square patch of a picture, row by row from the top left: what `Encoder(vectors=…)` takes.
 
     A ModelConfig with `patch_size`, `patch_rows` and `patch_columns` says which pictures: all have that size. With
     `patch_positions="learned"` a vector of the patch's row and one of its column are added here; with `"rotary"` the
-    encoder rotates queries and keys by both (`AxialRotary`). The encoder adds no other positions.
+    encoder rotates queries and keys by both (`AxialRotary`). The encoder adds no other positions. With
+    `patch_convolutions` the patches are what convolutions make of the picture: they see a little of their neighbours.
 
     >>> import torch
     >>> from clearhead.model import Encoder
@@ -32,21 +85,25 @@ class PatchEmbedding(nn.Module):
             raise ConfigError("a PatchEmbedding needs patch_size, patch_rows and patch_columns in its ModelConfig")
         self.size, self.rows, self.columns = config.patch_size, config.patch_rows, config.patch_columns
         self.channels, self.scaled = channels, config.scale_embeddings
-        self.projection = nn.Linear(channels * self.size**2, config.width)
+        self.convolutions = ConvolutionStem(config, channels) if config.patch_convolutions else None
+        features = channels * self.size**2 if self.convolutions is None else self.convolutions.features
+        self.projection = nn.Linear(features, config.width)
         learned = config.patch_positions == "learned"
         self.row_positions = nn.Embedding(self.rows, config.width) if learned else None
         self.column_positions = nn.Embedding(self.columns, config.width) if learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform for the projection; positions normal, with the deviation of a model's other embeddings."""
+        """Xavier-uniform for the projection; positions normal, of variance one together where words are (else 0.02)."""
         if self.projection.weight.is_meta:
             return
+        if self.convolutions is not None:
+            self.convolutions.reset_parameters()
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
         for table in (self.row_positions, self.column_positions):
             if table is not None:
-                nn.init.normal_(table.weight, std=self.projection.out_features**-0.5 if self.scaled else 0.02)
+                nn.init.normal_(table.weight, std=0.5**0.5 if self.scaled else 0.02)
 
     @property
     def picture_size(self) -> tuple[int, int]:
@@ -62,7 +119,10 @@ class PatchEmbedding(nn.Module):
                 f"pictures must be (batch, {', '.join(map(str, wanted))}), got {tuple(pictures.shape)}; "
                 "Preprocessing brings them to one size"
             )
-        pixels = rearrange(pictures, "b c (r p) (k q) -> b (r k) (c p q)", p=self.size, q=self.size)
+        if self.convolutions is None:
+            pixels = rearrange(pictures, "b c (r p) (k q) -> b (r k) (c p q)", p=self.size, q=self.size)
+        else:
+            pixels = rearrange(self.convolutions(pictures), "b c r k -> b (r k) c")
         vectors: Tensor = self.projection(pixels)
         if self.row_positions is None or self.column_positions is None:
             return vectors

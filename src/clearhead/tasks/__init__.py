@@ -2,22 +2,35 @@
 
 from clearhead.tasks.answers import Answers
 from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
+from clearhead.tasks.captioning import Captioning
 from clearhead.tasks.classification import Classification
 from clearhead.tasks.language_model import LanguageModel
 from clearhead.tasks.pretraining import Pretraining
 from clearhead.tasks.summarisation import Summarisation
 from clearhead.tasks.tagging import Tagging
+from clearhead.tasks.transcription import Transcription
 from clearhead.tasks.translation import Translation
 
 TASKS: dict[str, type[AnyTask]] = {
     task.name: task
-    for task in (Translation, Classification, Tagging, Answers, LanguageModel, Summarisation, Pretraining)
+    for task in (
+        Translation,
+        Classification,
+        Tagging,
+        Answers,
+        LanguageModel,
+        Summarisation,
+        Captioning,
+        Pretraining,
+        Transcription,
+    )
 }
 
 __all__ = [
     "TASKS",
     "Answers",
     "AnyTask",
+    "Captioning",
     "Classification",
     "Examples",
     "LanguageModel",
@@ -26,5 +39,6 @@ __all__ = [
     "Summarisation",
     "Tagging",
     "Task",
+    "Transcription",
     "Translation",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -116,8 +116,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     name: ClassVar[str]
     recipe: ClassVar[type[TaskRecipe]]  # with the task's own sections
     options: ClassVar[type[Options]] = Options  # of predict, evaluate and look: OptionsT
+    input_kind: ClassVar[Literal["text", "picture", "sound"]] = "text"  # inputs of the other kinds are files
     columns: tuple[str, ...]  # of its data; a task may have others for some data, such as pairs of texts
-    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss; larger is better
+    metrics: ClassVar[tuple[str, ...]]  # what it is scored by, beside the loss
+    minimised: ClassVar[tuple[str, ...]] = ()  # those of them of which a smaller one is better, such as error rates
     metric: str  # the one of them that the best model is chosen by
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
@@ -165,6 +167,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """The rows of a file that is to be scored, read as the training data were."""
         return self.read(source, columns)
 
+    def shares_columns(self, source: str | Path) -> bool:
+        """Whether the columns of the training files hold for this file, too, where none are given."""
+        return True
+
     @classmethod
     def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
         """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""
@@ -197,6 +203,22 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """The input for `predict` in this row."""
         return cast(InputT, row.values[0])
 
+    def load_rows(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows with the content of their inputs in memory, where these are files."""
+        return list(rows)
+
+    def input_key(self, row: Row) -> str:
+        """A text that two rows share if they have the same input."""
+        return str(self.input_of(row)).strip()
+
+    def show_input(self, row: Row) -> str:
+        """The input of a row as it is shown beside a prediction; of a file its path."""
+        return self.describe_input(self.input_of(row))
+
+    def describe_input(self, given: InputT) -> str:
+        """An input as a text: itself, or the name of a file."""
+        return str(given)
+
     def answer_of(self, row: Row) -> str:
         """The right answer, to be shown beside a prediction."""
         return str(row.values[-1])
@@ -206,6 +228,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         if not isinstance(given, str):
             raise DataError(f"{place} must be a text, got {given!r:.60}")
         return cast(InputT, given)
+
+    def is_single(self, inputs: Any) -> bool:
+        """Whether `predict` was given one input, not several."""
+        return isinstance(inputs, (str, Path))
 
     # Model
 
@@ -311,6 +337,7 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         from clearhead.text.report import describe_flaws
 
         report, usable = Report(), list[Row]()
+        rows = self.load_rows(rows)
         for row in rows:
             if problem := self.row_problem(row):
                 report.drop(row, problem)
@@ -338,9 +365,18 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """What a simple method scores on `rows` that learns from the same training rows, for `evaluate --baseline`."""
         raise ConfigError(f"{self.name} has no baseline to compare with")
 
+    def baselines(self, model: ModelT, train: Sequence[Row], rows: Sequence[Row]) -> list[Baseline]:
+        """Simple methods that `evaluate --baseline` scores, the one to beat first; some use the model's features."""
+        return [self.baseline(train, rows)]
+
     def quick_options(self) -> OptionsT:
         """Options for the evaluations during training, where speed matters more than the last tenth of a score."""
         return self.read_options("evaluate", {})
+
+    @classmethod
+    def option_kinds(cls) -> Sequence[type[Options]]:
+        """The classes of options that models of this task may have, for the help of the command line."""
+        return (cls.options,)
 
     @classmethod
     def read_options(cls, command: str, values: Mapping[str, Any]) -> OptionsT:
@@ -376,6 +412,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         return ConfigError(f"{self.name} does not trace its forward passes, so there is nothing to look at")
 
     # Model folder
+
+    def write_samples(self, folder: Path, rows: Sequence[Row]) -> list[Path]:
+        """Writes a few inputs to try a finished model with, if inputs are files; the paths of the inputs."""
+        return []
 
     @abstractmethod
     def save(self, folder: Path) -> None:

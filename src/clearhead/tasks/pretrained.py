@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STACKS = ("encoder", "decoder")
 TRUNK = (*STACKS, "vocabulary", "source_vocabulary", "pooler")  # the rest of a model depends on the labels
+# What a task whose model has only such layers can start from, and the objective that pre-trains one.
+STARTS = {"encoder": ("an encoder such as BERT", "masked"), "decoder": ("a language model such as GPT-2", "next")}
 ROWS = ("vocabulary.words.weight", "vocabulary.output.weight", "vocabulary.bias")  # a row for each token
 
 
@@ -51,7 +53,7 @@ class Pretrained:
         same stack gives them; a model without them needs none of their parts.
         """
         config, own = self.config, self.stacks
-        changes: dict[str, object] = {"labels": None}
+        changes: dict[str, object] = {"labels": None, **dict.fromkeys(("patch_size", "patch_rows", "patch_columns"))}
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         if tuple(stacks) == ("decoder",):
             changes |= {"decoder_layers": None, "cross_attention": False, "context_width": None}
@@ -83,13 +85,17 @@ class Pretrained:
             parameter.copy_(tensor)
             taken[name] = parameter.numel()
         if not any(".layers." in name for name in taken):
-            has = " and ".join(stack for stack in STACKS if hasattr(model, stack))
-            raise ConfigError(
-                f"train.init_from: {self.folder} has only {' and '.join(self.stacks) or 'no'} layers, and this model "
-                f"only {has} layers; choose weights of the same architecture"
-            )
+            raise ConfigError(self._explain_stacks([stack for stack in STACKS if hasattr(model, stack)]))
         left = {name: tensor.numel() for name, tensor in self.tensors.items() if name not in taken}
         return Transfer(taken, new, left)
+
+    def _explain_stacks(self, wanted: Sequence[str]) -> str:
+        has, needs = " and ".join(self.stacks) or "no", " and ".join(wanted)
+        start, objective = STARTS[wanted[0]]
+        return (
+            f"train.init_from: {self.folder} has {has} layers only, and this task needs {needs} layers; start from "
+            f'{start}, or from a model of task = "pretraining" with objective = "{objective}" or "denoise"'
+        )
 
     def _explain_shape(self, name: str, tensor: Tensor, parameter: Tensor) -> str:
         shapes = f"{tuple(tensor.shape)} in {self.folder} and {tuple(parameter.shape)} here"

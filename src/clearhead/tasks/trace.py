@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.settings import Options
 
 MOST_NAMED = 8  # unknown words in a note
@@ -25,7 +26,8 @@ class AnswerPart(NamedTuple):
 class Trace(NamedTuple):
     """What goes into one forward pass, and what should come out.
 
-    `reads` are token numbers: of "source" and "target", or of "tokens". `writes[i]` is what the model writes at the
+    `reads` are token numbers: of "source" and "target", or of "tokens"; the patches of a picture and the positions of a
+    sound, which is in `media`, are numbered from 0. `writes[i]` is what the model writes at the
     i-th token of the last of them, −1 if nobody knows; nothing where it does not write tokens.
     """
 
@@ -37,6 +39,7 @@ class Trace(NamedTuple):
     # The text of each token as the input has it, by the keys of `reads`; the tokenizer's pieces where it is missing.
     surfaces: Mapping[str, Sequence[str]] = MappingProxyType({})
     parts: Sequence[AnswerPart] = ()  # the answer with its entities or labels marked
+    media: PictureInput | SoundInput | None = None  # the input, if it is no text
 
 
 def note_unknown(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
 from clearhead.formatting import suggest_name
 from clearhead.storage import atomic_file, check_format
-from clearhead.text.chinese import load_converter
+from clearhead.text.chinese import load_converter, replace_variants
 
 FORMAT = 1
 KINDS = ("bpe", "unigram", "character")
@@ -57,9 +57,10 @@ class Tokenizer:
             probe: str = engine.decode(engine.encode("a", add_special_tokens=False).ids, skip_special_tokens=False)
             self._adds_space = probe.startswith(" ")
         self.notes: list[str] = []  # differences from the time of training, such as another OpenCC version
+        self._plain = bool(settings.get("variants"))  # no variants of Chinese characters, in texts read or written
         self._convert: Callable[[str], str] | None = None
         if settings["script"] is not None:
-            self._convert, version = load_converter(settings["script"])
+            self._convert, version = load_converter(settings["script"], variants=self._plain)
             trained = settings.setdefault("opencc", version)
             if trained.split(".")[0] != version.split(".")[0]:
                 self.notes.append(f"the script was converted by OpenCC {trained} in training and is by {version} here")
@@ -80,9 +81,10 @@ class Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
         `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
-        "character". `script="simplified"` reads traditional Chinese characters as simplified ones. With `exact`,
-        nothing else is normalised: line breaks, spaces and all characters come back as they were. Each of `pieces`,
-        such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a mask token.
+        "character". `script="simplified"` reads traditional Chinese characters, and rare variants, as simplified ones.
+        With `exact`, nothing else is normalised: line breaks, spaces and all characters come back as they were. Each
+        of `pieces`, such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a
+        mask token.
 
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'
@@ -95,6 +97,8 @@ class Tokenizer:
                 f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
             )
         settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
+        if script is not None:
+            settings["variants"] = True
         if exact:
             settings["exact"] = True
         if mask:
@@ -227,7 +231,7 @@ class Tokenizer:
         text: str = self.engine.decode(kept, skip_special_tokens=False)
         if "\ufffd" in text and self.settings["kind"] != HUGGINGFACE:
             text = self._decode_bytes(kept)
-        return self._without_first_space(text)
+        return self._without_first_space(replace_variants(text) if self._plain else text)
 
     def _without_first_space(self, text: str) -> str:
         """A text without the space that normalisation puts before its first word."""

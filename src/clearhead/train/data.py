@@ -56,6 +56,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     task = _prepare_task(where / "task", kind, rows, complete, start, processes)
     if start is not None and (problem := find_position_problem(recipe, task.config)):
         raise ConfigError(problem)
+    test = task.load_rows(test)
     problems = [task.row_problem(row) for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
@@ -79,9 +80,9 @@ def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
 
 def find_repeated(task: AnyTask, train: Sequence[Row], dev: Sequence[Row]) -> list[Row]:
     """The rows of dev whose input is that of a training row, whatever the answer."""
-    inputs = [_input_key(task, row) for row in dev]
+    inputs = [task.input_key(row) for row in dev]
     wanted = set(inputs)
-    common = {key for row in train if (key := _input_key(task, row)) in wanted}
+    common = {key for row in train if (key := task.input_key(row)) in wanted}
     return [row for row, key in zip(dev, inputs, strict=True) if key in common]
 
 
@@ -108,10 +109,6 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
             f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
         )
     return kept, chosen
-
-
-def _input_key(task: AnyTask, row: Row) -> str:
-    return str(task.input_of(row)).strip()
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:

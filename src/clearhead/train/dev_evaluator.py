@@ -49,6 +49,6 @@ class DevEvaluator:
         """The first few rows with the model's answers."""
         task = self.updater.task
         return [
-            Sample(str(task.input_of(row)), prediction.text, task.answer_of(row))
+            Sample(task.show_input(row), prediction.text, task.answer_of(row))
             for row, prediction in zip(found.rows[:SAMPLES], found.predictions, strict=False)
         ]

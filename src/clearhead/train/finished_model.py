@@ -80,13 +80,28 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
                 print_message(f"  {key} {value}")
     if "baseline" in metrics:
         print_message(compare_with_baseline(trainer.task, metrics))
-    print_message(f'wrote {target}; try it: clearhead predict {where} "…"')
+    unseen = data.test or (data.dev[1] if data.dev else data.examples.rows)
+    samples = _write_samples(where / "samples", trainer.task, unseen)
+    example = samples[0] if samples else '"…"'
+    print_message(f"wrote {target}; try it: clearhead predict {where} {example}")
     if adapter is not None:
         size = format_bytes((target / ADAPTER).stat().st_size)
         print_message(
             f"it holds an adapter ({size}) and needs its base, {adapter.base}; "
             f"clearhead merge {where} --out FOLDER makes a model that needs none"
         )
+
+
+def _write_samples(folder: Path, task: AnyTask, rows: Sequence[Row]) -> list[Path]:
+    """Writes a few inputs with their right answers into the run folder, if inputs are files; their paths."""
+    if task.input_kind == "text":
+        return []
+    fresh = temporary_path(folder, "new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    written = task.write_samples(fresh, rows)
+    replace_folder(fresh, folder)
+    return [folder / path.name for path in written]
 
 
 def _make_model(trainer: Trainer, recipe: Recipe, weights: dict[str, Tensor], adapter: Adapter | None) -> Model:
@@ -193,7 +208,8 @@ def compare_with_baseline(task: AnyTask | type[AnyTask], metrics: dict[str, Any]
     """
     part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
     own, other = metrics[part][task.metric], baseline[task.metric]
-    verdict = "LOSES to" if own < other else "beats" if own > other else "equals"
+    ahead = own - other if task.metric not in task.minimised else other - own
+    verdict = "LOSES to" if ahead < 0 else "beats" if ahead > 0 else "equals"
     return f"the model {verdict} its baseline on {part}: {task.metric} {own} against {other} ({baseline['name']})"
 
 
@@ -258,5 +274,6 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
     if "baseline" in metrics:
         lines += ["", f"Compared with a simple method, {compare_with_baseline(task, metrics)}."]
-    use = '```sh\nclearhead predict THIS-FOLDER "…"\n```'
+    example = '"…"' if task.input_kind == "text" else f"{task.input_kind.upper()}-FILE"
+    use = f"```sh\nclearhead predict THIS-FOLDER {example}\n```"
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

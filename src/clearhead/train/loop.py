@@ -197,7 +197,7 @@ class Trainer:
         loss, found = self.evaluator.evaluate()
         metrics = {"loss": loss, **{key: value for key, value in found.scores.items() if key != "loss"}}
         name = train.metric or self.task.metric
-        score = self.processes.agree(float(metrics[name]) * (-1 if name == "loss" else 1))
+        score = self.processes.agree(float(metrics[name]) * (-1 if name in ("loss", *self.task.minimised) else 1))
         tied = score == position.best and position.best_loss is not None and loss < position.best_loss
         if position.best is None or score > position.best or tied:
             position.best, position.best_step, position.best_loss, position.stale = score, step, loss, 0

@@ -160,12 +160,13 @@ class LossPlot(Observer):
 class ProgressReport(Observer):
     """Prints a progress bar with loss, speed and remaining time; lines if stderr is not a terminal."""
 
-    def __init__(self, metric: str, best: float | None = None) -> None:
+    def __init__(self, metric: str, best: float | None = None, *, minimised: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
         self.metric, self.best, self.pace, self.left = metric, best, "", ""
+        self.minimised = minimised or metric == "loss"  # then the trainer's best is a negative number
         self.printed = time.monotonic()
         self.seen: list[tuple[float, float, int]] = []  # of the last lines: share done, seconds, tokens
         self.console = Console(stderr=True, highlight=False)
@@ -212,7 +213,7 @@ class ProgressReport(Observer):
             self.bar.update(self.task, said=self._format_status())
 
     def _format_status(self) -> str:
-        shown = self.best if self.best is None or self.metric != "loss" else -self.best
+        shown = self.best if self.best is None or not self.minimised else -self.best
         best = "" if shown is None else f" · best {self.metric} {shown:.4g}"
         return f"{self.pace}{best}{self.left}"
 

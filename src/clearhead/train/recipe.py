@@ -19,6 +19,7 @@ from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 from clearhead.model import ModelConfig
 from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks.file_inputs import is_generated
 from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
 RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
@@ -26,6 +27,9 @@ DECIDED = {  # keys of [model] that the data decide
     "vocabulary": "the tokenizer decides that; set text.vocabulary",
     "source_vocabulary": "the tokenizer decides that; set text.source_vocabulary",
     "labels": "the data decide that",
+    "patch_size": "set picture.patch",
+    "patch_rows": "set picture.height and picture.patch",
+    "patch_columns": "set picture.width and picture.patch",
 }
 
 # Keys of [train] that a run may change when it is resumed: how long it is, and what is kept or shown of it.
@@ -214,7 +218,12 @@ def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[P
 
 
 def resolve_path(name: str, base: Path) -> Path:
-    """The path of a file that a recipe names: `shipped:NAME`, or relative to its folder, or to the current one."""
+    """The path of a file that a recipe names: `shipped:NAME`, or relative to its folder, or to the current one.
+
+    `made:NAME`, for data that a program makes, stays as it is.
+    """
+    if is_generated(name):
+        return Path(name)
     if name.startswith("shipped:"):
         found = shipped.corpus(name.removeprefix("shipped:"))
         if found is None:

@@ -79,7 +79,7 @@ def draw_roles(metrics: list[dict[str, Any]], histories: list[RoleHistory], path
         _draw_history(above, below, history, number)
     below.axhline(ROLES[histories[0].role].threshold, color="0.6", linewidth=0.8, linestyle=":")
     below.set(xlabel="step", ylabel="score on repeated random tokens", ylim=(0, 1.02))
-    below.legend(loc="upper left", frameon=False)
+    below.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
     for axes in (above, below):
         axes.grid(alpha=0.25)
     with atomic_file(path) as fresh:

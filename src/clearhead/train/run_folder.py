@@ -29,6 +29,7 @@ FILES = (
     "roles.png",
     "tensorboard",
     "model",
+    "samples",
 )
 
 

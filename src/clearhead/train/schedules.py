@@ -43,9 +43,11 @@ def layer_factor(name: str, layers: Mapping[str, int], decay: float) -> float:
 
 
 def layer_depth(name: str, layers: Mapping[str, int]) -> int:
-    """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings."""
+    """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings and patches."""
     if found := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
         return layers[found[1]] - int(found[2])
-    if re.match(r"(source_)?vocabulary\.words\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name):
+    if re.match(
+        r"patches\.|(source_)?vocabulary\.words\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name
+    ):
         return max(layers.values()) + 1
     return 0

@@ -8,6 +8,7 @@ runs/NAME/
   heads.jsonl      measures of every head during training    heads.png     the same, drawn
   roles.png        of a language model: when previous-token and induction heads appear, below the loss
   start.json       which weights came from init_from         model/        the finished model
+  samples/         a few inputs to try, where inputs are files
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def _attach_observers(
     begun = trainer.position.step
     observers: list[Observer] = list(others)
     if processes.first:
-        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best)]
+        minimised = metric in trainer.task.minimised
+        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best, minimised=minimised)]
         if recipe.train.tensorboard:
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))

@@ -14,6 +14,7 @@ WIDTH = 100  # characters of a line where there is no terminal
 # Parts of a model by the names of their parameters, in the order of the table; {0} and {1} are groups of the match.
 PARTS = (
     (r"(source_)?vocabulary\.words\..*", "{0}word embeddings"),
+    (r"patches\..*", "patch embeddings"),
     (r"(encoder|decoder)\.(?:positions|segments|embedding_norm)\..*", "{0} positions, segments and embedding norm"),
     (r"(encoder|decoder)\.layers\.(\d+)\.cross_.*", "{0} cross-attention, layer {1}"),
     (r"(encoder|decoder)\.layers\.(\d+)\..*", "{0} layer {1}"),

@@ -16,13 +16,17 @@ from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, s
 from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
 from clearhead.explore.figures.measure_curves import curves
+from clearhead.explore.figures.media_figures import head_overlays, sound_alignment, word_overlays
 from clearhead.explore.figures.received_attention import received
 from clearhead.explore.figures.sentence_coverage import coverage
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
+from clearhead.explore.head_summaries import find_most_informative
+from clearhead.explore.recorded_media import read_media
 from clearhead.explore.subjects import select_heads
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE
 from clearhead.tasks import Summarisation
+from clearhead.tasks.media import PictureInput
 
 
 class PlannedFigure(NamedTuple):
@@ -101,6 +105,7 @@ class _CallFigures:
         self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, texts: str, when: str | None
     ) -> None:
         self.forward, self.model, self.texts, self.when = forward, model, texts, when
+        self.media = read_media(forward)
         self.kinds = record_names.group_by_kind(forward.names)
         self.roles = {name: find_roles(forward, name) for name in forward.names}
         self.best = {kind: self._find_best(names) for kind, names in self.kinds.items()}
@@ -112,7 +117,10 @@ class _CallFigures:
         if crossing and forward.about.get("task") == Summarisation.name:
             draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
             yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
-        yield from self._plan_large(crossing)
+        yield from self._plan_media(crossing) if self.media is not None else self._plan_alignments(crossing)
+        for one in self.chosen or [head for kind, head in self.best.items() if kind not in crossing]:
+            name, large = f"head-{one.name}-{one.number}", self._plan_map(head_map, one)
+            yield PlannedFigure(name, f"{one}: the weights of each token", large)
         for name in dict.fromkeys(one.name for one in self.best.values()):
             captions = {number: role for _, number, role, _ in self.roles[name] if role != NONE}
             draw = partial(head_grid, forward[name], when=self.when, title=self._make_title(name), captions=captions)
@@ -132,22 +140,41 @@ class _CallFigures:
             )
             yield PlannedFigure(f"received-{last}", f"{last}: how much attention each token receives", draw)
 
-    def _plan_large(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
+    def _plan_alignments(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
         for kind in crossing:
             one = self.best[kind]
             draw = self._plan_map(alignment, one)
             yield PlannedFigure(
                 "alignment", f"{one}: the source token with the largest weight for each target token", draw
             )
-        for one in self.chosen or [head for kind, head in self.best.items() if kind not in crossing]:
-            draw = self._plan_map(head_map, one)
-            yield PlannedFigure(f"head-{one.name}-{one.number}", f"{one}: the weights of each token", draw)
+
+    def _plan_media(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
+        """What each word looks at in a picture or sound: in the chosen heads or the best, and in all of that layer."""
+        chosen = [one for one in self.chosen if self.forward[one.name].cross]
+        for one in chosen or [self.best[kind] for kind in crossing]:
+            sight, title = self.forward[one.name], self._make_title(str(one))
+            if isinstance(self.media, PictureInput):
+                draw = partial(word_overlays, sight, one.number, title=title)
+                description = f"{one}: the patches that each word looks at"
+            else:
+                draw = partial(sound_alignment, sight, one.number, title=title)
+                description = f"{one}: spectrogram, CTC, and the moments that each letter looks at"
+            yield PlannedFigure(f"overlay-{one.name}-{one.number}", description, draw)
+        for name in dict.fromkeys(self.best[kind].name for kind in crossing):
+            if isinstance(self.media, PictureInput):
+                draw = partial(head_overlays, self.forward[name], title=self._make_title(name))
+                yield PlannedFigure(f"overlays-{name}", f"{name}: the patches of each word, head by head", draw)
 
     def _plan_map(self, draw: Callable[..., Figure], one: _Head) -> Callable[[], Figure]:
         return partial(draw, self.forward[one.name], one.number, when=self.when, title=self._make_title(str(one)))
 
     def _find_best(self, names: Sequence[str]) -> _Head:
-        """The head with the largest score in its role; if none has a role, the first head of the last attention."""
+        """The head with the largest score in its role; if none has a role, the first head of the last attention.
+
+        Of words over a picture or sound, the head with the largest mutual information of words and places.
+        """
+        if self.media is not None and self.forward[names[0]].cross:
+            return _Head(*find_most_informative([self.forward[name] for name in names], [0] * len(names)))
         every = [one for name in names for one in self.roles[name]]
         played = [(score, _Head(name, head)) for name, head, role, score in every if role != NONE]
         return max(played)[1] if played else _Head(names[-1], self.forward[names[-1]].heads[0])

@@ -26,6 +26,7 @@ class Page {
     this.centre = new Centre(explorer, shownOn);
     explorer.firstMap = this.centre.firstMap;
     explorer.arrived = () => this.centre.repaint();
+    explorer.pictureArrived = () => document.documentElement.dataset.shown && this.renewPictures();
     this.atlas = new Atlas(explorer);
     this.texts = new TextPane(explorer, shownOn);
     this.tokens = new TokenPane(explorer, shownOn, this.centre);
@@ -95,6 +96,12 @@ class Page {
     this.remember();
   }
 
+  renewPictures() {
+    this.texts.update();
+    this.tokens.update();
+    this.centre.repaint();
+  }
+
   updateTexts() {
     this.texts.update();
     this.tokens.update();
@@ -120,6 +127,7 @@ class Page {
       switchTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
       switchLanguage: () => store.set({ language: nextLanguage() }),
       switchRows: () => currentRows(explorer) && store.set({ rows: currentRows(explorer) === "written" ? "read" : "written" }),
+      play: () => this.texts.play(),
       switchDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
@@ -139,6 +147,7 @@ class Page {
       document.querySelector(".map-canvas, .map-view .picture")?.focus();
     });
     on("another", "submit", (event) => this.readAnotherText(event));
+    on("another-file", "change", (event) => this.readAnotherFile(event.target));
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
     }
@@ -189,6 +198,13 @@ class Page {
     if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
+  /** Sends another picture or sound to the model. */
+  readAnotherFile(input) {
+    const [file] = input.files;
+    if (file && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.lookAtFile(file));
+    input.value = ""; // the same file may be chosen again
+  }
+
   /** Replaces the scene of the page. */
   async replace(coming) {
     const { explorer } = this;
@@ -229,6 +245,7 @@ async function start() {
     const page = new Page(scene, source);
     page.renew();
     document.documentElement.dataset.shown = "yes";
+    page.renewPictures(); // those that were loaded before
   } catch (problem) {
     fail(problem);
   }

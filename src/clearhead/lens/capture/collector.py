@@ -176,7 +176,8 @@ class Collector:
                 first_query = self._find_next_position(name, growing)
             elif first_query is None:
                 first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
-            attention = self._find_attention(name, call, first_query, growing, cross, static)
+            sharing = whole.q.shape[1] // whole.k.shape[1]
+            attention = self._find_attention(name, call, first_query, growing, cross, static, sharing)
             with self._lock:
                 # Not with the call: dense masks and biases differ by layer and step.
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
@@ -197,7 +198,7 @@ class Collector:
         return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
 
     def _find_attention(
-        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool
+        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool, sharing: int
     ) -> GrowingAttention:
         """The GrowingAttention that this attention continues, or a new one in a current or new call."""
         with self._lock:
@@ -215,7 +216,7 @@ class Collector:
                 if growing is None or static or history is None or len(history.present) != call.q.shape[0]:
                     history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
-                forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history)
+                forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history, sharing)
             self._thread.call = self._current[threading.get_ident()] = forward
             if forward not in current and self.settings.detail.keep == "statistics":
                 self._reduce_calls([forward, *self._current.values()])

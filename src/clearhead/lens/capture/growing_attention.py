@@ -6,16 +6,16 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
+from clearhead.attention.query_slices import slice_queries
 from clearhead.lens.capture.growing_call import (
     BatchHistory,
     InputKeeper,
@@ -25,17 +25,22 @@ from clearhead.lens.capture.growing_call import (
     select_rows,
 )
 from clearhead.lens.capture.watch_settings import MeasureDetail
-from clearhead.lens.measures.definition import MeasureJob, Measures, choose_blocks, sum_blocks
+from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
-from clearhead.lens.measures.visible_keys import compute_probe_weights, count_visible_keys
+from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 
 SEES_NOTHING = {
     "logsumexp": -math.inf,
     "peak_key": -1,
     "top_keys": -1,
+    "max_score": -math.inf,
 }  # for a query that sees nothing; the others are 0
-PER_QUERY = [one.name for one in fields(Measures) if one.name not in ("received", "map")]
+PER_QUERY = (
+    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
+    *("top_keys", "top_weights"),
+)
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
@@ -49,13 +54,49 @@ class FirstPositions(NamedTuple):
     tokens: int | None = None  # keys with a position; those after them are summaries of tokens. None: all keys
 
 
+class _CallPart(NamedTuple):
+    """Some queries of a call, to be measured together."""
+
+    call: Call
+    rows: range
+    where: FirstPositions
+    logsumexp: Float[Tensor, "batch heads queries"] | None  # of all queries of the call
+
+    def start_at_first_row(self) -> _CallPart:
+        """The same queries, of a call without those before and after them."""
+        first, end = self.rows[0], self.rows[-1] + 1
+        return _CallPart(
+            slice_queries(self.call, first, end),
+            range(0, end - first, self.rows.step),
+            self.where._replace(query=self.where.query + first),
+            None if self.logsumexp is None else self.logsumexp[:, :, first:end],
+        )
+
+
+class FinishedSums(NamedTuple):
+    """The sums over queries of a sample that finished before the others."""
+
+    received: Float[Tensor, "heads keys"]
+    map: Float[Tensor, "heads rows columns"]
+    seen_by: Int[Tensor, "heads keys"]
+    blocks: tuple[int, int]  # of this map
+
+
 class GrowingAttention:
     """The measures of one attention, extended step by step; `end` is the position after its last query."""
 
     def __init__(
-        self, name: str, heads: tuple[int, ...], cross: bool, detail: MeasureDetail, history: BatchHistory
+        self,
+        name: str,
+        heads: tuple[int, ...],
+        cross: bool,
+        detail: MeasureDetail,
+        history: BatchHistory,
+        sharing: int = 1,
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
+        self.sharing = sharing  # how many heads share a key head
+        self.spans: Spans | None = None  # by document position, once the first keys are known
         self.end = self.rows = self.keys = 0
         self.tokens: int | None = None  # keys that are tokens, if not all are
         self.is_placeholder = False  # the last query, until the first sampled row exists
@@ -64,7 +105,8 @@ class GrowingAttention:
         self.positions: list[range] = []
         self.blocks: tuple[int, int] | None = None
         self.received, self.map = GrowingSum(), GrowingSum(most=detail.pixels)
-        self.finished: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}  # sums of samples that are done
+        self.seen_by = GrowingSum()  # by how many measured queries each key was seen
+        self.finished: dict[int, FinishedSums] = {}
         self.keeper = InputKeeper() if detail.keep == "qk" else None
         self._sight: Sight | None = None
 
@@ -82,27 +124,28 @@ class GrowingAttention:
         grows: bool = False,
     ) -> None:
         """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
-        queries, keys, every, time = call.q.shape[2], call.k.shape[2], self.detail.every, self.history.time
-        rows = range(-(where.query + 1) % every, queries, every)
-        if self.is_placeholder and queries:
-            self._drop_placeholder()
-        if not rows and (not grows or not self.rows):
-            rows = range(max(queries - 1, 0), queries)
-            self.is_placeholder = grows and bool(rows)
+        queries, keys, time = call.q.shape[2], call.k.shape[2], self.history.time
+        if self.spans is None:
+            self.spans = locate_spans(self.detail.spans or {}, where.key + keys)
+        runs = self._find_runs(where.query, queries, grows)
         if self.blocks is None:
-            height, width = choose_blocks(len(rows), where.key + keys, self.detail.pixels)
+            height, width = choose_blocks(sum(map(len, runs)), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        positions = range(rows.start + where.query, rows.stop + where.query, rows.step)
         found, exact = [], torch.float64 if grows else _choose_dtype(call)
-        while rows:
-            part, rows = self._cut(rows, call, where)
-            found.append(self._measure(call, part, where, logsumexp, exact))
+        for run in runs:
+            chosen = _CallPart(call, run, where, logsumexp)
+            if self.detail.queries is not None:
+                chosen = chosen.start_at_first_row()
+            rows = chosen.rows
+            while rows:
+                part, rows = self._cut(rows, call, where)
+                found.append(self._measure(chosen._replace(rows=part), exact))
         found = found or [_make_empty_measures(call, self.detail)]
         joined = (
             found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
         )
         self._reserve(call, where.key + keys, exact)
-        self.positions.append(positions)
+        self.positions += [range(run.start + where.query, run.stop + where.query, run.step) for run in runs]
         self.pieces.append((time, joined))
         new = slice(max(0, self.keys - where.key), keys)
         if norms is not None and (where.key + keys > self.keys or not self.norms):
@@ -115,15 +158,30 @@ class GrowingAttention:
             self.tokens = where.key + where.tokens
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
+    def _find_runs(self, first: int, queries: int, grows: bool) -> list[range]:
+        """The rows to measure of queries from position `first` on."""
+        if self.detail.queries is not None:
+            return find_query_runs(self.detail.queries, first, queries)
+        if self.is_placeholder and queries:
+            self._drop_placeholder()
+        every = self.detail.every
+        rows = range(-(first + 1) % every, queries, every)
+        if not rows and (not grows or not self.rows):
+            rows = range(max(queries - 1, 0), queries)
+            self.is_placeholder = grows and bool(rows)
+        return [rows] if rows else []
+
     def _drop_placeholder(self) -> None:
         """Discards the placeholder query once a sampled one arrives."""
         self.is_placeholder, self.rows, self.blocks = False, 0, None
         self.pieces, self.positions, self.finished = [], [], {}
         self.received, self.map = GrowingSum(), GrowingSum(most=self.detail.pixels)
+        self.seen_by = GrowingSum()
 
     def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
         """Grows the sums to this number of keys, also where no measured query could see them."""
         self.received.reserve(call.q.shape[:2], (keys,), exact)
+        self.seen_by.reserve((len(call.q), 1), (keys,), torch.int32)
         height, width = self.blocks or (0, 0)
         if height:
             self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), _choose_dtype(call))
@@ -139,28 +197,33 @@ class GrowingAttention:
                 count = min(count, height * max(1, CELLS // max(1, math.prod(call.q.shape[:2]) * call.k.shape[2])))
         return rows[:count], rows[count:]
 
-    def _measure(
-        self, call: Call, rows: range, where: FirstPositions, logsumexp: Tensor | None, exact: torch.dtype
-    ) -> dict[str, Tensor]:
+    def _measure(self, part: _CallPart, exact: torch.dtype) -> dict[str, Tensor]:
         assert self.blocks is not None
-        height, width = self.blocks
+        (call, rows, where, logsumexp), (height, width) = part, self.blocks
         fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
         chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
-        job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen)
+        spans = shift_spans(self.spans or {}, where.key)
+        job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen, spans)
         result = run_job(job)
+        assert result.max_score is not None
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
         if where.tokens is not None:
             found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
+        found["max_score"] = result.max_score[..., None]
+        if result.span_mass is not None:
+            found["span_mass"] = result.span_mass
         found["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
+        seen_by = count_seeing_queries(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
-        found = to_host({**found, "received": result.received, "map": result.map})
+        found = to_host({**found, "received": result.received, "map": result.map, "seen_by": seen_by})
         if self.history.stopped:
             stopped = torch.tensor(sorted(self.history.stopped))
             found = {name: one.index_fill(0, stopped, SEES_NOTHING.get(name, 0)) for name, one in found.items()}
         self.received.add(found.pop("received"), (where.key,), exact)
+        self.seen_by.add(found.pop("seen_by"), (where.key,))
         pixels = found.pop("map")
         if height:
             if fine != width:
@@ -196,10 +259,11 @@ class GrowingAttention:
         if self.received.buffer is None:
             return
         for number, row in enumerate(reorder.leaving, start=first_number):
-            sums = self.received.value[row].clone(), self._current_map()[row].clone()
-            self.finished[number] = (*sums, self.blocks or (0, 0))
-        self.received.select_rows(reorder.rows)
-        self.map.select_rows(reorder.rows)
+            sums = (self.received.value, self._current_map(), self.seen_by.value)
+            received, drawn, seen_by = (one[row].clone() for one in sums)
+            self.finished[number] = FinishedSums(received, drawn, seen_by, self.blocks or (0, 0))
+        for growing in (self.received, self.map, self.seen_by):
+            growing.select_rows(reorder.rows)
 
     def _current_map(self) -> Tensor:
         value = self.received.value
@@ -210,14 +274,22 @@ class GrowingAttention:
         """The measures so far, as one Sight."""
         if self._sight is None:
             whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
-            received, drawn = self._join_sums()
+            received, drawn, seen_by = self._join_sums()
             kept = None
             if self.keeper is not None:
-                kept = self.keeper.finish(self.history, whole["logsumexp"] if self.detail.every == 1 else None)
+                all_measured = self.detail.every == 1 and self.detail.queries is None
+                kept = self.keeper.finish(self.history, whole["logsumexp"] if all_measured else None)
+            spans, per_query = dict(self.spans or {}), {name: whole[name] for name in PER_QUERY}
             self._sight = Sight(
-                **{name: whole[name] for name in PER_QUERY},
+                **per_query,
                 received=received,
                 map=drawn,
+                max_score=torch.nn.functional.pad(whole["max_score"], (0, 1), value=-math.inf).amax(-1),
+                span_mass=whole.get("span_mass"),
+                span_names=tuple(spans),
+                spans=spans,
+                seen_by=seen_by,
+                sharing=self.sharing,
                 name=self.name,
                 cross=self.cross,
                 heads=self.heads,
@@ -233,23 +305,26 @@ class GrowingAttention:
             )
         return self._sight
 
-    def _join_sums(self) -> tuple[Tensor, Tensor]:
-        """`received` and `map` of all samples, in the order of the record."""
+    def _join_sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`received`, `map` and `seen_by` of all samples, in the order of the record."""
         dtype = self.pieces[0][1]["entropy"].dtype
         received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
+        seen_by = self.seen_by.value.clone()
         if not self.history.finished:
-            return received, drawn
-        all_received, all_drawn = list(received), list(drawn)
+            return received, drawn, seen_by
+        all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
+        nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks or (0, 0))
         for number in range(len(self.history.finished)):
-            one, pixels, blocks = self.finished.get(
-                number, (received[:0].sum(0), drawn[:0].sum(0), self.blocks or (0, 0))
-            )
+            one, pixels, seen, blocks = self.finished.get(number, nothing)
             for axis, (had, have) in enumerate(zip(blocks, self.blocks or (0, 0), strict=True)):
                 pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
             all_received.append(pad_to(one.to(dtype), received.shape[1:]))
             all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
-        order = self.history.order
-        return torch.stack([all_received[path] for path in order]), torch.stack([all_drawn[path] for path in order])
+            all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
+        received, drawn, seen_by = (
+            torch.stack([sums[path] for path in self.history.order]) for sums in (all_received, all_drawn, all_seen_by)
+        )
+        return received, drawn, seen_by
 
 
 def _measure_token_distance(job: MeasureJob, tokens: int, logsumexp: Tensor) -> Tensor:
@@ -258,7 +333,7 @@ def _measure_token_distance(job: MeasureJob, tokens: int, logsumexp: Tensor) -> 
     mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
     bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
     first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
-    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None))
+    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
     share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
     return found.distance * share
 
@@ -271,7 +346,9 @@ def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]
     """Measures with zero queries."""
     empty = torch.zeros(*call.q.shape[:2], 0, dtype=_choose_dtype(call))
     tops = empty[..., None].expand(-1, -1, -1, detail.top)
-    found = dict.fromkeys([*PER_QUERY, *(f"probe {name}" for name in detail.probes or {})], empty)
+    found = dict.fromkeys([*PER_QUERY, "max_score", *(f"probe {name}" for name in detail.probes or {})], empty)
+    if detail.spans:
+        found["span_mass"] = empty[..., None].expand(-1, -1, -1, len(detail.spans))
     return found | {"visible": empty[:, :1].int(), "peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}
 
 
@@ -285,12 +362,12 @@ class GrowingSum:
     tensor([[[1., 2., 1.]]])
     """
 
-    def __init__(self, first: Float[Tensor, "batch heads ..."] | None = None, most: int | None = None) -> None:
+    def __init__(self, first: Num[Tensor, "batch heads ..."] | None = None, most: int | None = None) -> None:
         self.buffer, self.most = first, most
         self.sizes: tuple[int, ...] = () if first is None else tuple(first.shape[2:])
 
     @property
-    def value(self) -> Float[Tensor, "batch heads ..."]:
+    def value(self) -> Num[Tensor, "batch heads ..."]:
         assert self.buffer is not None
         return self.buffer[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
 
@@ -303,14 +380,16 @@ class GrowingSum:
             sizes = map(self._grow_size, self.sizes, self.buffer.shape[2:])
             self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *sizes))
 
-    def add(self, more: Float[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    def add(self, more: Num[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
         """Adds `more` at offset `at`, one offset for each axis after the first two.
 
         The sums are of this dtype, if it is given with the first of them.
         """
         self.reserve(more.shape[:2], tuple(map(operator.add, at, more.shape[2:])), dtype or more.dtype)
+        assert self.buffer is not None
+        if self.buffer.shape[1] < more.shape[1]:  # where masks differ by head at some steps, and not at others
+            self.buffer = self.buffer.expand(-1, more.shape[1], *self.buffer.shape[2:]).clone()
         place = self.buffer
-        assert place is not None
         for axis, (start, size) in enumerate(zip(at, more.shape[2:], strict=True), start=2):
             place = place.narrow(axis, start, size)
         place.add_(more)
@@ -325,7 +404,7 @@ class GrowingSum:
             self.buffer = select_rows(self.buffer, rows)
 
 
-def pad_to(tensor: Float[Tensor, "..."], sizes: Sequence[int]) -> Float[Tensor, "..."]:
+def pad_to(tensor: Num[Tensor, "..."], sizes: Sequence[int]) -> Num[Tensor, "..."]:
     """Pads a tensor with zeros to these sizes."""
     whole = tensor.new_zeros(*sizes)
     whole[tuple(slice(0, size) for size in tensor.shape)] = tensor

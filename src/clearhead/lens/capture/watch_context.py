@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
@@ -23,6 +23,7 @@ from clearhead.lens.capture.watch_settings import (
     read_itemsize,
 )
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
+from clearhead.lens.measures.selections import Queries, check_queries, check_spans
 from clearhead.lens.record.attention_record import Record
 
 
@@ -35,6 +36,9 @@ def watch(
     pixels: int = 256,
     top: int = 8,
     rows: float | None = None,
+    queries: Queries | int | None = None,
+    spans: Mapping[str, slice] | None = None,
+    itself: bool = False,
     keep: str = "none",
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
@@ -46,6 +50,11 @@ def watch(
 
     - `layers`: names, patterns such as "decoder.*.cross", or numbers; `heads`: numbers. None is all.
     - `rows=1/16` measures one query in sixteen: a sixteenth of the work. Of fewer than sixteen it is the last.
+    - `queries=slice(-64, None)` measures only these, a slice or positions in the document, at the cost of these.
+      Negative ones count from the last query of each forward pass: decoding steps are among the last 64.
+    - `spans={"passage": slice(120, 480)}` records the weight of each query on these keys, as `sight.mass["passage"]`.
+      Negative edges count from the last key of the first pass; a span without end grows with the cache.
+    - `itself=True` records the weight of each query on the key at its own position, as `sight.itself`.
     - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` estimates its memory; a
       warning is given if that is more than a quarter of the free memory.
     - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
@@ -67,12 +76,22 @@ def watch(
     """
     target = _find_target(model)
     settings = _check_settings(
-        target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms)
+        target,
+        layers,
+        heads,
+        MeasureDetail(
+            *(pixels, top, _rows_to_step(rows), keep, probes, norms),
+            **_check_selections(rows, queries, spans),
+        ),
     )
+    if itself:
+        every_probe = {**(probes or {}), "itself": _stay_at_query}
+        settings = settings._replace(detail=settings.detail._replace(probes=every_probe))
     settings = settings._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
-    record.settings |= {"keep": keep, "probes": list(probes or {}), "norms": norms}
+    record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}
+    record.settings |= _selections_to_json(settings.detail)
     collector = Collector(settings, record, model)
     with collector, target.attach(collector):
         yield record
@@ -94,6 +113,8 @@ def expected_bytes(
     pixels: int = 256,
     top: int = 8,
     rows: float | None = None,
+    queries: Queries | int | None = None,
+    spans: Mapping[str, slice] | None = None,
     keep: str = "none",
 ) -> int:
     """What a record of one pass over so many tokens will take, before anything runs.
@@ -102,7 +123,8 @@ def expected_bytes(
     squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
     """
     target = _find_target(model)
-    settings = _check_settings(target, layers, heads, MeasureDetail(pixels, top, _rows_to_step(rows), keep))
+    detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
+    settings = _check_settings(target, layers, heads, detail)
     check_counts(LensError, tokens=tokens, batch=batch)
     total = 0
     for name in settings.layers:
@@ -154,6 +176,31 @@ def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: M
             f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
         )
     return WatchSettings(tuple(chosen), numbers, detail)
+
+
+def _check_selections(
+    rows: float | None, queries: Queries | int | None, spans: Mapping[str, slice] | None
+) -> dict[str, Any]:
+    """The fields `queries` and `spans` of MeasureDetail."""
+    if rows is not None and queries is not None:
+        raise LensError(f"rows={rows} and queries= exclude each other: queries=slice(15, None, 16) is one in sixteen")
+    return {
+        "queries": None if queries is None else check_queries(queries, LensError),
+        "spans": None if spans is None else check_spans(spans, LensError),
+    }
+
+
+def _selections_to_json(detail: MeasureDetail) -> dict[str, Any]:
+    chosen: Any = detail.queries
+    if isinstance(chosen, slice):
+        chosen = {"start": chosen.start, "stop": chosen.stop, "step": chosen.step}
+    spans = {name: [span.start, span.stop] for name, span in (detail.spans or {}).items()}
+    return {"queries": chosen, "spans": spans}
+
+
+def _stay_at_query(positions: Tensor) -> Tensor:
+    """The probe of `itself`: the key at the query's own position."""
+    return positions
 
 
 def _rows_to_step(rows: float | None) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
 from clearhead.formatting import format_bytes
+from clearhead.lens.measures.selections import Selected, find_query_runs
 
 LARGE_SHARE = 0.25  # of the free memory: more gives a warning
 
@@ -30,6 +31,8 @@ class MeasureDetail(NamedTuple):
     keep: str = "none"
     probes: Mapping[str, Probe] | None = None
     norms: bool = False
+    queries: Selected | None = None  # positions in the document; None for all
+    spans: Mapping[str, slice] | None = None
 
 
 class WatchSettings(NamedTuple):
@@ -71,14 +74,19 @@ def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
     """The bytes that a record takes for one such attention.
 
     >>> estimate_bytes(MeasureDetail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
-    600
+    648
     """
     rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
+    if detail.queries is not None:
+        rows = sum(map(len, find_query_runs(detail.queries, max(0, sizes.keys - sizes.queries), sizes.queries)))
     number = max(sizes.itemsize, 4)
-    per_query = 5 * number + 4 + detail.top * (number + 4) + len(detail.probes or {}) * number
+    per_query = (
+        5 * number + 4 + detail.top * (number + 4) + (len(detail.probes or {}) + len(detail.spans or {})) * number
+    )
     per_key = number * (2 if detail.norms else 1)
     pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
-    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number) + 4 * sizes.batch * rows
+    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number + number)
+    total += 4 * sizes.batch * (rows + sizes.keys)  # counts of visible keys, and of queries that see a key
     if detail.keep == "qk":
         q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
         total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from clearhead.attention import reference
 from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
+from clearhead.attention.query_slices import slice_queries
 from clearhead.errors import ClearheadError
 
 MAX_TOP = 2**20  # top keys of each query: memory is allocated for all of them, even if there are fewer keys
@@ -38,6 +40,17 @@ class Measures:
     top_weights: Float[Tensor, "batch heads queries top"]  # then 0
     received: Float[Tensor, "batch heads keys"] | None  # Σ over queries; None if not requested
     map: Float[Tensor, "batch heads rows columns"]  # the weights, summed in blocks
+    max_score: Float[Tensor, "batch heads"] | None = None  # before the softmax, over these queries; −inf for none
+    span_mass: Float[Tensor, "batch heads queries spans"] | None = None  # Σ w over the keys of each span
+    span_names: tuple[str, ...] = ()  # of the last axis of `span_mass`
+
+    @property
+    def mass(self) -> dict[str, Float[Tensor, "batch heads queries"]]:
+        """The weight on each span of keys, by the names given as `spans`."""
+        return {} if self.span_mass is None else dict(zip(self.span_names, self.span_mass.unbind(-1), strict=True))
+
+
+Spans = Mapping[str, range]  # of keys, by name
 
 
 class MeasureJob(NamedTuple):
@@ -50,6 +63,16 @@ class MeasureJob(NamedTuple):
     top: int
     received: bool
     logsumexp: Float[Tensor, "batch heads rows"] | None  # of these rows, if a fused kernel computed it
+    spans: Spans = MappingProxyType({})  # may reach beyond the last key
+
+    def start_at_first_row(self) -> MeasureJob:
+        """The same job on a call whose first query is the first measured one, and whose last is the last."""
+        first, end = (self.rows[0], self.rows[-1] + 1) if self.rows else (0, 0)
+        return self._replace(
+            call=slice_queries(self.call, first, end),
+            rows=range(0, end - first, self.rows.step),
+            offset=self.offset + first,
+        )
 
 
 def check_counts(error: type[ClearheadError], *, least: int = 0, most: int | None = None, **counts: int) -> None:
@@ -111,7 +134,16 @@ def measure_by_definition(job: MeasureJob) -> Measures:
         top_weights=padded.gather(-1, top_keys.clamp(min=0)).masked_fill(top_keys < 0, 0.0),
         received=weights.sum(2) if job.received else None,
         map=sum_blocks(sum_blocks(weights, job.blocks[0], 2), job.blocks[1], 3),
+        max_score=torch.nn.functional.pad(scores.flatten(2), (0, 1), value=-math.inf).amax(-1),
+        span_mass=stack_spans(weights[..., span.start : span.stop].sum(-1) for span in job.spans.values()),
+        span_names=tuple(job.spans),
     )
+
+
+def stack_spans(masses: Iterable[Float[Tensor, "batch heads queries"]]) -> Tensor | None:
+    """The masses of all spans along a last axis; None without spans."""
+    found = list(masses)
+    return torch.stack(found, -1) if found else None
 
 
 def sum_blocks(x: Num[Tensor, "..."], block: int, axis: int) -> Num[Tensor, "..."]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,9 +23,11 @@ from clearhead.lens.measures.definition import (
     choose_blocks,
     locate_first_query,
     measure_by_definition,
+    sum_blocks,
 )
 from clearhead.lens.measures.kernels import launch
 from clearhead.lens.measures.kernels.kernel_tensors import is_interpreted
+from clearhead.lens.measures.selections import Queries, check_queries, check_spans, find_query_runs, locate_spans
 
 METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
     "defined": measure_by_definition,
@@ -47,6 +51,8 @@ def measure(
     top: int = 8,
     received: bool = True,
     every: int = 1,
+    queries: Queries | int | None = None,
+    spans: Mapping[str, slice] | None = None,
     offset: int | None = None,
     logsumexp: Float[Tensor, "batch heads queries"] | None = None,
     backend: str = "auto",
@@ -55,17 +61,30 @@ def measure(
 
     Query `i` is at the position of key `offset + i`; by default, the mask's offset, or else the one that aligns the
     last query and key. With `every=16` one query in sixteen is measured, those at positions 15, 31, …; `map` and
-    `received` are then sums over these. `pixels=0`, `top=0` and `received=False` skip those measures. The `logsumexp`
-    of a fused attention kernel saves a pass.
+    `received` are then sums over these. `queries` are some rows of q, a slice or numbers, and the only ones measured,
+    in increasing order: the cost is theirs. `spans` are named slices of keys, whose weights are summed: `mass`.
+    `pixels=0`, `top=0` and `received=False` skip those measures. The `logsumexp` of a fused attention kernel saves a
+    pass.
 
     >>> x = torch.eye(3)[None, None] * 9
     >>> seen = measure(x, x, Mask.causal(), scale=1.0, top=2)
     >>> seen.peak_key[0, 0].tolist(), seen.top_keys[0, 0].tolist()
     ([0, 1, 2], [[0, -1], [1, 0], [2, 0]])
+    >>> last = measure(x * 0, x, Mask.causal(), queries=slice(-1, None), spans={"first two": slice(0, 2)})
+    >>> last.mass["first two"]
+    tensor([[[0.6667]]])
     """
     call = check_call(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
-    job = plan_job(call, pixels=pixels, top=top, received=received, every=every, offset=offset, logsumexp=logsumexp)
-    return run_job(job, backend)
+    asked: dict[str, Any] = {"pixels": pixels, "top": top, "received": received, "every": every}
+    job = plan_job(call, **asked, spans=spans, offset=offset, logsumexp=logsumexp)
+    if queries is None:
+        return run_job(job, backend)
+    if every != 1:
+        raise ShapeError(f"queries= and every={every} exclude each other: a slice may have a step")
+    selected = check_queries(queries, ShapeError)
+    if not isinstance(selected, slice) and not all(-q.shape[2] <= row < q.shape[2] for row in selected):
+        raise ShapeError(f"there are {q.shape[2]} queries, numbered from 0; got {list(selected)}")
+    return _run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend)
 
 
 def plan_job(
@@ -75,6 +94,7 @@ def plan_job(
     top: int = 8,
     received: bool = True,
     every: int = 1,
+    spans: Mapping[str, slice] | None = None,
     offset: int | None = None,
     logsumexp: Float[Tensor, "batch heads queries"] | None = None,
 ) -> MeasureJob:
@@ -93,7 +113,36 @@ def plan_job(
         if logsumexp.device != call.q.device:
             raise DeviceError(f"logsumexp is on {logsumexp.device}, q on {call.q.device}; move it with .to(q.device)")
         logsumexp = logsumexp[:, :, rows.start :: every]
-    return MeasureJob(call, rows, start, choose_blocks(len(rows), keys, pixels), top, received, logsumexp)
+    located = locate_spans(check_spans(spans or {}, ShapeError), keys)
+    return MeasureJob(call, rows, start, choose_blocks(len(rows), keys, pixels), top, received, logsumexp, located)
+
+
+def _run_query_runs(job: MeasureJob, runs: list[range], pixels: int, backend: str) -> Measures:
+    """Measures some queries of a job, given as ranges in increasing order, and joins the results."""
+    height, width = choose_blocks(sum(map(len, runs)), job.call.k.shape[2], pixels)
+    found = []
+    for run in runs or [range(0)]:
+        own = None if job.logsumexp is None else job.logsumexp[:, :, run.start : run.stop : run.step]
+        blocks = (height, width) if len(runs) < 2 else (min(height, 1), width)
+        part = job._replace(rows=run, logsumexp=own, blocks=blocks).start_at_first_row()
+        found.append(run_job(part, backend))
+    return found[0] if len(found) == 1 else _join_measures(found, height)
+
+
+def _join_measures(found: list[Measures], height: int) -> Measures:
+    """The measures of several groups of queries as one; `height` of the joined rows of the map are one pixel."""
+    joined: dict[str, Any] = {}
+    for field in fields(Measures):
+        parts = [getattr(one, field.name) for one in found]
+        if not isinstance(parts[0], Tensor):
+            joined[field.name] = parts[0]
+        elif field.name == "received":
+            joined["received"] = torch.stack(parts).sum(0)
+        elif field.name == "max_score":
+            joined["max_score"] = torch.stack(parts).amax(0)
+        else:
+            joined[field.name] = torch.cat(parts, 2)
+    return Measures(**joined | {"map": sum_blocks(joined["map"], height, 2)})
 
 
 def run_job(job: MeasureJob, backend: str = "auto") -> Measures:

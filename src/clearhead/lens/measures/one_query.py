@@ -14,7 +14,7 @@ from clearhead.attention.masks import Mask
 from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun
 from clearhead.lens.measures import top_keys
-from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.definition import MeasureJob, Measures, stack_spans
 
 
 def run(job: MeasureJob) -> Measures:
@@ -49,6 +49,11 @@ def run(job: MeasureJob) -> Measures:
         top_weights=_resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
         map=_sum_pixels(received, *job.blocks)[:, :, None],
+        max_score=best[..., 0],
+        span_mass=stack_spans(
+            received[..., span.start : span.stop].sum(-1, keepdim=True) for span in job.spans.values()
+        ),
+        span_names=tuple(job.spans),
     )
 
 

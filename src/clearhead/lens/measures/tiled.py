@@ -166,6 +166,8 @@ class _Results:
         self.received = q.new_zeros(batch, heads, keys if job.received else 0, dtype=torch.float64)
         pixels = (-(-n // block) if block else 0 for n, block in zip((count, keys), job.blocks, strict=True))
         self.map = q.new_zeros(batch, heads, *pixels)
+        self.max_score = q.new_full(shape[:2], -math.inf)
+        self.span_mass = q.new_zeros(*shape, len(job.spans)) if job.spans else None
 
     def to_measures(self, job: MeasureJob) -> Measures:
         return Measures(
@@ -179,6 +181,9 @@ class _Results:
             top_weights=self.top_weights[..., : job.top],
             received=self.received.to(self.map.dtype) if job.received else None,
             map=self.map,
+            max_score=self.max_score,
+            span_mass=self.span_mass,
+            span_names=tuple(job.spans),
         )
 
 
@@ -233,6 +238,9 @@ class _TiledJob:
         weights = (best - base[..., None]).exp() * share[..., None]
         out.top_weights[place][..., top] = weights.masked_fill(missing, 0.0)
         out.peak[place] = weights[..., 0]
+        own = out.max_score[place[:2]]
+        torch.maximum(own, largest.amax(-1), out=own)
+        self._sum_spans(exps, share, tile)
         self._add_sums(exps, share, tile)
 
     def _scores(self, tile: Tile, buffer: Tensor) -> tuple[Tensor, bool]:
@@ -265,6 +273,16 @@ class _TiledJob:
         earlier, later = before.sum(-1), after.sum(-1)
         distance = torch.mul(exps, gap, out=buffer).sum(-1) + earlier * (place - low) + later * (high - place)
         return earlier + between.sum(-1) + later, distance + (between * apart).sum(-1)
+
+    def _sum_spans(self, exps: Tensor, share: Tensor, tile: Tile) -> None:
+        """The mass on each span; a tile holds all keys that its queries see."""
+        columns, out = tile.run.columns, self.results.span_mass
+        for number, span in enumerate(self.job.spans.values()):
+            low, high = (
+                min(max(edge, columns.start), columns.stop) - columns.start for edge in (span.start, span.stop)
+            )
+            if out is not None and low < high:
+                out[tile.samples, tile.heads, tile.rows, number] = exps[..., low:high].sum(-1) * share
 
     def _add_sums(self, exps: Tensor, share: Tensor, tile: Tile) -> None:
         """Adds a tile to `received` and `map`."""

@@ -1,11 +1,12 @@
-"""The visible keys of each query: how many there are (which bounds its entropy), and the weight of a chosen one."""
+"""Visible keys: how many each query sees (which bounds its entropy), how many queries see each, single weights."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.attention.biases import Dense as DenseBias
@@ -33,29 +34,74 @@ def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows
     >>> count_visible_keys(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
     tensor([[[1, 2, 3, 3, 2]]])
     """
-    keys, device = call.k.shape[2], call.q.device
-    hiding = isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
-    if call.mask is None and not hiding:
+    mask, keys = call.mask, call.k.shape[2]
+    if _has_hiding_bias(call):
+        return _count_by_tiles(call, rows, True)
+    if mask is None:
         return torch.full((1, 1, len(rows)), keys)
-    if hiding or call.mask is None:
-        return _count_by_tiles(call, rows, hiding)
-    mask = call.mask
-    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, device), lambda: _count_in_mask(call, mask, rows))
+
+    def count() -> Tensor:
+        if len(rows) == 1 and (span := _find_common_span(call, mask, rows[0])) is not None:
+            return torch.full((1, 1, 1), len(span))
+        found = _find_limits(call, mask, rows)
+        return _count_by_tiles(call, rows, False) if found is None else _count_within(found)
+
+    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, call.q.device), count)
     return found
 
 
-def _count_in_mask(call: Call, mask: Mask, rows: range) -> Tensor:
-    found = _count_in_bands(call, mask, rows)
-    return _count_by_tiles(call, rows, False) if found is None else found
+def count_seeing_queries(call: Call, rows: range) -> Int[Tensor, "batch heads keys"]:
+    """By how many of these queries each key may be seen; batch and heads are 1 where nothing differs.
+
+    >>> from clearhead import Mask
+    >>> from clearhead.attention.call import check_call
+    >>> x = torch.zeros(1, 1, 5, 2)
+    >>> count_seeing_queries(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
+    tensor([[[3, 3, 3, 2, 0]]])
+    """
+    mask, keys = call.mask, call.k.shape[2]
+    if _has_hiding_bias(call):
+        return _count_by_tiles(call, rows, True, of_keys=True)
+    if mask is None:
+        return torch.full((1, 1, keys), len(rows))
+
+    def count() -> Tensor:
+        if len(rows) == 1 and (span := _find_common_span(call, mask, rows[0])) is not None:
+            counts = torch.zeros(1, 1, keys, dtype=torch.long)
+            counts[..., span.start : span.stop] = 1
+            return counts
+        found = _find_limits(call, mask, rows)
+        return _count_by_tiles(call, rows, False, of_keys=True) if found is None else _count_covering(found)
+
+    found: Tensor = mask.once(("lens seen by", call.sizes[2:], rows, call.q.device), count)
+    return found
 
 
-def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
-    """Counts for masks that are a band and hidden keys; None for others."""
+def _has_hiding_bias(call: Call) -> bool:
+    return isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
+
+
+def _find_common_span(call: Call, mask: Mask, row: int) -> range | None:
+    """The keys that one query sees, if the mask consists of bands alone."""
+    bands = [part for part in mask.parts() if isinstance(part, Band)]
+    if len(bands) < len(mask.parts()):
+        return None
+    spans = [band.span(row, *call.sizes[2:]) for band in bands]
+    return range(max(span.start for span in spans), min(span.stop for span in spans))
+
+
+class Limits(NamedTuple):
+    """A mask that is a band and hidden keys: row n sees the shown keys from low[n] to high[n], if it is real."""
+
+    low: Int[Tensor, " rows"]
+    high: Int[Tensor, " rows"]
+    shown: Bool[Tensor, "batch heads keys"]
+    real: Bool[Tensor, "batch heads #rows"]
+
+
+def _find_limits(call: Call, mask: Mask, rows: range) -> Limits | None:
+    """The limits of each row; None for masks of other kinds."""
     queries, keys = call.q.shape[2], call.k.shape[2]
-    if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):
-        spans = [part.span(rows[0], queries, keys) for part in mask.parts() if isinstance(part, Band)]
-        both = range(max(span.start for span in spans), min(span.stop for span in spans))
-        return torch.full((1, 1, 1), len(both))
     index = torch.arange(rows.start, rows.stop, rows.step)
     low, high = torch.zeros_like(index), torch.full_like(index, keys)
     shown = torch.ones(1, 1, 1, keys, dtype=torch.bool)
@@ -73,12 +119,26 @@ def _count_in_bands(call: Call, mask: Mask, rows: range) -> Tensor | None:
                 real = real & on_cpu.real_queries(queries, keys)[..., 0][:, :, index]
         else:
             return None
-    before = torch.nn.functional.pad(shown.cumsum(-1)[:, :, 0], (1, 0))  # the number of visible keys before each
     low, high = low.clamp(0, keys), high.clamp(0, keys)
-    return (before[..., high] - before[..., low]).clamp(min=0) * real
+    return Limits(low, torch.maximum(low, high), shown[:, :, 0], real)
 
 
-def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
+def _count_within(limits: Limits) -> Tensor:
+    """The number of keys that each row sees."""
+    before = torch.nn.functional.pad(limits.shown.cumsum(-1), (1, 0))  # the number of visible keys before each
+    return (before[..., limits.high] - before[..., limits.low]) * limits.real
+
+
+def _count_covering(limits: Limits) -> Tensor:
+    """The number of rows that see each key."""
+    real = limits.real.long().expand(*limits.real.shape[:2], len(limits.low))
+    changes = torch.zeros(*real.shape[:2], limits.shown.shape[-1] + 1, dtype=torch.long)
+    changes.index_add_(2, limits.low, real).index_add_(2, limits.high, -real)
+    return changes.cumsum(-1)[..., :-1] * limits.shown
+
+
+def _count_by_tiles(call: Call, rows: range, hiding: bool, *, of_keys: bool = False) -> Tensor:
+    """The number of keys that each row sees, or with `of_keys` of rows that see each key, by evaluating the mask."""
     (_, _, queries, keys), device, mask, bias = call.sizes, call.q.device, call.mask, call.bias
     parts = [part for part in (mask, bias if hiding else None) if part is not None]
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
@@ -87,20 +147,26 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool) -> Tensor:
     runs = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
     if mask is not None and keys:
         runs = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
-    counts = torch.zeros(batch, heads, len(rows), dtype=torch.long, device=device)
+    counts = torch.zeros(batch, heads, keys if of_keys else len(rows), dtype=torch.long, device=device)
     for number, (columns, partial) in enumerate(runs):
         low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
         some = rows[low:high]
         if not some:
             continue
-        counts[:, :, low:high] = columns.stop - columns.start
+        if of_keys:
+            counts[:, :, columns] += len(some)
+        else:
+            counts[:, :, low:high] = columns.stop - columns.start
         for piece in (columns,) if hiding else partial:
             tile = slice(some.start, some.stop, some.step), piece, queries, keys
             visible = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
             if hiding and bias is not None:
                 visible = visible & (bias.tile(*tile) > -math.inf)
             visible = visible.expand(*visible.shape[:2], len(some), piece.stop - piece.start)
-            counts[:, :, low:high] -= (~visible).sum(-1)
+            if of_keys:
+                counts[:, :, piece] -= (~visible).sum(-2)
+            else:
+                counts[:, :, low:high] -= (~visible).sum(-1)
     return counts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,8 @@ from clearhead.attention.call import Call
 from clearhead.errors import RecordError
 from clearhead.formatting import format_count, suggest_name
 from clearhead.lens.attention_names import to_python_number
-from clearhead.lens.measures.definition import Measures
+from clearhead.lens.measures.definition import Measures, check_counts
+from clearhead.lens.measures.selections import FAR
 from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
@@ -60,6 +61,7 @@ class CallMetadata(TypedDict, total=False):
     written: list[int]  # the tokens of the answer, and their texts
     writes: list[str]
     next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
+    media: dict[str, Any]  # the picture or sound that was the input, as JSON; `input` is its name then
     loss: float | None
     effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
     without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
@@ -94,6 +96,10 @@ class Forward:
         check_seen_name(name, self.names)
         found = self.sights[name]
         return found if isinstance(found, Sight) else found.sight(self)
+
+    def number_positions(self, kind: str, count: int) -> None:
+        """Gives each position an id, 0 to count − 1, where vectors went in (patches, frames): they can be labelled."""
+        self._ids[kind] = torch.arange(count)[None]
 
     def kind_of(self, name: str, cross: bool) -> str | None:
         """Which token ids the keys of an attention are: "source", "target", "tokens", or None."""
@@ -195,11 +201,69 @@ class Sight(Measures):
     kept: KeptInputs | None = None
     tokens: int | None = None  # the first keys are tokens; later ones, summaries of tokens, have no position. None: all
     forward: Forward | None = None
+    spans: dict[str, range] = field(default_factory=dict)  # the keys of each span; 2³⁰ is the end of one without end
+    seen_by: Int[Tensor, "batch #heads keys"] | None = None  # how many of the measured queries could see each key
+    sharing: int = 1  # how many heads share a key head: head n reads key head n // sharing
 
     @property
     def keys(self) -> int:
         """The number of keys."""
         return 0 if self.received is None else self.received.shape[2]
+
+    @property
+    def itself(self) -> Float[Tensor, "batch heads queries"]:
+        """The weight of each query on the key at its own position; needs watch(…, itself=True)."""
+        if "itself" not in self.probes:
+            raise RecordError(
+                f"{self.name!r} has no weights of queries on themselves; watch(…, itself=True) records them"
+            )
+        return self.probes["itself"]
+
+    @property
+    def received_mean(self) -> Float[Tensor, "batch heads keys"]:
+        """`received` as a mean over those of the measured queries that can see the key; 0 where none can."""
+        if self.received is None or self.seen_by is None:
+            raise RecordError(f"{self.name!r} is of an earlier version, which did not count the queries that see a key")
+        return self.received / self.seen_by.clamp(min=1)
+
+    def lookback(self, prompt_length: int) -> Float[Tensor, "batch heads queries"]:
+        """For each query, its mean weight on the prompt over that plus its mean weight on what was generated.
+
+        Means are over the keys that a query can see; before anything was generated it is 1, for a query that sees
+        nothing 0. The record needs the spans slice(0, prompt_length) and slice(prompt_length, None), under any names,
+        or q and k, or a map that was not pooled. A head that reads the prompt has values near 1 (Chuang et al. 2024).
+        """
+        check_counts(RecordError, prompt_length=prompt_length)
+        if self.visible is None:
+            raise RecordError(f"{self.name!r} does not say how many keys each query sees")
+        prompt, generated = (self._sum_keys(*edges) for edges in ((0, prompt_length), (prompt_length, FAR)))
+        visible = self.visible.to(prompt.dtype)
+        after = (self.queries - prompt_length + 1).clamp(min=0).to(prompt.dtype).minimum(visible)
+        prompt, generated = prompt / (visible - after).clamp(min=1), generated / after.clamp(min=1)
+        return prompt / (prompt + generated).clamp(min=torch.finfo(prompt.dtype).tiny)
+
+    def _sum_keys(self, start: int, stop: int) -> Float[Tensor, "batch heads queries"]:
+        """The weight of each measured query on the keys from `start` to `stop`."""
+        known = [
+            name
+            for name, span in self.spans.items()
+            if (span.start, min(span.stop, self.keys)) == (start, min(stop, self.keys))
+        ]
+        if known or start >= self.keys or start == stop:
+            return self.mass[known[0]] if known else torch.zeros_like(self.entropy)
+        if self.blocks == (1, 1):
+            return self.map[..., start:stop].sum(-1)
+        if self.kept is not None:
+            first, keys = self.kept.first_query, range(start, min(stop, self.keys))
+            rows = range(first, first + self.kept.q.shape[2])
+            heads = [self.windows(sample, head) for sample in range(len(self.entropy)) for head in self.heads]
+            sums = torch.stack([one.sums(rows, keys, (1, len(keys)))[self.queries - first, 0] for one in heads])
+            return sums.view(self.entropy.shape).to(self.entropy.dtype)
+        end = "None" if stop == FAR else stop
+        raise RecordError(
+            f"{self.name!r} has no sums of weights over these keys; record them with "
+            f"watch(…, spans={{'a name': slice({start}, {end})}})"
+        )
 
     def top(self, batch: int, head: int, query: int) -> list[WeightedKey]:
         """The keys with the largest weights for the query at this position."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,18 @@ Fetch = Callable[[Any], Tensor]  # the inverse
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
 LONGEST = 80_000_000  # bytes of a header: safetensors reads no more than 100 MB
-MEASURES = [one.name for one in fields(Measures)]
+MEASURES = [one.name for one in fields(Measures) if one.default is MISSING]
 AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dict.fromkeys(
     ("top_keys", "top_weights"), "batch heads queries top"
 )
-WHOLE = ("peak_key", "top_keys")
+OPTIONAL = {  # measures that may be missing; in files of earlier versions they are
+    "visible": "batch any queries",
+    "norms": "batch heads keys",
+    "max_score": "batch heads",
+    "span_mass": "batch heads queries spans",
+    "seen_by": "batch some keys",
+}
+WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
 SUMS = ("counts", "shifts", "sums", "squares")  # tensors of running statistics
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
@@ -179,7 +186,7 @@ def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
 
 
 def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
-    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", "visible", "norms"]}
+    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", *OPTIONAL]}
     return {
         "name": name,
         "cross": sight.cross,
@@ -187,6 +194,8 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "blocks": list(sight.blocks),
         "tokens": sight.tokens,
         "inputs": list(sight.inputs),
+        "sharing": sight.sharing,
+        "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
         "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
         "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
         "kept": None if sight.kept is None else _kept_to_json(sight.kept, store),
@@ -305,10 +314,11 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         axes = AXES.get(measure, "batch heads queries")
         tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
     tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
-    for other, axes in (("visible", "batch any queries"), ("norms", "batch heads keys")):
+    for other, axes in OPTIONAL.items():
         tensors[other] = None
         if other in references:
-            tensors[other] = _check_tensor(fetch(references[other]), axes, sizes, other, other == "visible")
+            tensors[other] = _check_tensor(fetch(references[other]), axes, sizes, other, other in WHOLE)
+    spans = _read_spans(given.get("spans", []), sizes.get("spans", 0))
     probes = {
         key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
         for key, number in read_field(given, "probes", dict).items()
@@ -323,6 +333,9 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         heads=heads,
         blocks=(blocks[0], blocks[1]),
         inputs=inputs,
+        sharing=max(1, read_integer({"sharing": 1} | given, "sharing")),
+        spans=spans,
+        span_names=tuple(spans),
         probes=probes,
         kept=kept,
         tokens=_read_token_count(given, sizes.get("keys", 0)),
@@ -338,6 +351,17 @@ def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
     if not 0 <= tokens <= keys:
         raise RecordError(f"tokens is {tokens}, of {keys} keys")
     return tokens
+
+
+def _read_spans(given: Any, count: int) -> dict[str, range]:
+    """The names and keys of spans; there must be `count` different ones."""
+    fits = isinstance(given, list) and all(isinstance(one, list) and len(one) == 3 for one in given)
+    if not fits or not all(isinstance(name, str) and type(a) is type(b) is int for name, a, b in given):
+        raise RecordError(f"spans must be names with two numbers each, got {given!r:.60}")
+    found = {name: range(first, end) for name, first, end in given}
+    if len(found) != len(given) or len(found) != count:
+        raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
+    return found
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:

@@ -9,7 +9,7 @@ from pydantic import Field
 from clearhead.errors import ConfigError
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 
-PREDICT, WRITE = ("predict",), ("predict", "look")
+WRITE = ("predict", "look")
 CUTS = ("top_k", "top_p", "min_p")
 
 
@@ -54,23 +54,23 @@ class LanguageModelRecipe(TaskRecipe):
 class LanguageOptions(Options):
     """Options of writing and scoring; None: as the recipe's `[decode]` says."""
 
-    temperature: float | None = option(None, "Sampling temperature; 0: no sampling.", only=PREDICT, ge=0)
-    top_k: int | None = option(None, "Sample from the k most probable tokens.", only=PREDICT, ge=1)
+    temperature: float | None = option(None, "Sampling temperature; 0: no sampling.", only=WRITE, ge=0)
+    top_k: int | None = option(None, "Sample from the k most probable tokens.", only=WRITE, ge=1)
     top_p: float | None = option(
-        None, "Sample from the top tokens with this total probability.", only=PREDICT, gt=0, le=1
+        None, "Sample from the top tokens with this total probability.", only=WRITE, gt=0, le=1
     )
     min_p: float | None = option(
-        None, "Sample from tokens with at least this share of the top probability.", only=PREDICT, ge=0, le=1
+        None, "Sample from tokens with at least this share of the top probability.", only=WRITE, ge=0, le=1
     )
     no_repeat_ngram: int | None = option(
-        None, "No run of so many tokens comes twice, the prompt's included; 0: any may.", only=PREDICT, ge=0
+        None, "No run of so many tokens comes twice, the prompt's included; 0: any may.", only=WRITE, ge=0
     )
     repetition_penalty: float | None = option(
-        None, "Above 1, tokens that came before become less probable (1.2 is much).", only=PREDICT, gt=0
+        None, "Above 1, tokens that came before become less probable (1.2 is much).", only=WRITE, gt=0
     )
-    seed: int = option(0, "Random seed for sampling.", only=PREDICT, ge=0)
+    seed: int = option(0, "Random seed for sampling.", only=WRITE, ge=0)
     longest: int | None = option(None, "Maximum tokens per answer or part, end token included.", only=WRITE, ge=1)
-    stop: list[str] = option([], "Stop before this text; may be given several times.", only=PREDICT)
+    stop: list[str] = option([], "Stop before this text; may be given several times.", only=WRITE)
     stride: int | None = option(
         None, "Tokens by which the window moves on (default: half the context).", only=("evaluate",), ge=1
     )

@@ -31,6 +31,7 @@ from clearhead.tasks.language_model.language_settings import (
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.tasks.language_model.sliding_window import DocumentLoss, score_documents, score_losses
 from clearhead.tasks.losses import token_loss
+from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.settings import validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import length_batches
@@ -186,7 +187,14 @@ class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOpti
         return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts, options.inputs_before)]
 
     def _encode_prompt(self, prompt: str) -> list[int]:
+        if self.prompt_end:
+            prompt = self._join_lines(prompt)
         return self._start_prompt(self.tokenizer.encode(prompt + self.prompt_end))
+
+    def _join_lines(self, prompt: str) -> str:
+        """The prompt with nothing inside that ends one: parts between are joined, lines too if a line break ends it."""
+        parts = prompt.splitlines() if self.prompt_end.isspace() else prompt.split(self.prompt_end)
+        return join_texts([part.strip() for part in parts])
 
     def _start_prompt(self, tokens: list[int]) -> list[int]:
         return [self.tokenizer.start, *tokens] if self.prompt_start or not tokens else tokens
@@ -266,23 +274,31 @@ class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOpti
     # Attention
 
     def traces(self, model: Decoder, given: str, *, answer: str | None, options: LanguageOptions) -> list[Trace]:
-        """One trace of the text, followed by the answer, or by `longest` tokens that the model writes."""
+        """One trace of the prompt and what follows: the given answer, or what the model writes.
+
+        The model writes as much as `predict` does, but no more than fits into the context, unless `longest` is given.
+        """
         tokens = self._encode_prompt(given)
         if not given:
             return []
-        more, text = list[int](), answer or ""
+        more, text, notes = list[int](), answer or "", list[str]()
+        room, ended = self.context - len(tokens), False
         if answer is not None:
             more = self.tokenizer.encode(answer)
-        elif options.longest is not None:
-            (written,) = self._begin_texts([tokens], options)
+        elif options.longest is not None or room > 0:
+            limit = min(room, self.decode.longest) if options.longest is None else options.longest
+            (written,) = self._begin_texts([tokens], options.model_copy(update={"longest": limit}))
             for _ in write_texts(model, [written]):
                 pass
-            more, text = written.tokens[written.prompt :], written.text
-        whole, notes = [*tokens, *more], []
+            more, text, ended = written.tokens[written.prompt :], written.text, written.finish == "end"
+        else:
+            notes.append("the prompt fills the context, so nothing is written after it; --longest 20 writes 20 tokens")
+        whole = [*tokens, *more]
         if len(whole) > self.context:
             notes.append(f"the text has {len(whole):,} tokens; the model reads the last {self.context:,} of them")
             whole = whole[-self.context :]
-        return [Trace({"tokens": whole}, [*whole[1:], -1], text, answer is not None, notes)]
+        last = self.tokenizer.end if ended else -1
+        return [Trace({"tokens": whole}, [*whole[1:], last], text, answer is not None, notes)]
 
     def run_trace(self, model: Decoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)

@@ -14,6 +14,7 @@ from clearhead.tasks.pretraining.denoising_task import DenoisingPretraining
 from clearhead.tasks.pretraining.masked_task import MaskedPretraining
 from clearhead.tasks.pretraining.next_token_task import NextTokenPretraining
 from clearhead.tasks.pretraining.pretraining_settings import PretrainingRecipe
+from clearhead.tasks.settings import Options
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -44,6 +45,10 @@ class Pretraining(MaskedPretraining):
     def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
         assert isinstance(recipe, PretrainingRecipe)
         return OBJECTIVES[recipe.objective].stacks(recipe)
+
+    @classmethod
+    def option_kinds(cls) -> Sequence[type[Options]]:
+        return [task.options for task in OBJECTIVES.values()]
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> AnyTask:  # type: ignore[override]

@@ -18,7 +18,7 @@ from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
 from clearhead.tasks.base import BatchT, InputT, Prediction, Task
 from clearhead.tasks.segmentation import has_loop, join_texts
-from clearhead.tasks.sequence_to_sequence.search import Decode, Search, SearchOptions
+from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
 from clearhead.text.batches import length_batches
 
 if TYPE_CHECKING:
@@ -115,9 +115,13 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """Answers to all inputs: empty in, empty out."""
         search, prefix = Search.of(options, self.decode), self._encode_prefix(options.prefix)
         split = [self.split(given) for given in inputs]
-        firsts = [number == 0 for parts in split for number in range(len(parts))]
-        prefixes = [prefix if first else [] for first in firsts]
-        written = iter(self.write(model, list(chain.from_iterable(split)), search, prefixes))
+        numbers = [
+            PartNumber(given, part)
+            for given, parts in enumerate(split, options.inputs_before)
+            for part in range(len(parts))
+        ]
+        prefixes = [[] if number.part else prefix for number in numbers]
+        written = iter(self.write(model, list(chain.from_iterable(split)), search, prefixes, numbers))
         return [
             self._join(given, [next(written) for _ in parts], search.best)
             for given, parts in zip(inputs, split, strict=True)
@@ -131,10 +135,11 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         search = Search.of(options.model_copy(update={"beams": options.beams or 1}), self.decode)
         prefix = self._encode_prefix(options.prefix)
         shown = ""
-        for number, part in enumerate(self.split(given)):
-            before, begin = shown, [] if number else prefix
+        for place, part in enumerate(self.split(given)):
+            before, begin = shown, [] if place else prefix
             rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
             limit = search.limit(self.output_limit(part)) + len(begin)
+            number = PartNumber(options.inputs_before, place)
             tokens = search.stream(self.writer(model, [part]), number, max_length=limit, **rules)
             for text in self._growing_texts(tokens):
                 whole = join_texts([before, text])
@@ -158,27 +163,36 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         parts: Sequence[PartT],
         search: Search,
         prefixes: Sequence[Sequence[int]] | None = None,
+        numbers: Sequence[PartNumber] | None = None,
     ) -> list[WrittenPart[PartT]]:
         """What the model writes for every part. An output that loops is written again.
 
         First from a part whose repetitions are cut, where there are any; if that does not help, without repeated
-        trigrams.
+        trigrams. `numbers` decide what is sampled for each part; without them all are parts of the first input.
         """
         begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
-        found = [WrittenPart(*both) for both in zip(self._search(model, parts, search, begins), parts, strict=True)]
+        numbers = numbers or [PartNumber(0, place) for place in range(len(parts))]
+        written = self._search(model, parts, search, begins, numbers)
+        found = [WrittenPart(*both) for both in zip(written, parts, strict=True)]
         for retry, again in ((CUT, search), (WITHOUT_REPEATS, search._replace(no_repeat_ngram=3))):
             looping = [place for place, one in enumerate(found) if self.has_looped(one.hypotheses[0], one.part)]
             shorter = {place: self.cut_repeats(parts[place]) for place in looping}
             chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
             if retry == CUT:
                 chosen = {place: part for place, part in chosen.items() if shorter[place] is not None}
-            better = self._search(model, list(chosen.values()), again, [begins[place] for place in chosen])
+            again_begins, again_numbers = [begins[place] for place in chosen], [numbers[place] for place in chosen]
+            better = self._search(model, list(chosen.values()), again, again_begins, again_numbers)
             for (place, part), hypotheses in zip(chosen.items(), better, strict=True):
                 found[place] = WrittenPart(hypotheses, part, retry)
         return found
 
     def _search(
-        self, model: EncoderDecoder, parts: Sequence[PartT], search: Search, prefixes: Sequence[list[int]]
+        self,
+        model: EncoderDecoder,
+        parts: Sequence[PartT],
+        search: Search,
+        prefixes: Sequence[list[int]],
+        numbers: Sequence[PartNumber],
     ) -> list[list[Hypothesis]]:
         found: list[list[Hypothesis]] = [[] for _ in parts]
         for rows in length_batches([self.part_length(part) for part in parts], search.batch):
@@ -187,7 +201,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
             if any(prefixes[row] for row in rows):
                 rules["prefix"] = [prefixes[row] for row in rows]
             writer = self.writer(model, [parts[row] for row in rows])
-            written = search.run(writer, rows, max_length=limits, **rules)
+            written = search.run(writer, [numbers[row] for row in rows], max_length=limits, **rules)
             for row, hypotheses in zip(rows, written, strict=True):
                 found[row] = hypotheses
         return found

@@ -49,6 +49,13 @@ class SearchOptions(Options):
         return self.best > 1
 
 
+class PartNumber(NamedTuple):
+    """The place of an input in the whole request, and of a part in that input; with the seed, it decides sampling."""
+
+    given: int
+    part: int = 0
+
+
 class Search(NamedTuple):
     """The settings of decoding, with defaults filled in."""
 
@@ -85,27 +92,29 @@ class Search(NamedTuple):
         """The most tokens of an answer, its end included, where the length of the input suggests `natural`."""
         return natural if self.longest is None else self.longest
 
-    def run(self, writer: Writer, rows: Sequence[int], **rules: Any) -> list[list[Hypothesis]]:
-        """The best hypotheses of each row of a writer. What row n draws depends on the seed and on rows[n] alone."""
+    def run(self, writer: Writer, numbers: Sequence[PartNumber], **rules: Any) -> list[list[Hypothesis]]:
+        """The best hypotheses of each row of a writer. What row n draws depends on the seed and numbers[n] alone."""
         rules["no_repeat_ngram"] = self.no_repeat_ngram
         if self.sampling_options is not None:
             return [
-                [one] for one in sample(writer, generator=self._make_generators(rows), **self.sampling_options, **rules)
+                [one]
+                for one in sample(writer, generator=self._make_generators(numbers), **self.sampling_options, **rules)
             ]
         if self.beams == 1:
             return [[one] for one in greedy(writer, **rules)]
         return beam(writer, beams=self.beams, best=self.best, length_penalty=self.length_penalty, **rules)
 
-    def stream(self, writer: Writer, row: int, **rules: Any) -> Iterator[int]:
-        """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this row."""
+    def stream(self, writer: Writer, number: PartNumber, **rules: Any) -> Iterator[int]:
+        """The tokens of a writer's only row as they are made: greedy, or those that `run` draws for this number."""
         if self.beams > 1:
             raise ConfigError("beam search has its answer only at the end and cannot stream it; use 1 beam, or sample")
         rules["no_repeat_ngram"] = self.no_repeat_ngram
         if self.sampling_options is None:
             return stream(writer, **rules)
-        return stream(writer, generator=self._make_generators([row]), **self.sampling_options, **rules)
+        return stream(writer, generator=self._make_generators([number]), **self.sampling_options, **rules)
 
-    def _make_generators(self, rows: Sequence[int]) -> list[torch.Generator]:
-        """Random numbers for each row, which depend on the seed and the row's number."""
-        seeds = [int(np.random.SeedSequence([self.seed, row]).generate_state(1, np.uint64)[0] >> 1) for row in rows]
+    def _make_generators(self, numbers: Sequence[PartNumber]) -> list[torch.Generator]:
+        """A generator of random numbers for each part."""
+        sequences = [np.random.SeedSequence([self.seed, number.given, number.part]) for number in numbers]
+        seeds = [int(one.generate_state(1, np.uint64)[0] >> 1) for one in sequences]
         return [torch.Generator().manual_seed(seed) for seed in seeds]

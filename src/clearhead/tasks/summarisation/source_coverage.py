@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,10 +46,16 @@ class SourceCoverage(NamedTuple):
         return {"attended": round(self.attended, 4), "sentences": sentences}
 
 
-def measure_coverage(received: Float[Tensor, " tokens"], pieces: Sequence[str]) -> SourceCoverage:
+def measure_coverage(
+    received: Float[Tensor, " tokens"],
+    pieces: Sequence[str],
+    text: str = "",
+    offsets: Sequence[tuple[int, int]] | None = None,
+) -> SourceCoverage:
     """The coverage of a text from the attention that each of its tokens received.
 
     `pieces` are its tokens as a Tokenizer shows them, without the end token. No attention at all covers nothing.
+    With `offsets`, where each token begins and ends in the `text`, sentences have the characters of the text itself.
 
     >>> pieces = ["▁It", "▁rains", ".", "▁We", "▁go", "."]
     >>> found = measure_coverage(torch.tensor([3.0, 1.0, 0.0, 4.0, 0.0, 0.0]), pieces)
@@ -61,7 +68,12 @@ def measure_coverage(received: Float[Tensor, " tokens"], pieces: Sequence[str]) 
     attended = (received >= received.mean()) & (received > 0) if len(received) else received > 0
     share = received / total.clamp(min=torch.finfo(received.dtype).tiny)
     sentences = [
-        SentenceCoverage(_join(pieces[span]), span, float(attended[span].float().mean()), float(share[span].sum()))
+        SentenceCoverage(
+            (_cut(text, offsets[span]) if offsets else "") or _join(pieces[span]),
+            span,
+            float(attended[span].float().mean()),
+            float(share[span].sum()),
+        )
         for span in split_sentences(pieces)
     ]
     return SourceCoverage(float(attended.float().mean()) if len(received) else 0.0, sentences)
@@ -74,8 +86,8 @@ def split_sentences(pieces: Sequence[str]) -> list[slice]:
     [slice(0, 3, None), slice(3, 5, None)]
     """
     ends, written = list[int](), ""
-    for piece in pieces:
-        written += _show(piece)
+    for text in _decode_pieces(pieces):
+        written += text
         ends.append(len(written))
     cuts = {found.end() for found in END.finditer(written)} | {found.start() for found in TURN.finditer(written)}
     spans, first = list[slice](), 0
@@ -87,15 +99,28 @@ def split_sentences(pieces: Sequence[str]) -> list[slice]:
     return spans
 
 
-def _show(piece: str) -> str:
-    """The text of a piece, one character for a byte."""
-    return "\ufffd" if BYTE.fullmatch(piece) else piece.replace("▁", " ")
+def _decode_pieces(pieces: Sequence[str]) -> Iterator[str]:
+    """The text of each piece; a character that is spelled in bytes belongs to the last of them."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        if BYTE.fullmatch(piece):
+            yield decoder.decode(bytes([int(piece[3:5], 16)]))
+        else:
+            broken = decoder.decode(b"", final=True)
+            decoder.reset()
+            yield broken + piece.replace("▁", " ")
+
+
+def _cut(text: str, offsets: Sequence[tuple[int, int]]) -> str:
+    """The part of a text from its first token to its last; "" if these have no characters of their own."""
+    own = [(begin, end) for begin, end in offsets if begin < end]
+    return text[min(begin for begin, _ in own) : max(end for _, end in own)] if own else ""
 
 
 def _join(pieces: Sequence[str]) -> str:
     """The text of pieces; bytes that are no character become �."""
     raw = b"".join(
-        bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else _show(piece).encode("utf-8", "replace")
+        bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else piece.replace("▁", " ").encode("utf-8", "replace")
         for piece in pieces
     )
     return raw.decode("utf-8", "replace").strip()

@@ -20,6 +20,7 @@ from clearhead.tasks.settings import TaskRecipe, option
 from clearhead.tasks.summarisation.lead_baseline import describe_lead, have_lines, take_lead
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import SourceCoverage, measure_coverage
+from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -146,12 +147,13 @@ class Summarisation(TextToText):
         found = []
         for text, summary in zip(texts, summaries, strict=True):
             source, target = self.source.encode(text), self.target.encode(summary)
+            [(aligned, offsets)] = self.source.encode_with_offsets([text])
             pieces, received = self.source.pieces(source), torch.zeros(len(source))
             if source and target:
                 read, written = [*source, self.source.end], [*target, self.target.end]
                 weights = cross_attentions(model, [read], [written], start=self.target.start)[0]
                 received = weights.float().mean((0, 1)).sum(0)[:-1].cpu()
-            found.append(measure_coverage(received, pieces))
+            found.append(measure_coverage(received, pieces, text, offsets if aligned == source else None))
         return found
 
     def input_notes(self, given: str, text: str) -> list[str]:
@@ -173,6 +175,20 @@ class Summarisation(TextToText):
         by_lines = have_lines(texts)
         leads = [take_lead(text, by_lines=by_lines) for text in texts]
         return Baseline(describe_lead(by_lines), rouge_scores(leads, [self.references_of(row) for row in rows]))
+
+    # Attention
+
+    def traces(self, model: EncoderDecoder, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
+        """A text with its summary, in one trace; its tokens are shown as the text has them, not normalised."""
+        from clearhead.text.surface_forms import surface_forms
+
+        numbers, surfaces = surface_forms(self.source, given)
+        shown = {"source": [*surfaces, *self.source.pieces([self.source.end])]}
+        whole = [*numbers, self.source.end]
+        return [
+            trace._replace(surfaces=shown) if trace.reads["source"] == whole else trace
+            for trace in super().traces(model, given, answer=answer, options=options)
+        ]
 
     # Model folder
 

@@ -21,14 +21,17 @@ TOKENS = 1024  # of a batch, pads included: what a CPU's cache holds is computed
 
 
 class _Convolution(nn.Module):
-    """One residual layer: every token is mixed with the token before and the token after it."""
+    """One residual layer: every token is mixed with the token before and the token after it.
+
+    It changes nothing at first, so that it can also stand before trained layers.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.mix = nn.Conv1d(config.width, config.width, 3, padding="same")
         self.dropout = nn.Dropout(config.dropout)
-        nn.init.xavier_uniform_(self.mix.weight)
+        nn.init.zeros_(self.mix.weight)
         if self.mix.bias is not None:
             nn.init.zeros_(self.mix.bias)
 

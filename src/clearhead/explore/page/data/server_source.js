@@ -68,6 +68,14 @@ export class ServerSource {
     return this.keep(await this.send("look", { text }));
   }
 
+  async lookAtFile(file) {
+    const reader = new FileReader();
+    const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: () => reject(reader.error) }));
+    reader.readAsDataURL(file);
+    await read;
+    return this.keep(await this.send("look", { name: file.name, data: reader.result.slice(reader.result.indexOf(",") + 1) }));
+  }
+
   async numbers(path, query, signal) {
     const { header, bytes } = await this.binary(path, query, signal);
     const copy = bytes.slice(0, bytes.length - (bytes.length % 4)); // aligned

@@ -37,13 +37,21 @@ export function weightAt({ attention, state }, answer, position) {
 /** How strongly each position of the answering axis is shaded, between 0 and 1. */
 export function shadeOf(explorer, answer) {
   if (!answer || !answer.most) return null;
-  const { attention, state } = explorer;
+  const { answered, attention, state } = explorer;
   const first = attention.first[state.direction === "at" ? 1 : 0];
-  const root = Math.max(...attention.counts) > 64;
-  const strength = Math.max(0.45, Math.min(1, (2 * answer.most) / answer.tokens)); // who looks everywhere looks nowhere hard
+  const patches = Boolean(answered.grid);
+  const root = !patches && Math.max(...attention.counts) > 64;
+  const strength = patches
+    ? patchStrength(answer.most / answer.tokens, answered.length)
+    : Math.max(0.45, Math.min(1, (2 * answer.most) / answer.tokens)); // who looks everywhere looks nowhere hard
   return (position) => {
     const weight = answer.weights ? answer.weights[position - first] : answer.sparse.get(position);
     if (!weight) return 0;
     return strength * (root ? Math.sqrt(weight / answer.most) : weight / answer.most);
   };
+}
+
+/** The shade of the patch or frame with the largest weight: full from eight times the even weight on. */
+export function patchStrength(most, patches) {
+  return Math.max(0.12, Math.min(1, (most * patches) / 8));
 }

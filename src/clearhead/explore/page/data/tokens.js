@@ -30,6 +30,10 @@ export class Axis {
     this.reads = axis.reads ?? name; // the tokens written stand at the places of those that were read
     this.grid = axis.grid ?? null;
     this.picture = axis.picture ?? null;
+    this.file = axis.file ?? null;
+    this.seconds = axis.seconds ?? null; // of a sound: what its picture covers
+    this.step = axis.step ?? null; // seconds from token to token
+    this.spikes = axis.spikes ?? []; // of CTC: [position, text, probability]
     this.labels = new Map();
   }
 
@@ -56,6 +60,14 @@ export class Axis {
   /** Whether the token continues the one before it, without a space. */
   glued(position) {
     return position > 0 && Boolean(this.gluedTo[position]);
+  }
+
+  /** The positions of the word that a token belongs to. */
+  wordAt(position) {
+    let [start, end] = [position, position + 1];
+    while (this.glued(start)) start--;
+    while (end < this.length && this.glued(end)) end++;
+    return Array.from({ length: end - start }, (_, i) => start + i);
   }
 
   /** The position of the first patch of a picture. */

@@ -122,7 +122,7 @@ export function readTheme() {
   const family = colour("sans") || "sans-serif";
   return {
     ink: colour("ink"), soft: colour("soft"), line: colour("line"), accent: colour("accent"), second: colour("second"),
-    paper: colour("paper"), hidden: colour("hidden"), beam: colour("beam"), word: colour("word"), family,
+    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), beam: colour("beam"), veil: colour("veil"), word: colour("word"), family,
     font: `13px ${family}`, strongFont: `600 13px ${family}`, smallFont: `11px ${family}`, tinyFont: `10px ${family}`,
   };
 }

@@ -14,9 +14,10 @@ const FOOT = 40;
 
 /** @returns {SVGSVGElement} */
 export function makeFigure(explorer, centre) {
-  const widths = centre.pictured ? centre.pictures.map((one) => one.canvas.clientWidth + 24) : centre.views.map((view) => view.element.clientWidth);
-  const height = centre.pictured ? centre.pictures[0].canvas.clientHeight + 16 : Math.max(...centre.views.map(mapHeight));
   const chosen = centre.chosen;
+  const drawn = centre.pictured ? centre.pictures.slice(0, chosen.length).map((one) => one.toCanvas()) : [];
+  const widths = centre.pictured ? drawn.map((one) => one.width + 24) : centre.views.map((view) => view.element.clientWidth);
+  const height = centre.pictured ? Math.max(...drawn.map((one) => one.height)) + 16 : Math.max(...centre.views.map(mapHeight));
   const width = Math.max(560, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
   const { look } = explorer;
   const svg = makeSvg("svg", {
@@ -29,7 +30,7 @@ export function makeFigure(explorer, centre) {
     const group = makeSvg("g", { transform: `translate(${left} 0)` });
     group.append(...heading(explorer, one, centre.pictured));
     const body = makeSvg("g", { transform: `translate(0 ${HEAD})` });
-    if (centre.pictured) body.append(embedImage(centre.pictures[i].canvas, 12, 0, widths[i] - 24, height - 16));
+    if (centre.pictured) body.append(embedImage(drawn[i].canvas, 12, 0, drawn[i].width, drawn[i].height));
     else body.append(...drawMap(centre.views[i], look));
     group.append(body);
     svg.append(group);
@@ -47,7 +48,8 @@ function mapHeight(view) {
 function heading(explorer, chosen, pictured) {
   const { asked, state, subject } = explorer;
   const token = subject.positions.map((position) => asked.label(position, 24)).slice(0, 4).join(", ");
-  const whose = pictured ? [say(state.direction === "at" ? "picturedAt" : "picturedBy", { token })] : [];
+  const sound = explorer.pictured?.kind === "audio";
+  const whose = pictured ? [say(`${sound ? "sounded" : "pictured"}${state.direction === "at" ? "At" : "By"}`, { token })] : [];
   const facts = [...headFacts(explorer, chosen).map((fact) => fact.textContent), ...whose].join(" · ");
   return [
     makeSvg("text", { x: 12, y: 20, "font-weight": 600, text: headTitle(explorer, chosen) }),

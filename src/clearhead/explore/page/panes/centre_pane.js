@@ -3,10 +3,9 @@
 import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
 import { headTitle, headFacts } from "../words/captions.js";
 import { say } from "../words/languages.js";
-import { weightAt } from "../data/token_sums.js";
 import { MapView } from "./map_view.js";
-import { PictureFlow, isPictured } from "./picture_flow.js";
-import { cellNote, hideTip, noteOf, resolutionNote, showTip, stateNote } from "./tips.js";
+import { makePicture } from "./picture_panel.js";
+import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
 import { Viewport } from "../state/viewport.js";
 
 const BAR = 88; // pixels of the scale
@@ -47,8 +46,8 @@ export class Centre {
 
   /** Whether the centre shows the picture instead of the matrix. */
   get pictured() {
-    const { drawing } = this.explorer.state;
-    return isPictured(this.explorer.answered) && drawing !== "map";
+    const { pictured, state } = this.explorer;
+    return Boolean(pictured) && state.drawing !== "map";
   }
 
   get chosen() {
@@ -65,14 +64,15 @@ export class Centre {
       this.viewport = new Viewport(...attention.counts);
       this.stale = true;
     }
-    byId("drawings").hidden = !isPictured(explorer.answered);
+    byId("drawings").hidden = !explorer.pictured;
+    byId("drawings").lastElementChild.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
     }
     byId("map-foot").classList.toggle("pictured", this.pictured);
     byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
     const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
-    for (const tiles of explorer.kept.values()) if (!shown.has(tiles)) tiles.rest();
+    for (const tiles of explorer.weights.tiles.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
     byId("maps").classList.toggle("two", chosen.length > 1);
@@ -104,14 +104,8 @@ export class Centre {
       close ? make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => explorer.store.set({ other: null }) } }) : null);
     let body = views[i].element;
     if (this.pictured) {
-      const axis = explorer.answered;
       this.pictures ??= [];
-      const hands = explorer.callbacksOf(axis);
-      const point = (position, place) => {
-        hands.point(position);
-        this.tellPicture(one, position, place);
-      };
-      this.pictures[i] = new PictureFlow(axis, { ...hands, point }, { label: say("picture") });
+      this.pictures[i] = makePicture(explorer, one);
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
@@ -145,10 +139,18 @@ export class Centre {
   }
 
   async paintPictures() {
-    const chosen = this.chosen;
-    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) picture.update(await this.shownOn(picture.axis, chosen[i]));
+    const { chosen, explorer } = this;
+    const { pictured: axis, pictureWords: words } = explorer;
+    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) {
+      const shown = await this.shownOn(axis, chosen[i]);
+      const written = words && (await this.shownOn(words, chosen[i]));
+      const matrix = words && (await explorer.matrixOf(chosen[i]).catch(() => null));
+      if (picture.axis === axis) picture.update(shown, written, matrix);
+    }
     this.legend = null;
-    refill(byId("legend"));
+    const most = this.pictures[0].drawn?.most;
+    if (most) this.drawLegend(explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
+    else refill(byId("legend"));
     byId("resolution").textContent = "";
     if (!document.documentElement.dataset.ready) {
       document.documentElement.dataset.ready = "map";
@@ -185,20 +187,6 @@ export class Centre {
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
   }
 
-  /** Shows the weight between the selected tokens and a patch. */
-  async tellPicture(chosen, position, place = null) {
-    const { explorer } = this;
-    const { answered, asked, subject, state } = explorer;
-    if (position === null || (answered === asked && !subject.pinned)) return hideTip();
-    const answer = await explorer.answer(chosen).catch(() => null);
-    const weight = answer && weightAt(explorer, answer, position);
-    if (weight === null) return hideTip();
-    const ends = [subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32), answered.label(position, 32)];
-    const note = noteOf(...(state.direction === "at" ? ends : ends.reverse()), weight);
-    if (place) showTip([note], place);
-    else byId("live").textContent = note.spoken;
-  }
-
   pin(view, { q, k }) {
     const { explorer } = this;
     const { attention, queries, keys } = view;
@@ -231,6 +219,7 @@ export class Centre {
   centreOn(axis, position) {
     const { attention } = this.explorer;
     const { viewport } = this;
+    if (this.pictured) return this.explorer.point(this.explorer.axes[axis], position);
     const [query, key] = viewport.centre;
     const fit = viewport.fitCell;
     if (Math.min(...viewport.cell) < 12 && Math.min(...fit) < 12) viewport.zoom(24 / Math.min(...viewport.cell));
@@ -267,6 +256,11 @@ export class Centre {
     const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
+    this.drawLegend(curve, ends, single);
+  }
+
+  drawLegend(curve, ends, single) {
+    const { explorer } = this;
     const canvas = make("canvas", { "aria-hidden": "true" });
     const context = sharpen(canvas, BAR, 9);
     for (let x = 0; x < BAR; x++) {
@@ -274,6 +268,6 @@ export class Centre {
       context.fillRect(x, 0, 1.5, 9);
     }
     const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
-    refill(legend, make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
+    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }));
   }
 }

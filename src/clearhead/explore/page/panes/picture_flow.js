@@ -1,8 +1,8 @@
 // A picture or spectrogram whose patches can be pointed at and pinned, shaded by attention.
 
 import { make, sharpen } from "../draw/elements.js";
-
-const PALE = 0.82;
+import { paintOverlay } from "../draw/picture_overlay.js";
+import { makeLegible } from "../data/tokens.js";
 
 /** The pictures of a scene, loaded once. */
 export function loadPictures(axes, arrived) {
@@ -28,7 +28,8 @@ export class PictureFlow {
     this.shown = null;
     this.canvas = make("canvas", { class: "picture", role: "application", tabindex: "0", "aria-label": options.label });
     this.before = make("div", { class: "tokens" });
-    this.element = make("div", { class: "flow picture-flow" }, this.before, this.canvas);
+    const name = options.named && axis.file ? make("bdi", { class: "file", text: makeLegible(axis.file, 80), title: makeLegible(axis.file, 200) }) : null;
+    this.element = make("div", { class: "flow picture-flow" }, this.before, this.canvas, name);
     this.buildBefore();
     this.listen();
   }
@@ -64,7 +65,7 @@ export class PictureFlow {
   walk(event) {
     const [rows, columns] = this.axis.grid;
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-    const patch = Math.max(0, (this.shown?.cursor ?? this.axis.firstPatch) - this.axis.firstPatch);
+    const patch = Math.max(0, (this.hands.cursor() ?? this.axis.firstPatch) - this.axis.firstPatch);
     if (by) {
       event.preventDefault();
       event.stopPropagation();
@@ -104,40 +105,12 @@ export class PictureFlow {
     if (!image) return;
     const [width, height] = this.size(image);
     const context = sharpen(this.canvas, width, height);
-    context.clearRect(0, 0, width, height);
-    context.imageSmoothingQuality = "high";
-    context.filter = shown.shade ? "grayscale(0.9)" : "none"; // colours are for attention
-    context.drawImage(image, 0, 0, width, height);
-    context.filter = "none";
-    const [rows, columns] = this.axis.grid;
-    const [high, wide] = [height / rows, width / columns];
-    const place = (position) => {
-      const patch = position - this.axis.firstPatch;
-      return [(patch % columns) * wide, Math.floor(patch / columns) * high];
-    };
-    if (shown.shade) {
-      context.fillStyle = this.hands.look().paper;
-      context.globalAlpha = 0.38;
-      context.fillRect(0, 0, width, height);
-      for (let position = this.axis.firstPatch; position < this.axis.length; position++) {
-        const shade = shown.shade(position);
-        if (shade <= 0.01) continue;
-        context.globalAlpha = PALE * Math.sqrt(shade);
-        context.fillStyle = scale.css(0.35 + 0.6 * shade);
-        context.fillRect(...place(position), wide + 0.3, high + 0.3);
-      }
-      context.globalAlpha = 1;
-    }
-    const frame = (position, colour) => {
-      if (position < this.axis.firstPatch) return;
-      const [x, y] = place(position);
-      context.lineWidth = 2;
-      context.strokeStyle = colour;
-      context.strokeRect(x + 1, y + 1, wide - 2, high - 2);
-    };
-    for (const position of shown.pinned) frame(position, this.hands.look().accent);
-    if (shown.current !== null) frame(shown.current, this.hands.look().accent);
-    if (shown.cursor !== null) frame(shown.cursor, this.hands.look().ink);
+    paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.hands.look(), shown });
+  }
+
+  /** What a saved figure shows. */
+  toCanvas() {
+    return { canvas: this.canvas, width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }
 }
 

@@ -7,15 +7,21 @@ import { PictureFlow, isPictured } from "./picture_flow.js";
 import { makeLegible } from "../data/tokens.js";
 
 const PAGE = 120;
+const FILES = {
+  picture: { label: "newPicture", accept: "image/png,image/jpeg,image/webp,image/gif" },
+  sound: { label: "newSound", accept: "audio/wav,audio/flac,.wav,.flac" },
+};
+const BEAT = 750; // milliseconds of a step that is played
 
 export class TextPane {
   constructor(explorer, shownOn) {
     this.explorer = explorer;
     this.shownOn = shownOn;
     byId("step").addEventListener("input", (event) => {
-      const step = Number(event.target.value);
-      explorer.store.set({ step: step >= explorer.steps ? null : step });
+      this.pause();
+      explorer.goToStep(Number(event.target.value));
     });
+    byId("play").addEventListener("click", () => this.play());
   }
 
   renew() {
@@ -24,11 +30,11 @@ export class TextPane {
     refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft", text: sizeOf(explorer) }));
     document.title = `clearhead · ${scene.title ?? ""}`;
     byId("notes").textContent = (scene.notes ?? []).map(sayNote).join(" · ");
-    byId("another").hidden = !explorer.live;
+    showAnother(explorer);
     this.listViews(scene);
     this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
       const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
-      const options = { page: PAGE, label, width: 220, height: 84 };
+      const options = { page: PAGE, label, width: 220, height: 84, named: true };
       return isPictured(axis) ? new PictureFlow(axis, explorer.callbacksOf(axis), options) : new TokenFlow(axis, explorer.callbacksOf(axis), options);
     });
     const inputs = this.flows.filter((flow) => !explorer.decodes(flow.axis));
@@ -36,12 +42,40 @@ export class TextPane {
     refill(byId("output-text"), ...this.flows.filter((flow) => explorer.decodes(flow.axis)).map((flow) => flow.element));
     byId("source-text").hidden = inputs.length === 0;
     byId("output-side").hidden = !scene.output;
-    byId("scrubber").hidden = explorer.steps < 2;
+    byId("scrubber").hidden = byId("play").hidden = explorer.steps < 2;
+    this.pause();
     const plain = scene.output?.text && !axes[scene.output.axis] ? scene.output.text : "";
     const parts = plain && scene.output.parts?.length ? scene.output.parts : [[plain, "", null]];
     refill(byId("output-plain"), ...parts.map(([text, label, score]) => markPart(text, label, score)));
     byId("output-plain").hidden = !plain;
     this.update();
+  }
+
+  /** Plays the decoding word by word, from the beginning if it is at its end; again pauses it. */
+  play() {
+    const { explorer } = this;
+    if (this.playing) return this.pause();
+    if (explorer.steps < 2) return;
+    explorer.goToStep(explorer.state.step === null ? 1 : explorer.step + 1);
+    if (explorer.state.step === null) return;
+    this.playing = setInterval(() => {
+      explorer.moveStep(1);
+      if (explorer.state.step === null) this.pause();
+    }, BEAT);
+    this.showPlaying();
+  }
+
+  pause() {
+    clearInterval(this.playing);
+    this.playing = 0;
+    this.showPlaying();
+  }
+
+  showPlaying() {
+    const button = byId("play");
+    button.textContent = this.playing ? "⏸\ufe0e" : "▶\ufe0e";
+    button.title = say(this.playing ? "pause" : "play");
+    button.setAttribute("aria-label", button.title);
   }
 
   /** A record of several calls or samples shows one at a time. */
@@ -71,6 +105,17 @@ export class TextPane {
       flow.update(await this.shownOn(flow.axis, null, "asked"));
     }
   }
+}
+
+/** The form for another input: a text, or a file of the kind that the model reads. */
+function showAnother({ live, scene }) {
+  const kind = FILES[scene.takes];
+  byId("another").hidden = !live;
+  byId("another-text").hidden = byId("another").querySelector("button").hidden = Boolean(kind);
+  byId("another-file").hidden = byId("another-file-label").hidden = !kind;
+  if (!kind) return;
+  byId("another-file").accept = kind.accept;
+  byId("another-file-label").textContent = say(kind.label);
 }
 
 /** A part of an answer: plain text, or an entity or label with its probability. */

@@ -70,7 +70,7 @@ export class TokenPane {
     refill(byId("subject"),
       subject.pinned ? make("span", { class: "soft", text: say("pinned") }) : null, ...chips,
       several ? make("span", { class: "soft", text: say("sumOf", { count: subject.positions.length }) }) : null,
-      several ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
+      several && subject.pinned ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
     byId("pin-hint").hidden = subject.pinned;
   }
 
@@ -115,8 +115,12 @@ export class TokenPane {
       this.spoken = document.documentElement.lang;
       refill(byId("shaded"), this.flow.element);
     }
+    const twice = this.centre.pictured && isPictured(answered); // the centre shows it already, and larger
+    byId("shaded").hidden = byId("shaded-title").hidden = twice;
+    if (twice) return;
     const name = subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 24);
-    refill(byId("shaded-title"), ...sayAround(`${isPictured(answered) ? "pictured" : "shaded"}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }) }));
+    const kind = answered.kind === "audio" ? "sounded" : isPictured(answered) ? "pictured" : "shaded";
+    refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }) }));
     this.flow.update(await this.shownOn(answered, null, "answered"));
   }
 

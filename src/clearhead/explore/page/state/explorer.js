@@ -2,12 +2,10 @@
 
 import { Scale, isDark } from "../draw/colours.js";
 import { sumLines, shadeOf } from "../data/token_sums.js";
-import { loadPictures } from "../panes/picture_flow.js";
+import { isPictured, loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
-import { HeadTiles } from "../data/tiles.js";
+import { WeightCache } from "../data/weight_cache.js";
 import { Axis } from "../data/tokens.js";
-
-const HEADS_KEPT = 4;
 
 export class Explorer {
   constructor(scene, source, store) {
@@ -20,13 +18,12 @@ export class Explorer {
   renew(scene) {
     this.scene = scene;
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
-    this.kept = new Map();
-    this.rows = new Map();
+    this.weights = new WeightCache(this.source, (name) => this.attentionOf(name), () => this.arrived());
     this.effects = null;
     this.noEffects = false;
     this.groups = groupsOf(scene.attentions);
     nameRows(this);
-    this.pictures = loadPictures(this.axes, () => this.arrived());
+    this.pictures = loadPictures(this.axes, () => this.pictureArrived());
   }
 
   get state() {
@@ -85,35 +82,35 @@ export class Explorer {
     return Math.max(...attention.counts) <= 64 ? "linear" : "root";
   }
 
-  /** The tiles of a head; the last few heads stay in memory. */
   tilesOf(name, head) {
-    const key = `${name}/${head}`;
-    const before = this.kept.get(key);
-    const known = before && (before.base || !before.problem) ? before : new HeadTiles(this.source, this.attentionOf(name), head, () => this.arrived());
-    this.kept.delete(key);
-    this.kept.set(key, known);
-    for (const old of this.kept.keys()) {
-      if (this.kept.size <= HEADS_KEPT) break;
-      this.kept.delete(old);
-    }
-    return known;
+    return this.weights.tilesOf(name, head);
   }
 
-  /** Called when numbers have arrived; and below, when heads were switched. Panes replace them. */
+  /** Called when numbers or a picture have arrived; and below, when heads were switched. Panes replace them. */
   arrived() {}
+
+  pictureArrived() {}
 
   ablated() {}
 
-  /** A row or a column of weights, cached. */
   lineOf(direction, name, head, position) {
-    const key = `${direction}/${name}/${head}/${position}`;
-    if (!this.rows.has(key)) {
-      if (this.rows.size > 64) this.rows.clear();
-      const ask = direction === "at" ? this.source.row(name, head, position) : this.source.column(name, head, position);
-      ask.catch(() => this.rows.delete(key));
-      this.rows.set(key, ask);
-    }
-    return this.rows.get(key);
+    return this.weights.lineOf(direction, name, head, position);
+  }
+
+  matrixOf(chosen) {
+    return this.weights.matrixOf(chosen);
+  }
+
+  /** The picture or sound on either side of the attention, the answering side first; null if there is none. */
+  get pictured() {
+    return [this.answered, this.asked].find(isPictured) ?? null;
+  }
+
+  /** The words on the other side of a picture or sound; null where it looks at itself. */
+  get pictureWords() {
+    const { attention, axes, pictured } = this;
+    const other = pictured && [attention.queries, attention.keys].map((name) => axes[name]).find((axis) => axis !== pictured);
+    return other && !isPictured(other) ? other : null;
   }
 
   /** Requests the effect of each head on the loss once, and stores it in the heads. */
@@ -187,6 +184,13 @@ export class Explorer {
     this.store.set(patch);
   }
 
+  /** Pins all pieces of a word, or unpins them if all are pinned. */
+  pinWord(axis, positions) {
+    const pinned = new Set(this.pinnedOn(this.axes[axis]));
+    const all = positions.every((position) => pinned.has(position));
+    for (const position of positions) if (pinned.has(position) === all) this.pin(axis, position);
+  }
+
   unpin() {
     this.store.set({ pins: [] });
   }
@@ -215,10 +219,12 @@ export class Explorer {
     const pinned = this.pinnedOn(this.asked).filter(here);
     if (pinned.length) return { positions: pinned, pinned: true };
     const under = side === 0 ? cursor?.q : cursor?.k;
-    if (under !== null && under !== undefined) return { positions: [under + first], pinned: false };
+    if (under !== null && under !== undefined) return { positions: cursor.word ?? [under + first], pinned: false };
     if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
     if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
-    return { positions: [this.lastWord(this.asked, first, end)], pinned: false };
+    const last = this.lastWord(this.asked, first, end);
+    const whole = this.asked === this.pictureWords && this.pictured.kind === "image";
+    return { positions: whole ? this.asked.wordAt(last).filter(here) : [last], pinned: false };
   }
 
   /** The weights of the selection in one head; by default the first chosen. */
@@ -231,19 +237,15 @@ export class Explorer {
    * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow which side scrolls into view
    */
   async shownOn(axis, chosen = null, follow = "answered") {
-    const { attention, state, subject } = this;
+    const { state, subject } = this;
     const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
     const other = axis !== this.asked && axis.reads === this.asked.reads; // the same places, seen from the other side
     const pinned = new Set(other ? [] : this.pinnedOn(axis));
-    const { cursor } = state;
-    const places = [];
-    if (axis.name === attention.queries && Number.isInteger(cursor?.q)) places.push(cursor.q + attention.first[0]);
-    if (axis.name === attention.keys && Number.isInteger(cursor?.k)) places.push(cursor.k + attention.first[1]);
     const decoded = this.decodes(axis);
     const asks = axis === this.asked && (axis !== this.answered || follow === "asked");
     return {
-      shade: shadeOf(this, answer), pinned, cursor: places[0] ?? null,
-      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions[0] : null,
+      shade: shadeOf(this, answer), pinned, cursor: this.cursorOn(axis),
+      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions.at(-1) : null,
       fadedFrom: decoded ? this.step : Infinity,
       focus: asks ? subject.positions.at(-1) : (answer?.top[0]?.[0] ?? null),
     };
@@ -257,10 +259,22 @@ export class Explorer {
       pictures: () => this.pictures,
       pin: (position) => position !== null && this.pin(axis.name, position),
       point: (position) => this.point(axis, position),
+      cursor: () => this.cursorOn(axis),
+      pinWord: (positions) => this.pinWord(axis.name, positions),
+      pointAtWord: (positions) => this.point(axis, positions.at(-1), positions),
     };
   }
 
-  point(axis, position) {
+  /** The position under the cursor; null if it is elsewhere. */
+  cursorOn(axis) {
+    const { attention, state } = this;
+    if (axis.name === attention.queries && Number.isInteger(state.cursor?.q)) return state.cursor.q + attention.first[0];
+    if (axis.name === attention.keys && Number.isInteger(state.cursor?.k)) return state.cursor.k + attention.first[1];
+    return null;
+  }
+
+  /** Puts the cursor on a token, or on all tokens of a word. */
+  point(axis, position, word = null) {
     if (position === null) return this.store.set({ cursor: null });
     const { attention, state } = this;
     const both = attention.queries === attention.keys;
@@ -269,7 +283,7 @@ export class Explorer {
     const place = position - attention.first[side];
     if (!asQuery && axis.name !== attention.keys) return;
     if (place < 0 || place >= attention.counts[side]) return;
-    this.store.set({ cursor: asQuery ? { q: place, k: null } : { q: null, k: place } });
+    this.store.set({ cursor: asQuery ? { q: place, k: null, word } : { q: null, k: place, word } });
   }
 
   /** The last token with letters or digits, not an end of text or a full stop. */
@@ -302,9 +316,13 @@ export class Explorer {
   }
 
   moveStep(by) {
-    if (!this.steps) return;
-    const step = Math.max(1, Math.min(this.steps, this.step + by));
-    this.store.set({ step: step === this.steps ? null : step });
+    if (this.steps) this.goToStep(Math.max(1, Math.min(this.steps, this.step + by)));
+  }
+
+  /** Decodes up to this step. Over a picture or sound, what the word of the step looks at is shown instead of pins. */
+  goToStep(step) {
+    const follow = this.pictured && this.stepped ? { pins: this.state.pins.filter((pin) => pin.axis === this.pictured.reads), direction: "at" } : {};
+    this.store.set({ ...follow, step: step >= this.steps ? null : step });
   }
 }
 

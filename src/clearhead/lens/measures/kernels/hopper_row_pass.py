@@ -201,6 +201,8 @@ def reduce_rows(
     gl.store(out[2] + at, gl.where(seen, gl.exp2(peak) + entropy * 0, 0.0), mask=inside)
     gl.store(out[3] + at, gl.where(seen, distance, 0.0), mask=inside)
     gl.store(out[4] + at, gl.where(seen, first_key, -1), mask=inside)
+    best_score = (peak + logsumexp) * LN2 + entropy * 0
+    gl.store(out[6] + at, gl.where(seen, best_score, float("-inf")), mask=inside)
     if TOP > 0:
         gl.store(out[5] + at, find_threshold(best, logsumexp, TOP), mask=inside)
     else:
@@ -211,8 +213,8 @@ def reduce_rows(
             group_of * 8 + gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, class_layout)))[None, None, :]
         )
         bits = gl.where(equal & (best_tile == first_tile[:, None][:, None, :]), 1 << class_number, 0)
-        gl.store(out[6] + at, first_tile, mask=inside)
-        gl.store(out[7] + at, gl.sum(gl.sum(bits, 1), 1), mask=inside)
+        gl.store(out[7] + at, first_tile, mask=inside)
+        gl.store(out[8] + at, gl.sum(gl.sum(bits, 1), 1), mask=inside)
 
 
 @gluon.jit

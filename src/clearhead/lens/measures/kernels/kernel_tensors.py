@@ -93,12 +93,12 @@ class KernelOutputs:
     def __init__(self, job: MeasureJob, *, received_in_row_pass: bool) -> None:
         (batch, heads, _, keys), rows, device = job.call.sizes, len(job.rows), job.call.q.device
         shape, dtype = (batch, heads, rows), torch.float32
-        per_query = torch.empty(8 if job.top else 10, *shape, dtype=dtype, device=device).unbind()
+        per_query = torch.empty(9 if job.top else 11, *shape, dtype=dtype, device=device).unbind()
         self.log2sumexp, self.entropy, self.peak, self.distance, self.first = per_query[:5]
         self.threshold, self.logsumexp = per_query[5:7]
-        self.first_key = per_query[7].view(torch.int32)
+        self.first_key, self.best_score = per_query[7].view(torch.int32), per_query[8]
         # Only without top keys: the tile of the best key, and its classes
-        self.best = tuple(one.view(torch.int32) for one in per_query[8:])
+        self.best = tuple(one.view(torch.int32) for one in per_query[9:])
         self.candidates: Tensor | None = None  # slots, of which the first counts the used ones
         if job.top:
             self.candidates = torch.empty(*shape, count_slots(job.top), dtype=torch.int32, device=device)
@@ -113,12 +113,15 @@ class KernelOutputs:
         if job.received:
             allocate = torch.zeros if received_in_row_pass else torch.empty
             self.received = allocate(batch, heads, keys, dtype=dtype, device=device)
+        self.span_mass: Tensor | None = None
+        if job.spans:
+            self.span_mass = torch.empty(*shape, len(job.spans), dtype=dtype, device=device)
 
     @property
     def row_pass(self) -> tuple[Float[Tensor, "batch heads rows"] | Int[Tensor, "batch heads rows"], ...]:
         """The argument `out` of the row passes."""
         per_query = (self.log2sumexp, self.entropy, self.peak, self.distance, self.first_key, self.threshold)
-        return (*per_query, *self.best)
+        return (*per_query, self.best_score, *self.best)
 
     def to_measures(self, job: MeasureJob) -> Measures:
         return Measures(
@@ -132,6 +135,9 @@ class KernelOutputs:
             top_weights=self.top_weights,
             received=self.received,
             map=self.map,
+            max_score=self.best_score.amax(-1),
+            span_mass=self.span_mass,
+            span_names=tuple(job.spans),
         )
 
 

@@ -71,6 +71,8 @@ def explain_refusal(job: MeasureJob) -> str | None:
 
 def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
     """The measures of a job, with the tile shapes of the tuned table unless others are given."""
+    if job.rows.start >= job.rows.step:  # tile plans take tiles of rows for blocks of queries, from the first on
+        job = job.start_at_first_row()
     with torch.cuda.device_of(job.call.q):
         inputs = KernelInputs.of_job(job)
         shapes = choose_job_shapes(job) if shapes is None else shapes
@@ -89,6 +91,8 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         if received or job.top or (job.logsumexp is None and job.blocks[0]):
             launch_column_pass(job, inputs, outputs, shapes)
         launch_selection(job, inputs, outputs, shapes, shapes.rows if hopper is None else hopper.shape)
+        if outputs.span_mass is not None:
+            launch_span_pass(job, inputs, outputs.log2sumexp, outputs.span_mass, shapes.rows)
         return outputs.to_measures(job)
 
 
@@ -181,6 +185,26 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
         COLLECT=job.top > 0,
         SLOTS=count_slots(job.top),
         **_map_constants(job, shape, filled=job.logsumexp is None),
+        **_tile_constants(inputs, shape),
+    )
+
+
+def launch_span_pass(
+    job: MeasureJob, inputs: KernelInputs, log2sumexp: Tensor, span_mass: Tensor, shape: TileShape
+) -> None:
+    """Sums the weights of each query over each span of keys, once the logsumexp is known."""
+    from clearhead.lens.measures.kernels.span_pass import sum_spans
+
+    edges = tuple((span.start, span.stop) for span in job.spans.values())
+    spans = mask_plan.cache_on_device(
+        ("spans", edges),
+        inputs.q.device,
+        lambda: torch.tensor(edges, dtype=torch.int32, device=inputs.q.device),
+    )
+    q, k = inputs.describe(shape)
+    sum_spans[inputs.count_programs(-(-len(job.rows) // shape.queries) * len(edges))](
+        *(q.source, q.place, k.source, k.place, inputs.mask.arguments, inputs.bias, spans, inputs.scales, inputs.cap),
+        *(log2sumexp, span_mass, len(edges), *inputs.sizes),
         **_tile_constants(inputs, shape),
     )
 

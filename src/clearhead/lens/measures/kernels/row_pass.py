@@ -116,6 +116,7 @@ def scan_rows(
     seen = (peak > NOTHING) | (not_a_number != 0)
     peak += not_a_number
     if GIVEN:
+        best_score = peak + logsumexp
         entropy = -LN2 * tl.sum(log_sum, 1)
         distance = tl.sum(distance_sum, 1)
     else:
@@ -131,6 +132,7 @@ def scan_rows(
         share = tl.exp2(below)
         entropy = -LN2 * tl.sum(share * (log_sum + below * total), 1)
         distance = tl.sum(share * distance_sum, 1)
+        best_score = peak
         peak -= logsumexp
         best -= logsumexp[:, None, None]
     tl.store(out[0] + at, tl.where(seen, logsumexp, -HIDDEN), mask=inside)
@@ -138,6 +140,7 @@ def scan_rows(
     tl.store(out[2] + at, tl.where(seen, tl.exp2(peak), 0.0), mask=inside)
     tl.store(out[3] + at, tl.where(seen, distance, 0.0), mask=inside)
     tl.store(out[4] + at, tl.where(seen, first_key, -1), mask=inside)
+    tl.store(out[6] + at, tl.where(seen, best_score * LN2, float("-inf")), mask=inside)
     if TOP > 0:
         tl.store(out[5] + at, find_threshold(best, logsumexp, TOP), mask=inside)
     else:
@@ -145,8 +148,8 @@ def scan_rows(
         earliest_tile = tl.min(tl.min(tl.where(equal, best_tile, FAR), 1), 1)
         class_number = tl.arange(0, CLASSES // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
         bits = tl.where(equal & (best_tile == earliest_tile[:, None, None]), 1 << class_number, 0)
-        tl.store(out[6] + at, earliest_tile, mask=inside)
-        tl.store(out[7] + at, tl.sum(tl.sum(bits, 1), 1), mask=inside)
+        tl.store(out[7] + at, earliest_tile, mask=inside)
+        tl.store(out[8] + at, tl.sum(tl.sum(bits, 1), 1), mask=inside)
 
 
 @triton.jit

@@ -1,0 +1,104 @@
+"""The options `queries` and `spans`: which queries are measured, and over which keys their weights are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.lens.measures.definition import Spans
+
+Queries = slice | Collection[int] | Int[Tensor, " positions"]
+Selected = slice | tuple[int, ...]  # `Queries`, checked
+FAR = 2**30  # the end of a span without one: further than any key
+
+
+def check_queries(queries: Queries | int, error: type[ClearheadError]) -> Selected:
+    """A slice with a positive step, or a tuple of positions; raises `error` for anything else."""
+    if isinstance(queries, slice):
+        if all(one is None or _is_whole(one) for one in (queries.start, queries.stop, queries.step)):
+            if queries.step is None or queries.step > 0:
+                return queries
+            raise error(f"queries are measured in the order of their positions: a step must be positive, got {queries}")
+    else:
+        numbers: Any = queries.tolist() if isinstance(queries, Tensor) else queries
+        numbers = [numbers] if _is_whole(numbers) else numbers
+        if isinstance(numbers, Collection) and not isinstance(numbers, str) and all(map(_is_whole, numbers)):
+            return tuple(numbers)
+    raise error(f"queries are a slice, such as slice(-64, None), or positions, such as [5, -1], got {queries!r:.80}")
+
+
+def check_spans(spans: Mapping[str, slice], error: type[ClearheadError]) -> dict[str, slice]:
+    """Names with slices of keys, without a step; raises `error` for anything else."""
+    if not isinstance(spans, Mapping):
+        raise error(f"spans must be a dict from names to slices of keys, got {spans!r:.80}")
+    for name, span in spans.items():
+        edges = (span.start, span.stop) if isinstance(span, slice) and span.step in (None, 1) else ("no", "span")
+        if not isinstance(name, str) or not all(edge is None or _is_whole(edge) for edge in edges):
+            raise error(
+                f"a span is a name with a slice of keys, such as {{'passage': slice(120, 480)}}, got {name!r}: {span!r}"
+            )
+    return dict(spans)
+
+
+def locate_spans(spans: Mapping[str, slice], keys: int) -> Spans:
+    """The spans as ranges of keys; negative edges count from the last of `keys`, a span without end has none.
+
+    >>> locate_spans({"prompt": slice(0, 5), "then": slice(5, None), "last two": slice(-2, None)}, keys=7)
+    {'prompt': range(0, 5), 'then': range(5, 1073741824), 'last two': range(5, 1073741824)}
+    """
+
+    def place(edge: int | None, default: int) -> int:
+        return default if edge is None else edge if edge >= 0 else max(0, keys + edge)
+
+    return {name: range(place(span.start, 0), place(span.stop, FAR)) for name, span in spans.items()}
+
+
+def shift_spans(spans: Spans, first_key: int) -> Spans:
+    """The same spans, counted from the key at position `first_key`."""
+    if not first_key:
+        return spans
+    return {name: range(*(max(0, edge - first_key) for edge in (one.start, one.stop))) for name, one in spans.items()}
+
+
+def find_query_runs(selected: Selected, first: int, count: int) -> list[range]:
+    """The selected ones of `count` queries from position `first` on, counted from the first, as ranges in order.
+
+    Negative positions count from the end of these queries; positions of other queries are ignored.
+
+    >>> find_query_runs(slice(-3, None), first=10, count=5), find_query_runs((0, 11, 12, 13, 20, -1), first=10, count=5)
+    ([range(2, 5)], [range(1, 5)])
+    """
+    end = first + count
+    if isinstance(selected, slice):
+        wanted = range(*selected.indices(end))
+        skipped = max(0, -(-(first - wanted.start) // wanted.step))
+        rows = wanted[skipped:]
+        return [range(rows.start - first, rows[-1] + 1 - first, rows.step)] if rows else []
+    places = sorted({place if place >= 0 else end + place for place in selected})
+    return _group_into_ranges(place - first for place in places if first <= place < end)
+
+
+def _group_into_ranges(places: Iterable[int]) -> list[range]:
+    """Increasing numbers as ranges of equal steps.
+
+    >>> _group_into_ranges([1, 2, 3, 7, 9, 11])
+    [range(1, 4), range(7, 12, 2)]
+    """
+    found: list[range] = []
+    for place in places:
+        last = found[-1] if found else range(0)
+        if len(last) == 1:
+            found[-1] = range(last[0], place + 1, place - last[0])
+        elif last and place == last[-1] + last.step:
+            found[-1] = range(last[0], place + 1, last.step)
+        else:
+            found.append(range(place, place + 1))
+    return found
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,83 @@
+"""The sections of a captioning recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from clearhead.images.preprocessing import LARGEST_SIDE
+from clearhead.tasks.sequence_to_sequence import Decode, Loss
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+
+
+class CaptionData(Data):
+    """`[data]` of captions: tables of paths and texts, or folders."""
+
+    keywords: bool = False  # whether tables have a third column, keywords with commas between, which [loss] can use
+    longest: int = Field(64, ge=1)  # tokens of a caption; longer rows are dropped from training, and the report says so
+
+
+class CaptionText(Text):
+    """`[text]` of captions."""
+
+    vocabulary: int = Field(2000, ge=300)
+
+
+class Picture(Section):
+    """`[picture]`: the size that pictures are brought to, and the patches that they are cut into."""
+
+    height: int = Field(64, ge=1, le=LARGEST_SIDE)  # pixels
+    width: int = Field(64, ge=1, le=LARGEST_SIDE)
+    patch: int = Field(8, ge=1)  # pixels along a patch's side
+    # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
+    resize: Literal["pad", "crop", "stretch"] = "pad"
+    background: list[float] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> Picture:
+        for name in ("height", "width"):
+            if getattr(self, name) % self.patch:
+                raise ValueError(f"{name} = {getattr(self, name)} is no multiple of patch = {self.patch}")
+        return self
+
+
+class PictureChanges(Section):
+    """`[augmentation]`: random changes of training pictures, which differ each time; 0 switches one off."""
+
+    shift: float = Field(0.1, ge=0, le=1)  # of the side
+    zoom: float = Field(0.1, ge=0, le=0.9)  # 0.1: from 0.9 to 1.1 times
+    rotation: float = Field(10.0, ge=0, le=180)  # degrees to both sides
+    flip: bool = False  # every second picture is mirrored; captions may say left and right
+    brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
+    contrast: float = Field(0.2, ge=0, le=1)
+    saturation: float = Field(0.2, ge=0, le=1)
+    words: float = Field(0.0, ge=0, lt=1)  # share of a caption's words that the decoder does not see in training
+
+
+class CaptionLoss(Loss):
+    """`[loss]` of captions."""
+
+    # Weight of a second loss: the encoder alone predicts the keywords of a picture; 0: it does not.
+    keywords: float = Field(0.0, ge=0)
+
+
+class CaptionDecode(Decode):
+    """`[decode]` of captions."""
+
+    longest: int | None = Field(None, ge=1)  # tokens of a caption; None: as many as the longest in training
+
+
+class CaptionRecipe(TaskRecipe):
+    data: CaptionData
+    text: CaptionText = CaptionText()
+    picture: Picture = Picture()
+    augmentation: PictureChanges = PictureChanges()
+    loss: CaptionLoss = CaptionLoss()
+    decode: CaptionDecode = CaptionDecode()
+
+    @model_validator(mode="after")
+    def _check_keywords(self) -> CaptionRecipe:
+        if self.loss.keywords and not self.data.keywords:
+            raise ValueError("loss.keywords needs keywords in the data: set data.keywords = true")
+        return self

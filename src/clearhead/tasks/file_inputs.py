@@ -1,0 +1,237 @@
+"""FileInputs: base class of tasks whose inputs are files, such as pictures or sounds.
+
+A row's input is the path of a file, or its content in memory. Data are tables of paths and texts (paths are relative to
+the table's folder), folders with `name.png` beside `name.txt`, or made by a program: `made:scenes.train`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple
+
+import numpy as np
+
+from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import suggest_name
+from clearhead.tasks.base import BatchT, ModelT, OptionsT, Task
+from clearhead.text.corpora import Row, read
+from clearhead.text.report import Report
+
+MADE = "made:"  # before the name of data that a program makes
+TEXT = ".txt"
+PARTS = ("train", "dev", "test")  # of data that a program makes; no input is in two of them
+SAMPLES = 8
+
+# Makes inputs with their texts: of a part ("train", "dev", "test"), so many (None: as many as it likes).
+Generator = Callable[[str, int | None], Iterator[tuple[Any, str]]]
+
+
+class LoadedInput(NamedTuple):
+    """The decoded content of an input, and its path or another name to show."""
+
+    name: str
+    content: Any
+
+
+class UnreadableInput(NamedTuple):
+    """An input that cannot be used: why, in words that follow a number, and the error of its file."""
+
+    name: str
+    reason: str
+    error: str
+
+
+class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, OptionsT]):
+    """Reads, decodes and writes input files; a subclass says how, for its kind of file."""
+
+    suffixes: ClassVar[tuple[str, ...]]  # of its files in a folder of data; the first is that of samples
+    generators: ClassVar[Mapping[str, Generator]] = MappingProxyType({})
+
+    @abstractmethod
+    def load_file(self, path: Path) -> Any:
+        """The content of a file; DataError, which begins with the path, if it cannot be read."""
+
+    @abstractmethod
+    def load_value(self, value: Any) -> Any:
+        """The content of an input that is given in memory; DataError if it is none."""
+
+    @abstractmethod
+    def save_file(self, content: Any, path: Path) -> None:
+        """Writes the content of an input to a file, as a sample."""
+
+    # Data
+
+    @classmethod
+    def read(
+        cls,
+        source: str | Path | Mapping[str, str | Path],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Iterator[Row]:
+        """Rows of paths and texts from a table or a folder, or the rows that a program makes."""
+        if not isinstance(source, Mapping):
+            if is_generated(source):
+                return cls._generate(str(source))
+            if Path(source).expanduser().is_dir():
+                return cls._read_folder(Path(source).expanduser())
+        return resolve_paths(read(source, cls.columns, columns))
+
+    @classmethod
+    def _read_folder(cls, folder: Path) -> Iterator[Row]:
+        """Files with a text file of the same name beside them, in this folder and those below it, by name."""
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        inputs = [path for path in paths if path.suffix.lower() in cls.suffixes]
+        if not inputs:
+            kinds = ", ".join(cls.suffixes)
+            raise DataError(f"{folder} has no {cls.input_kind} files ({kinds}) with a {TEXT} file beside each")
+        return (Row((str(path), _read_beside(path)), str(path), 1) for path in inputs)
+
+    @classmethod
+    def _generate(cls, source: str) -> Iterator[Row]:
+        name, _, count = source.removeprefix(MADE).partition(":")
+        kind, _, part = name.partition(".")
+        if kind not in cls.generators:
+            raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, cls.generators)}")
+        if part not in PARTS or (count and not (count.isdecimal() and int(count))):
+            raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
+        made = cls.generators[kind](part, int(count) if count else None)
+        return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
+
+    def load_rows(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows with the content of their inputs, or with an `UnreadableInput` in its place."""
+        return [row._replace(values=(self._load_checked(row.values[0]), *row.values[1:])) for row in rows]
+
+    def keep_readable(self, rows: Iterable[Row], report: Report) -> list[Row]:
+        """The rows that can be used, with the content of their inputs; the others are dropped in the report."""
+        loaded, kept = self.load_rows(rows), list[Row]()
+        for row in loaded:
+            if problem := self.row_problem(row):
+                report.drop(row, problem)
+            else:
+                kept.append(row)
+        if loaded and not kept:
+            errors = [row.values[0].error for row in loaded if isinstance(row.values[0], UnreadableInput)]
+            raise DataError(f"no row is left to use: {report}{f'; the first error: {errors[0]}' if errors else ''}")
+        return kept
+
+    def row_problem(self, row: Row) -> str | None:
+        given = row.values[0]
+        if not isinstance(given, LoadedInput):
+            given = self._load_checked(given)
+        if isinstance(given, UnreadableInput):
+            return given.reason
+        return None if str(row.values[1]).strip() else "without a text"
+
+    def _load_checked(self, given: Any) -> LoadedInput | UnreadableInput:
+        if isinstance(given, UnreadableInput):
+            return given
+        try:
+            return self.load_input(given)
+        except DataError as error:
+            missing = isinstance(given, (str, Path)) and not os.path.exists(given)
+            reason = f"with {'a missing' if missing else 'an unreadable'} {self.input_kind} file"
+            return UnreadableInput(self.describe_input(given), reason, str(error))
+
+    # Inputs
+
+    def load_input(self, given: Any) -> LoadedInput:
+        """The content of an input: of a file by its path, or of what is in memory."""
+        if isinstance(given, LoadedInput):
+            return given
+        if isinstance(given, UnreadableInput):
+            raise DataError(given.error)
+        if isinstance(given, (str, Path)):
+            if not str(given).strip():
+                raise DataError(f"the path of a {self.input_kind} file is needed, got an empty text")
+            return LoadedInput(str(given), self.load_file(Path(given).expanduser()))
+        return LoadedInput(self.describe_input(given), self.load_value(given))
+
+    def check_input(self, given: Any, place: str = "the input") -> Any:
+        """An input of `predict`: a path, or the content of a file, which is decoded at once."""
+        if isinstance(given, (str, Path, LoadedInput)):
+            return given
+        try:
+            return self.load_input(given)
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from None
+
+    def answer_of(self, row: Row) -> str:
+        return str(row.values[1])
+
+    def is_single(self, inputs: Any) -> bool:
+        return not isinstance(inputs, (list, Iterator)) and not _is_list_of_inputs(inputs)
+
+    def describe_input(self, given: Any) -> str:
+        if isinstance(given, (LoadedInput, UnreadableInput)):
+            return given.name
+        name = str(given) if isinstance(given, (str, Path)) else getattr(given, "name", None)
+        return name if isinstance(name, str) else f"a {self.input_kind} in memory"
+
+    def input_key(self, row: Row) -> str:
+        given = row.values[0]
+        if not isinstance(given, LoadedInput):
+            return self.describe_input(given)
+        parts = given.content if isinstance(given.content, tuple) else (given.content,)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
+    def show_input(self, row: Row) -> str:
+        given = row.values[0]
+        in_memory = isinstance(given, LoadedInput) and given.name == f"a {self.input_kind} in memory"
+        return row.where if in_memory else self.describe_input(given)
+
+    # Samples
+
+    def write_samples(self, folder: Path, rows: Sequence[Row]) -> list[Path]:
+        """Writes the inputs of some rows with their texts, as a folder of data; the paths of the inputs."""
+        written = []
+        for number, row in enumerate(self.load_rows(rows[:SAMPLES]), 1):
+            if self.row_problem(row) is None:
+                path = folder / f"{number}{self.suffixes[0]}"
+                self.save_file(row.values[0].content, path)
+                path.with_suffix(TEXT).write_text(f"{row.values[1]}\n", encoding="utf-8")
+                written.append(path)
+        return written
+
+
+def is_generated(source: str | Path) -> bool:
+    """Whether this names data that a program makes, not a file.
+
+    >>> is_generated("made:scenes.train"), is_generated("scenes.tsv")
+    (True, False)
+    """
+    return str(source).startswith(MADE)
+
+
+def resolve_paths(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows whose paths are relative to the folder of their table."""
+    for row in rows:
+        path = row.values[0].strip()
+        found = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
+        yield row._replace(values=(found, *row.values[1:]))
+
+
+def _read_beside(path: Path) -> str:
+    """The text in the file of the same name, as one line; "" if there is none."""
+    beside = path.with_suffix(TEXT)
+    try:
+        return " ".join(beside.read_text(encoding="utf-8-sig").split())
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise DataError(f"{beside}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{beside} cannot be read: {error.strerror or error}") from None
+
+
+def _is_list_of_inputs(inputs: Any) -> bool:
+    """Whether a tuple holds several inputs: (samples, rate) is one sound, and a NamedTuple is one input."""
+    if not isinstance(inputs, tuple) or hasattr(inputs, "_fields"):
+        return False
+    return not (len(inputs) == 2 and not isinstance(inputs[1], (str, Path)) and np.ndim(inputs[1]) == 0)

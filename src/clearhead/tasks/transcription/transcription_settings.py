@@ -1,0 +1,101 @@
+"""What users may set for transcription: the sections of its recipe, and the options of `predict` and `evaluate`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from clearhead.audio import LogMelSettings, SpecAugment
+from clearhead.audio.sound_augmentation import check_speeds
+from clearhead.errors import ConfigError
+from clearhead.tasks.sequence_to_sequence import Decode, SearchOptions
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option
+
+
+class SoundData(Data):
+    """`[data]` of transcription: which recordings are used."""
+
+    longest: int = Field(400, ge=1)  # tokens of a text; longer rows are dropped from training
+    longest_seconds: float = Field(30.0, gt=0)  # of a recording; longer ones are dropped from training
+
+
+class SoundText(Text):
+    """`[text]` of transcription."""
+
+    tokenizer: Literal["bpe", "unigram", "character"] = "character"
+    lowercase: bool = True
+
+
+class Sound(Section):
+    """`[sound]`: how sound becomes frames; `LogMelSettings` explains the keys."""
+
+    rate: int = 16000
+    window: float = 0.025
+    hop: float = 0.010
+    mels: int = 80
+    lowest: float = 20.0
+    highest: float | None = None
+    normalise: bool = True
+
+    def to_log_mel(self) -> LogMelSettings:
+        try:
+            return LogMelSettings(**self.model_dump())
+        except ConfigError as error:
+            raise ConfigError(f"sound: {error}") from None
+
+
+class Augmentation(Section):
+    """`[augmentation]`: random changes of recordings in training."""
+
+    # One is drawn for each recording: 1.1 is a tenth faster, and higher.
+    speeds: list[float] = Field([0.9, 1.0, 1.1], min_length=1)
+    band_masks: int = Field(2, ge=0)  # SpecAugment: stretches of neighbouring bands that are hidden, …
+    band_width: int = Field(15, ge=0)  # … each up to so many bands; …
+    time_masks: int = Field(2, ge=0)  # … and stretches of time, …
+    time_width: int = Field(40, ge=0)  # … each up to so many frames, …
+    time_share: float = Field(0.15, ge=0, le=1)  # … and this share of the recording
+    noise: float = Field(0.0, ge=0)  # white noise of up to this share of the recording's own loudness
+
+    @field_validator("speeds")
+    @classmethod
+    def _check_speeds(cls, speeds: list[float]) -> list[float]:
+        try:
+            check_speeds(speeds)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return speeds
+
+    def to_spec_augment(self) -> SpecAugment:
+        return SpecAugment(self.band_masks, self.band_width, self.time_masks, self.time_width, self.time_share)
+
+
+class JointLoss(Section):
+    """`[loss]` of transcription: that of the decoder and that of CTC, weighted."""
+
+    label_smoothing: float = Field(0.1, ge=0, lt=1)  # of the decoder's tokens
+    ctc: float = Field(0.3, ge=0, le=1)  # the weight of CTC; 1 minus this is that of the decoder
+
+
+class TranscriptionDecode(Decode):
+    """`[decode]` of transcription: how the decoder and CTC are combined, and how long recordings are cut."""
+
+    ctc_weight: float = Field(0.4, ge=0, le=1)  # of CTC in the score; 0: the decoder alone, 1: CTC alone
+    # Faint noise before and after each recording, for one that is cut so close that it has no pause to compare with.
+    padding_seconds: float = Field(0.0, ge=0, le=1)
+    piece_seconds: float = Field(20.0, ge=1)  # longer recordings are cut at silence, and the texts are joined
+
+
+class TranscriptionRecipe(TaskRecipe):
+    data: SoundData
+    text: SoundText = SoundText()
+    sound: Sound = Sound()
+    augmentation: Augmentation = Augmentation()
+    loss: JointLoss = JointLoss()
+    decode: TranscriptionDecode = TranscriptionDecode()
+
+
+class TranscriptionOptions(SearchOptions):
+    ctc_weight: float | None = option(
+        None, "Weight of CTC in the score: 0 the decoder alone, 1 CTC alone (default: the model's).", ge=0, le=1
+    )
