@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
@@ -21,6 +21,9 @@ def compute_statistics(sights: Sequence[Sight]) -> Statistics:
         running.add(sight)
     return running.result()
 
+
+if TYPE_CHECKING:
+    from clearhead.lens.record.record_tables import HeadChange
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
@@ -110,6 +113,39 @@ class Record:
         for name in call.names:
             self.running.setdefault(name, RunningStatistics()).add(call[name])
         self.calls[:] = [one for one in self.calls if one is not call]
+
+    def to_numpy(self, level: str = "head") -> dict[str, Any]:
+        """A table as columns of NumPy arrays: one row per "head" (means and spreads over all calls), "query" or "key".
+
+        >>> import torch
+        >>> from clearhead import Encoder, ModelConfig, watch
+        >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
+        >>> with watch(model) as record:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> table = record.to_numpy("query")
+        >>> list(table)[:6], len(table["entropy"])
+        (['call', 'name', 'sample', 'head', 'query', 'logsumexp'], 24)
+        """
+        from clearhead.lens.record.record_tables import make_table
+
+        return make_table(self, level)
+
+    def to_pandas(self, level: str = "head") -> Any:
+        """The table of `to_numpy` as a pandas DataFrame; needs pandas."""
+        from clearhead.lens.record.record_tables import make_data_frame
+
+        return make_data_frame(self, level)
+
+    @classmethod
+    def compare(cls, a: Record, b: Record) -> list[HeadChange]:
+        """What changed from one record to another of the same attentions: per head and measure, the largest first.
+
+        For two checkpoints of a model, or two prompts. A difference is ranked by its size in standard deviations over
+        queries, since distances and entropies have different scales.
+        """
+        from clearhead.lens.record.record_tables import compare_records
+
+        return compare_records(a, b)
 
     def label(self, namer: Any = None, **kinds: Any) -> Record:
         """Gives every token its text, from a tokenizer or a function of its id. Returns the record.
