@@ -28,6 +28,7 @@ from clearhead.lens.capture.watch_settings import (
 )
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward
 
 log = logging.getLogger(__name__)
 _collectors: dict[int, list[Collector]] = {}  # by the thread that watches
@@ -57,6 +58,8 @@ class Collector:
     def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
         self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
+        self.ran = False  # whether any attention was recorded
+        self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
         self._calls: dict[int, tuple[Callable[[], object | None], GrowingCall]] = {}  # of caches, by their ids
@@ -76,6 +79,8 @@ class Collector:
                 if isinstance(call, GrowingCall):
                     call.close()
             self.record.calls[:] = [call for call in self.record.calls if call.sights]
+            if self.settings.detail.keep == "statistics":
+                self._reduce_calls([])
             self._calls.clear()
 
     def begin(
@@ -200,6 +205,7 @@ class Collector:
             known = self._calls.get(id(growing))
             if known is not None and known[0]() is growing and not static:
                 known[1].apply_reorders()
+            current = list(self._current.values())
             forward, name = self._find_call(name, call, first_query, growing)
             if growing is not None and (forward.cache is None or (forward.history is None and not static)):
                 if forward.cache is None:
@@ -211,11 +217,24 @@ class Collector:
                     history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history, sharing)
-            self._thread.call = forward
+            self._thread.call = self._current[threading.get_ident()] = forward
+            if forward not in current and self.settings.detail.keep == "statistics":
+                self._reduce_calls([forward, *self._current.values()])
+            self.ran = True
         self._add_ids(forward, name, call, first_query)
         part = forward.sights[name]
         assert isinstance(part, GrowingAttention)
         return part
+
+    def _reduce_calls(self, running: Sequence[Forward]) -> None:
+        """Reduces all calls to statistics but those that are running, or that may go on because their cache exists."""
+        for call in list(self.record.calls):
+            grows = isinstance(call, GrowingCall) and call.cache is not None and call.cache() is not None
+            if not grows and not any(call is one for one in running):
+                if isinstance(call, GrowingCall):
+                    call.close()
+                self.record.reduce(call)
+        self._calls = {key: (cache, call) for key, (cache, call) in self._calls.items() if cache() is not None}
 
     def _find_next_position(self, name: str, growing: object | None) -> int:
         """The next query position of a cross-attention whose caller gave none."""

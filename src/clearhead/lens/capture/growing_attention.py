@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import operator
@@ -38,11 +37,10 @@ SEES_NOTHING = {
     "top_keys": -1,
     "max_score": -math.inf,
 }  # for a query that sees nothing; the others are 0
-PER_QUERY = [
-    one.name
-    for one in dataclasses.fields(Measures)
-    if one.name not in ("received", "map") and one.default is dataclasses.MISSING
-]
+PER_QUERY = (
+    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
+    *("top_keys", "top_weights"),
+)
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
 SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
@@ -209,11 +207,11 @@ class GrowingAttention:
         result = run_job(job)
         assert result.max_score is not None
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
+        if where.tokens is not None:
+            found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
         found["max_score"] = result.max_score[..., None]
         if result.span_mass is not None:
             found["span_mass"] = result.span_mass
-        if where.tokens is not None:
-            found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
         found["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
         seen_by = count_seeing_queries(call, rows).int().expand(len(call.q), -1, -1)
         for name in ("peak_key", "top_keys"):

@@ -57,6 +57,7 @@ def watch(
     - `itself=True` records the weight of each query on the key at its own position, as `sight.itself`.
     - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` estimates its memory; a
       warning is given if that is more than a quarter of the free memory.
+    - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
     - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 
@@ -94,7 +95,7 @@ def watch(
     collector = Collector(settings, record, model)
     with collector, target.attach(collector):
         yield record
-    if not record.calls:
+    if not collector.ran:
         raise LensError(
             f"none of the {len(settings.layers)} watched attentions ran"
             f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
@@ -165,8 +166,10 @@ def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: M
     numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in chosen})
     check_counts(LensError, pixels=detail.pixels)
     check_counts(LensError, most=MAX_TOP, top=detail.top)
-    if detail.keep not in ("none", "qk"):
-        raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    if detail.keep not in ("none", "qk", "statistics"):
+        raise LensError(f"keep must be 'none', 'qk' or 'statistics', got {detail.keep!r}")
+    if detail.keep == "statistics":
+        detail = detail._replace(pixels=0, top=0)  # which would be dropped
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
         raise LensError(

@@ -158,6 +158,31 @@ _within = HookRegistry(_begin_within, _end_within)
 _whole = HookRegistry(_begin_whole, _end_whole)
 
 
+class RunCounter:
+    """A forward pre-hook that counts the runs of a module outside of compiled graphs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.runs = module, 0
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self.module and not torch.compiler.is_compiling():
+            self.runs += 1
+
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        handle = self.module.register_forward_pre_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> RunCounter:
+        return self  # the hook of a copied module counts nothing
+
+    def __reduce__(self) -> Any:
+        return (RunCounter, (None,))
+
+
 METHOD = "_update_finished_beams"
 FinishedCallback = Callable[[frozenset[int]], None]
 

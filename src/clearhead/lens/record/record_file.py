@@ -27,6 +27,7 @@ from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
+from clearhead.lens.record.running_statistics import RunningStatistics
 from clearhead.storage import atomic_file, check_format
 
 Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
@@ -48,6 +49,7 @@ OPTIONAL = {  # measures that may be missing; in files of earlier versions they 
 }
 WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
+SUMS = ("counts", "shifts", "sums", "squares")  # tensors of running statistics
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
 DENSE = 2**30  # cells of a mask without a state that may be written out
 
@@ -73,6 +75,7 @@ def write_record(record: Record, path: Path) -> None:
         "settings": record.settings,
         "expected_bytes": record.expected_bytes,
         "calls": [_call_to_json(call, store) for call in record.calls],
+        "running": {name: _running_to_json(running, store) for name, running in record.running.items()},
     }
     header["checksums"] = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
     try:
@@ -156,6 +159,21 @@ def _check_header(text: str) -> None:
     before, mark, number = text.rpartition(CHECKSUM)
     if mark and number != f"{zlib.crc32(f'{before}}}'.encode())}}}":
         raise RecordError("its header is damaged: the checksum differs")
+
+
+def _running_to_json(running: RunningStatistics, store: Store) -> dict[str, Any]:
+    return {"heads": list(running.heads)} | {name: store(getattr(running, name)) for name in SUMS}
+
+
+def _build_running(given: Any, fetch: Fetch) -> RunningStatistics:
+    running, count = RunningStatistics(), len(read_field(given, "heads", list))
+    running.heads = list(_read_numbers(given, "heads", count))
+    for name in SUMS:
+        tensor, empty = fetch(given.get(name)), getattr(running, name)
+        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], count):
+            raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
+        setattr(running, name, tensor)
+    return running
 
 
 def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
@@ -256,6 +274,8 @@ def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
         raise RecordError("some names of attentions in it are not strings")
     record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
     record.settings = read_field(header, "settings", dict)
+    for name, one in (read_field(header, "running", dict) if "running" in header else {}).items():
+        record.running[name] = _build_running(one, fetch)
     record.expected_bytes = read_integer(header, "expected_bytes")
     return record
 
@@ -323,6 +343,16 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
     )
 
 
+def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
+    """How many keys are tokens, if not all are; older files do not say."""
+    if given.get("tokens") is None:
+        return None
+    tokens = read_integer(given, "tokens")
+    if not 0 <= tokens <= keys:
+        raise RecordError(f"tokens is {tokens}, of {keys} keys")
+    return tokens
+
+
 def _read_spans(given: Any, count: int) -> dict[str, range]:
     """The names and keys of spans; there must be `count` different ones."""
     fits = isinstance(given, list) and all(isinstance(one, list) and len(one) == 3 for one in given)
@@ -332,16 +362,6 @@ def _read_spans(given: Any, count: int) -> dict[str, range]:
     if len(found) != len(given) or len(found) != count:
         raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
     return found
-
-
-def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
-    """How many keys are tokens, if not all are; older files do not say."""
-    if given.get("tokens") is None:
-        return None
-    tokens = read_integer(given, "tokens")
-    if not 0 <= tokens <= keys:
-        raise RecordError(f"tokens is {tokens}, of {keys} keys")
-    return tokens
 
 
 def read_field(given: Any, name: str, kind: type[Any]) -> Any:
