@@ -4,8 +4,8 @@
     python benchmarks/watched_model_speed.py bert [--tokens 128 512 2048] [--threads 2]
 
 `llama`: random Llamas in bfloat16 on a GPU, of 1B size (16 layers, 32 heads on 8 key heads of width 64) and of 8B width
-(8 layers, heads of width 128); on a CPU a small one. One prefill with all measures, without top keys, with q and k kept,
-with the last 64 queries and 8 spans only; then `generate` of 64 tokens after 1,024. `bert`: 6 layers of width 384 on a
+(8 layers, heads of width 128); on a CPU a small one. One prefill with all measures, without top keys, with q and k
+kept, with the last 64 queries and 8 spans; then `generate` of 64 tokens after 1,024. `bert`: 6 layers of width 384 on a
 CPU. Where the weights of all heads fit, eager attention with `output_attentions` stands beside them.
 """
 
