@@ -140,7 +140,7 @@ class Predictor:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):
             return _rows(data, columns, self.task)
-        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED)
+        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED) or not self.task.shares_columns(data)
         return list(self.task.read_rows(_located(data), self.columns if columns is None and not own else columns))
 
     def __repr__(self) -> str:

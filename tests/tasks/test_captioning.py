@@ -361,6 +361,7 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
         start = run_folder
     else:
         sets = ["train.steps=2", "train.tensorboard=false", "train.evaluate_every=2", "train.evaluate_lines=2"]
+        sets += ["data.lines=200", "data.dev=0.02", "decode.beam=1", "decode.longest=3"]
         start = run_training("summarise-tiny", overrides=sets, out=tmp_path / "start", device="cpu")
     sets = [*QUICK, "train.steps=2", f"train.init_from={start}", "model={ dropout = 0.0 }"]
     run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks import LanguageModel
-from clearhead.text import Tokenizer
+from clearhead.text import Row, Tokenizer
 from clearhead.train import run_training
 from clearhead.train.recipe import check_recipe, read_recipe
 
@@ -298,3 +299,28 @@ def test_a_tokenizer_with_a_mask_is_written_and_read(tmp_path):
     (tmp_path / "tokenizer.settings.json").write_text(json.dumps({**settings, "mask": "<hole>"}))
     with pytest.raises(CheckpointError, match="no mask token '<hole>'"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_plain_text_is_scored_by_a_model_of_a_table(tmp_path):
+    """The columns of the training files are not those of a .txt, unless they are given."""
+    task = LanguageModel.prepare([Row(("we feed the cat",), "a", 1)], make_language_recipe())
+    predictor = Predictor(task.build(), task, name="toy", device=torch.device("cpu"), columns=["-", "text"])
+    (tmp_path / "plain.txt").write_text("we feed the cat\n", encoding="utf-8")
+    (tmp_path / "table.tsv").write_text("1\twe feed the cat\n", encoding="utf-8")
+    assert [row.values for row in predictor.read_rows(tmp_path / "plain.txt")] == [("we feed the cat\n",)]
+    assert [row.values for row in predictor.read_rows(tmp_path / "table.tsv")] == [("we feed the cat",)]
+    (tmp_path / "fields.txt").write_text("1 we feed\n", encoding="utf-8")
+    given = predictor.read_rows(tmp_path / "fields.txt", columns=["-", "text"])
+    assert [row.values for row in given] == [("we feed",)]
+
+
+def make_language_recipe():
+    """A recipe of a small language model."""
+    model = {"shape": "tiny", "width": 12, "heads": 2, "layers": 1}
+    values = {"task": "language-model", "data": {"train": "a.tsv"}, "text": {"vocabulary": 300}, "model": model}
+    return check_recipe(values, "mine.toml")
+
+
+def test_an_option_of_another_objective_is_refused_by_the_name_of_this_one(run, capsys):
+    assert main(["predict", str(run), "we <mask> the cat.", "--temperature", "1"]) == 2
+    assert 'pretraining with objective = "masked" has no option --temperature' in capsys.readouterr().err

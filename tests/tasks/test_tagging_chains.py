@@ -176,6 +176,33 @@ def test_many_tags_are_computed_in_parts_with_the_same_results(monkeypatch):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("scheme", ["iob2", "bioes"])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_products_of_probabilities_are_the_messages_of_a_chain(scheme, scale):
+    """Relative to the largest message of a word, where a probability below the smallest float64 is 0."""
+    _, emissions, lengths, steps = chain(scheme, 5, learned=True)
+    emissions = scale * emissions
+    finite = Steps(*(part.clamp(min=IMPOSSIBLE).double() for part in steps))
+    slow = (
+        linear_chain.forward_messages(emissions, lengths, finite),
+        linear_chain.backward_messages(emissions, lengths, finite),
+    )
+    for one, other in zip(linear_chain.multiply_messages(emissions, lengths, finite), slow, strict=True):
+        least = other.amax(-1, keepdim=True) - 600
+        torch.testing.assert_close(one.clamp(min=least), other.clamp(min=least), rtol=0, atol=1e-10)
+
+
+def test_an_entity_whose_scores_are_extreme_has_its_probability():
+    """Scores beyond MODERATE, where products of probabilities would be 0, are summed as logarithms."""
+    tags = list_tags(["A"], "bioes")
+    scores = torch.zeros(3, len(tags))
+    scores[:, tags.index("O")] = 1e5
+    scores[0, tags.index("B-A")], scores[1, tags.index("E-A")] = 1e5, 1e5 + 4  # e⁴ times as probable as O O
+    ((found,),) = Decoder(tags, "bioes").decode([scores], None)
+    assert (found.span.begin, found.span.end) == (0, 2)
+    assert found.probability == pytest.approx(math.exp(4) / (math.exp(4) + 1), abs=1e-9)
+
+
 def test_the_probability_of_an_entity_is_exact_in_long_texts():
     tags = list_tags(["A"], "bioes")
     torch.manual_seed(3)

@@ -62,6 +62,8 @@ def test_a_document_is_split_by_characters_as_nanogpt_does():
     assert first.values[0] + last.values[0] == text
     with pytest.raises(DataError, match="a document of 1 characters cannot be split"):
         split_document(Row(("a",), "a.txt", 1), 0.1)
+    with pytest.raises(DataError, match=r"a document of 10 characters .* one part would be blank; give more text"):
+        split_document(Row(("012345678\n",), "a.txt", 1), 0.1)
 
 
 @given(st.text(max_size=40), st.sampled_from(["bpe", "character", "unigram"]))

@@ -60,7 +60,9 @@ def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, An
     for name in options:
         if name not in own:
             has = ", ".join(_flag(one, task.options.model_fields[one]) for one in own)
-            raise ConfigError(f"{task.name} has no option {_flag(name, fields[name])}; it has {has}")
+            objective = task.settings.get("objective")  # of pretraining, which decides the options
+            kind = task.name if objective is None else f'{task.name} with objective = "{objective}"'
+            raise ConfigError(f"{kind} has no option {_flag(name, fields[name])}; it has {has}")
 
 
 def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:

@@ -167,6 +167,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """The rows of a file that is to be scored, read as the training data were."""
         return self.read(source, columns)
 
+    def shares_columns(self, source: str | Path) -> bool:
+        """Whether the columns of the training files hold for this file, too, where none are given."""
+        return True
+
     @classmethod
     def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
         """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""

@@ -45,7 +45,7 @@ def read_documents(
         return _read_python_library()
     if not isinstance(source, Mapping) and Path(source).expanduser().is_dir():
         return _read_folder(Path(source).expanduser(), documents)
-    if isinstance(source, Mapping) or columns is not None or not _is_plain(Path(source)):
+    if isinstance(source, Mapping) or columns is not None or not is_plain_text(Path(source)):
         return read(source, [COLUMN], columns)
     return _read_plain(check_file(Path(source)), documents)
 
@@ -64,17 +64,17 @@ def split_document(row: Row, share: float) -> tuple[Row, Row]:
     """
     text: str = row.values[0]
     first = int(len(text) * (1 - share))
-    if not 0 < first < len(text):
+    if not text[:first].strip() or not text[first:].strip():
         raise DataError(
-            f"{row.where}: a document of {len(text)} characters cannot be split into {1 - share:g} and {share:g}; "
-            "give more text, or a dev file of its own"
+            f"{row.where}: a document of {len(text)} characters cannot be split into {1 - share:g} and {share:g}, for "
+            "one part would be blank; give more text, or a dev file of its own"
         )
     line = row.line + text.count("\n", 0, first)
     return row._replace(values=(text[:first],)), Row((text[first:],), row.file, line)
 
 
 def _read_folder(folder: Path, documents: str) -> Iterator[Row]:
-    paths = sorted(path for path in folder.rglob("*") if _is_plain(path) and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if is_plain_text(path) and path.is_file())
     if not paths:
         raise DataError(f"{folder} has no .txt file in it or below it")
     return chain.from_iterable(_read_plain(path, documents) for path in paths)
@@ -89,7 +89,8 @@ def _read_python_library() -> Iterator[Row]:
                 yield Row((path.read_text(encoding="utf-8"),), str(path), 1)
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain_text(path: Path) -> bool:
+    """Whether a file is text without columns, by its name: .txt, also gzipped."""
     return path.name.lower().removesuffix(".gz").endswith(".txt")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.tasks.language_model.language_settings import DocumentData
 from clearhead.tasks.settings import Data
-from clearhead.text.documents import read_documents, split_document
+from clearhead.text.documents import is_plain_text, read_documents, split_document
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -41,6 +41,10 @@ class DocumentReading:
     ) -> Iterator[Row]:
         """The documents of a file that is to be scored, read as the training data were."""
         return read_documents(source, self.documents, columns)
+
+    def shares_columns(self, source: str | Path) -> bool:
+        """A plain text is documents, also if the training file was a table."""
+        return not is_plain_text(Path(source))
 
     @classmethod
     def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:

@@ -81,6 +81,8 @@ class TranscriptionDecode(Decode):
     """`[decode]` of transcription: how the decoder and CTC are combined, and how long recordings are cut."""
 
     ctc_weight: float = Field(0.4, ge=0, le=1)  # of CTC in the score; 0: the decoder alone, 1: CTC alone
+    # Faint noise before and after each recording, for one that is cut so close that it has no pause to compare with.
+    padding_seconds: float = Field(0.0, ge=0, le=1)
     piece_seconds: float = Field(20.0, ge=1)  # longer recordings are cut at silence, and the texts are joined
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +19,6 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.audio import (
     LogMelSettings,
-    SoundPiece,
     SplitSettings,
     compute_log_mel,
     mask_spectrogram,
@@ -47,6 +44,7 @@ from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.tasks.transcription.error_rates import error_rates
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SpokenTexts
+from clearhead.tasks.transcription.transcript import Stretch, Transcript
 from clearhead.tasks.transcription.transcription_settings import (
     Augmentation,
     TranscriptionDecode,
@@ -66,47 +64,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Tokenizer
 
+PADDING_LOUDNESS = 0.1
 TOO_FAST = "with more text than the sound has room for"
-UNTIMED = "the times of words are unknown where CTC disagrees with the text"
-
-
-@dataclass
-class Stretch:
-    """A piece of a recording as frames; `log_probs` are CTC's, once it has been encoded."""
-
-    frames: Float[Tensor, "frames mels"]
-    piece: SoundPiece
-    log_probs: Float[Tensor, "positions vocabulary"] | None = None
-
-    def with_tokens(self, tokens: Sequence[int]) -> SpokenPart:
-        """The tokens that were written for it, with what their times are found by."""
-        assert self.log_probs is not None
-        loudness = self.frames.mean(1).cpu()
-        smooth = F.avg_pool1d(loudness[None], 3, 1, 1, count_include_pad=False)[0]
-        return SpokenPart(list(tokens), self.log_probs, smooth, self.piece)
-
-
-@dataclass(frozen=True)
-class Transcript(GeneratedText):
-    """A transcribed recording; `words` are computed when they are asked for."""
-
-    parts: Sequence[SpokenPart] = field(default=(), repr=False)
-    task: Transcription | None = field(default=None, repr=False)
-
-    @cached_property
-    def words(self) -> list[TimedWord]:
-        """The words with their times in seconds; those of a part that CTC cannot align are left out."""
-        return [word for words in self._timed for word in words or ()]
-
-    @cached_property
-    def _timed(self) -> list[list[TimedWord] | None]:
-        return [] if self.task is None else [self.task.time_words(part) for part in self.parts]
-
-    def to_json(self) -> dict[str, Any]:
-        shown = super().to_json()
-        words = [{"text": one.text, "start": round(one.start, 3), "end": round(one.end, 3)} for one in self.words]
-        notes = shown["notes"] + ([UNTIMED] if None in self._timed else [])
-        return {**shown, "words": words, "notes": notes}
 
 
 class Transcription(
@@ -277,9 +236,19 @@ class Transcription(
         for piece in split_at_silence(samples, self.sound.rate, cuts):
             inside = samples[piece.begin : piece.end]
             if self.sound.frames(len(inside)) and bool((inside != inside[0]).any()):
-                frames, _ = self.compute_frames(inside[None], torch.tensor([len(inside)]))
+                padded = self._pad_with_noise(inside)
+                frames, _ = self.compute_frames(padded[None], torch.tensor([len(padded)]))
                 found.append(Stretch(frames[0], piece))
         return found
+
+    def _pad_with_noise(self, sound: Float[Tensor, " samples"]) -> Float[Tensor, " padded"]:
+        """The sound with noise of a tenth of its loudness, which also lasts `padding_seconds` before and after it."""
+        size = round(self.decode.padding_seconds * self.sound.rate)
+        if not size:
+            return sound
+        padded = F.pad(sound, (size, size))
+        noise = torch.randn(len(padded), generator=torch.Generator().manual_seed(0))
+        return padded + noise * sound.square().mean().sqrt() * PADDING_LOUDNESS
 
     def part_length(self, part: Stretch) -> int:
         return len(part.frames)
@@ -378,7 +347,8 @@ class Transcription(
     def frame_times(self) -> FrameTimes:
         """When frames are, and positions of the encoder: a frame stands for one hop, amid its window."""
         hop = self.sound.hop_samples / self.sound.rate
-        return FrameTimes(self.sound.frame_seconds(0) - hop / 2, hop, self.config.conv_stride)
+        first = self.sound.frame_seconds(0) - hop / 2 - self.decode.padding_seconds
+        return FrameTimes(first, hop, self.config.conv_stride)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: SearchOptions) -> Scores:
         """WER and CER."""
