@@ -630,7 +630,7 @@ def test_a_patch_says_what_it_gets(watched, folder):
     record = records.drawn(7, heads=2)
     weights = records.weights_of(record["encoder.0.self"])[0]
     axes = {"tokens": Axis.image(torch.rand(28, 42, 3), (2, 3), ["[CLS]"])}
-    watched.open(write(folder, "patch", Scene(record, axes=axes)))
+    watched.open(write(folder, "patch", Scene(record, axes=axes)), "at=encoder.0.self/0")
     page = watched.page
     assert watched.text("#subject") == "[CLS]"  # which sums the picture up
     page.locator("#source-text .token", has_text="[CLS]").click()

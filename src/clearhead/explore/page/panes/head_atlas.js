@@ -45,6 +45,14 @@ export class Atlas {
     this.buildLegend();
     this.loadThumbs();
     this.mark();
+    this.reveal(width);
+  }
+
+  /** Scrolls to the chosen head where a layer has more heads than fit. */
+  reveal(width) {
+    const { name, head } = this.explorer.state;
+    const cell = this.cells.find((one) => one.attention.name === name && one.head.number === head);
+    if (cell && this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
   }
 
   buildTabs() {
