@@ -168,6 +168,7 @@ def test_weights_that_are_no_numbers_tiny_or_hidden_show_as_themselves(watched, 
     for cell, said in (((2, 1), "NaN"), ((3, 5), "hidden by the mask"), ((4, 3), "·10⁻" if exact else "<0.00")):
         assert said in tip(watched, *cell)
     assert tip(watched, 5, 0).split(" 5 → 0")[0].split()[-1] == ("0" if exact else "<0.000008")
+    watched.settle()  # nothing may be under way when the server closes
 
 
 def tip(watched: Watched, query: int, key: int) -> str:
@@ -196,6 +197,7 @@ def test_rows_of_no_numbers_say_so_and_exports_keep_every_visible_key(watched, b
     window = selection["window"]["weights"]
     assert window[2] == ["NaN"] * 3 + [None] * 4
     assert sum(value is None for row in window for value in row) == 21
+    watched.settle()
 
 
 def test_numbers_in_cells_have_the_digits_that_the_view_needs(watched, tmp_path):
