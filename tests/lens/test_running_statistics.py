@@ -1,5 +1,6 @@
 """keep="statistics": the same numbers as from all calls, in constant memory over any number of them."""
 
+import dataclasses
 import gc
 import weakref
 
@@ -17,6 +18,7 @@ from tests.lens.huggingface_zoo import made, tokens
 def assert_close(one: Statistics, other: Statistics) -> None:
     assert one.heads == other.heads
     assert torch.equal(one.queries, other.queries)
+    assert torch.equal(one.max_score, other.max_score)
     for name in MEASURES:
         torch.testing.assert_close(getattr(one, name).mean, getattr(other, name).mean)
         torch.testing.assert_close(getattr(one, name).std, getattr(other, name).std)
@@ -51,6 +53,19 @@ def test_statistics_are_those_of_all_calls_and_no_call_is_kept(family, tmp_path)
             assert_close(one.statistics()[name], wanted)
     with pytest.raises(RecordError, match=r"only record\.statistics"):
         record[record.names[0]]
+
+
+@torch.no_grad()
+def test_the_largest_score_is_that_of_all_calls_and_unknown_where_one_does_not_have_it():
+    model = made("llama")
+    with watch(model) as record:
+        run_several(model)
+    for name, found in record.statistics().items():
+        scores = torch.cat([call[name].max_score for call in record.calls])
+        assert torch.equal(found.max_score, scores.amax(0).double())
+    name = record.names[0]
+    old = dataclasses.replace(record.calls[0][name], max_score=None)  # from a file of an earlier version
+    assert compute_statistics([record.calls[1][name], old]).max_score.isnan().all()
 
 
 def test_a_training_loop_leaves_no_tensors_behind():

@@ -8,6 +8,7 @@ all tensors, and `header_checksum`, the last field, is that of the header before
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -44,7 +45,7 @@ OPTIONAL = {  # measures that may be missing; in files of earlier versions they 
 }
 WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
-SUMS = ("counts", "shifts", "sums", "squares")  # tensors of running statistics
+SUMS = ("counts", "shifts", "sums", "squares", "max_scores")  # tensors of running statistics
 
 
 def write_record(record: Record, path: Path) -> None:
@@ -162,6 +163,9 @@ def _build_running(given: Any, fetch: Fetch) -> RunningStatistics:
     running, count = RunningStatistics(), len(read_field(given, "heads", list))
     running.heads = list(read_numbers(given, "heads", count))
     for name in SUMS:
+        if name == "max_scores" and name not in given:  # a file of an earlier version
+            running.max_scores = torch.full((count,), math.nan, dtype=torch.float64)
+            continue
         tensor, empty = fetch(given.get(name)), getattr(running, name)
         if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], count):
             raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
