@@ -1,5 +1,6 @@
 """keep="statistics": the same numbers as from all calls, in constant memory over any number of them."""
 
+import copy
 import dataclasses
 import gc
 import weakref
@@ -77,6 +78,17 @@ def test_a_training_loop_leaves_no_tensors_behind():
             model.zero_grad()
         gc.collect()
         assert sum(call() is not None for call in {id(one()): one for one in alive}.values()) <= 2
+
+
+def test_layers_that_gradient_checkpointing_runs_again_are_counted_once():
+    model = copy.deepcopy(made("llama")).train()
+    model.config.use_cache = False
+    model.gradient_checkpointing_enable()
+    with watch(model, keep="statistics") as record:
+        model(tokens(5), labels=tokens(5)).loss.backward()
+    assert model.lm_head.weight.grad is not None
+    for found in record.statistics().values():
+        assert set(found.queries.tolist()) == {tokens(5).numel()}
 
 
 @torch.no_grad()

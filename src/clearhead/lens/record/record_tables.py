@@ -103,7 +103,11 @@ def _join(parts: list[Any]) -> Any:
 
 
 class HeadChange(NamedTuple):
-    """How the mean of one measure of one head differs between two records; `size` is in standard deviations."""
+    """How the mean of one measure of one head differs between two records; `size` is in standard deviations.
+
+    >>> print(HeadChange("decoder.0.self", 3, "entropy", before=1.0, after=2.5, difference=1.5, size=0.75))
+    decoder.0.self head 3: entropy 1 → 2.5, by 0.75 standard deviations
+    """
 
     name: str
     head: int
@@ -112,6 +116,10 @@ class HeadChange(NamedTuple):
     after: float
     difference: float
     size: float
+
+    def __str__(self) -> str:
+        means = f"{self.before:.3g} → {self.after:.3g}"
+        return f"{self.name} head {self.head}: {self.measure} {means}, by {self.size:.2g} standard deviations"
 
 
 def compare_records(before: Record, after: Record) -> list[HeadChange]:
