@@ -1,7 +1,6 @@
 """Tables of a record, and what differs between two."""
 
 import sys
-import types
 
 import numpy
 import pytest
@@ -39,8 +38,10 @@ def test_rows_are_heads_queries_or_keys():
 
 def test_a_table_of_pandas_has_the_same_columns(monkeypatch):
     record = record_of(1)
-    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=dict))
-    assert list(record.to_pandas(level="key")) == ["call", "name", "sample", "head", "key", "received", "received_mean"]
+    frame, table = record.to_pandas(level="key"), record.to_numpy(level="key")
+    assert list(frame.columns) == list(table) == ["call", "name", "sample", "head", "key", "received", "received_mean"]
+    assert frame.groupby("head").received.sum().loc[1] == pytest.approx(table["received"][table["head"] == 1].sum())
+    assert frame.name[0] == "decoder.0.self"
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(RecordError, match="pip install pandas"):
         record.to_pandas()

@@ -81,8 +81,10 @@ class RunningStatistics:
         counts, shifts = self.counts[order], self.shifts[:, order]
         means = self.sums[:, order] / counts
         spreads = (self.squares[:, order] / counts - means.square()).clamp(min=0).sqrt()
-        spread = [Spread(shift + mean, std) for shift, mean, std in zip(shifts, means, spreads, strict=True)]
-        return Statistics(tuple(self.heads[place] for place in order), counts, *spread, self.max_scores[order])
+        columns = zip(MEASURES, shifts, means, spreads, strict=True)
+        spread = {name: Spread(shift + mean, std) for name, shift, mean, std in columns}
+        heads = tuple(self.heads[place] for place in order)
+        return Statistics(heads, counts, **spread, max_score=self.max_scores[order])
 
     def _reserve(self, heads: list[int] | tuple[int, ...]) -> None:
         more = [head for head in heads if head not in self.heads]
