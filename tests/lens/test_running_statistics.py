@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import Decoder, ModelConfig, Record, watch
-from clearhead.errors import RecordError
+from clearhead.errors import LensError, RecordError
 from clearhead.lens.record.attention_record import compute_statistics
 from clearhead.lens.record.attention_views import Sight
 from clearhead.lens.record.running_statistics import MEASURES, Statistics
@@ -111,3 +111,16 @@ def test_calls_that_were_cleared_by_hand_are_no_error():
         record.calls.clear()
     assert not record.names
     assert compute_statistics([]).heads == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"spans": {"passage": slice(0, 3)}}, {"itself": True}, {"norms": True}, {"probes": {"before": lambda i: i - 1}}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_statistics_would_drop_is_refused(options):
+    with (
+        pytest.raises(LensError, match=f"would drop what {next(iter(options))}= records"),
+        watch(made("llama"), keep="statistics", **options),
+    ):
+        pass
