@@ -5,7 +5,7 @@ import torch
 
 from clearhead import watch
 from clearhead.errors import RecordError
-from clearhead.lens import eviction_scores, instruction_focus, laplacian_eigenvalues, lookback_ratios
+from clearhead.lens import eviction_scores, instruction_focus, laplacian_eigenvalues, lookback_ratios, retrieval_scores
 from tests.lens import huggingface_zoo as zoo
 from tests.lens.seen_calls import built, tokens
 
@@ -127,3 +127,39 @@ def test_what_a_record_lacks_is_named():
         reader(tokens(2, 7))
     with pytest.raises(RecordError, match="no self-attention of a decoder was recorded"):
         eviction_scores(record)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss"])
+def test_retrieval_scores_of_a_needle_that_is_repeated(family):
+    """Wu et al. 2024: |g ∩ k| / |k|, g the tokens that a head copies from the needle, k those of the needle."""
+    model, needle = zoo.made(family), slice(3, 8)
+    start = zoo.tokens()
+    text = torch.cat([start, start[:, needle]], 1)
+    first = start.shape[1] - 1  # the query from which the first token of the answer is predicted
+    with watch(model, queries=slice(first, None), pixels=0, top=0) as record:
+        model(text)
+    weights = zoo.eager_weights(model, {"input_ids": text}, zoo.FAMILIES[family].names)
+    found = retrieval_scores(record, needle)
+    assert list(found) == decoders(family)
+    for name, scores in found.items():
+        for sample in range(len(text)):
+            for head in range(scores.shape[1]):
+                copied = set()
+                for query in range(first, text.shape[1] - 1):
+                    key = int(weights[name][sample, head, query].argmax())
+                    if 3 <= key < 8 and text[sample, key] == text[sample, query + 1]:
+                        copied.add(key)
+                assert scores[sample, head].item() == pytest.approx(len(copied) / 5)
+    assert any(bool((scores > 0).any()) for scores in found.values())
+
+
+def test_a_needle_outside_of_the_text_is_refused():
+    model = zoo.made("gpt2")
+    with watch(model) as record:
+        model(zoo.tokens())
+    with pytest.raises(RecordError, match=r"needle must be a slice of the \d+ tokens"):
+        retrieval_scores(record, slice(500, 600))
+    with watch(model) as record:
+        model(inputs_embeds=torch.randn(1, 4, model.config.hidden_size))
+    with pytest.raises(RecordError, match="token ids"):
+        retrieval_scores(record, slice(0, 2))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import save_file
 
-from clearhead import Bias, KeyValueCache, Mask, Record, watch
+from clearhead import Bias, Decoder, KeyValueCache, Mask, ModelConfig, Record, watch
 from clearhead.attention import Seen
 from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
@@ -372,3 +372,15 @@ def test_a_file_without_read_permission_is_refused(tmp_path):
     (tmp_path / "run.record").touch(mode=0)
     with pytest.raises(RecordError, match="cannot be read"):
         Record.load(tmp_path / "run.record")
+
+
+def test_statistics_of_an_earlier_version_do_not_know_the_largest_score(tmp_path):
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    with torch.no_grad(), watch(model, keep="statistics", layers=0) as record:
+        model(torch.tensor([[1, 2, 3]]))
+    record.save(tmp_path / "new.record")
+    old = changed((tmp_path / "new.record").read_bytes(), "running", "decoder.0.self", "max_scores", value=...)
+    (tmp_path / "old.record").write_bytes(old)
+    found = Record.load(tmp_path / "old.record").statistics()["decoder.0.self"]
+    assert found.max_score.isnan().all()
+    assert torch.equal(found.entropy.mean, record.statistics()["decoder.0.self"].entropy.mean)

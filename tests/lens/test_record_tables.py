@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy
 import pytest
 import torch
 
@@ -38,7 +39,7 @@ def test_rows_are_heads_queries_or_keys():
 def test_a_table_of_pandas_has_the_same_columns(monkeypatch):
     record = record_of(1)
     frame, table = record.to_pandas(level="key"), record.to_numpy(level="key")
-    assert list(frame.columns) == list(table) == ["call", "name", "sample", "head", "key", "received"]
+    assert list(frame.columns) == list(table) == ["call", "name", "sample", "head", "key", "received", "received_mean"]
     assert frame.groupby("head").received.sum().loc[1] == pytest.approx(table["received"][table["head"] == 1].sum())
     assert frame.name[0] == "decoder.0.self"
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -74,3 +75,45 @@ def test_records_of_other_attentions_are_not_compared():
         model(torch.tensor([[1, 2, 3]]))
     with pytest.raises(RecordError, match=r"only one of them has decoder\.1\.self"):
         Record.compare(record_of(1), part)
+
+
+def test_spans_and_probes_are_columns_of_queries_and_texts_of_keys():
+    torch.manual_seed(0)
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    probes = {"before": lambda positions: positions - 1}
+    with watch(model, spans={"passage": slice(1, 4)}, itself=True, probes=probes, layers=1) as record:
+        model(torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]]))
+    sight = record["decoder.1.self"]
+    table = record.to_numpy("query")
+    for column, tensor in {
+        "mass passage": sight.mass["passage"],
+        "itself": sight.itself,
+        "probe before": sight.probes["before"],
+    }.items():
+        assert table[column].tolist() == tensor.flatten().tolist()
+    keys = record.to_numpy("key")
+    assert keys["received_mean"].tolist() == sight.received_mean.flatten().tolist()
+    assert "text" not in keys
+    keys = record.label(lambda number: f"token {number}").to_numpy("key")
+    for row in (0, 7, 21, 39):
+        assert keys["text"][row] == sight.text(int(keys["sample"][row]), int(keys["key"][row]))
+    assert keys["text"][39] == "token 1"
+
+
+def test_what_only_some_records_have_is_not_a_number_elsewhere():
+    torch.manual_seed(0)
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    with watch(model, spans={"passage": slice(1, 4)}, layers=0) as one:
+        model(torch.tensor([[1, 2, 3]]))
+    with watch(model, layers=0) as other:
+        model(torch.tensor([[4, 5]]))
+    one.label(str)
+    merged = Record.merge([one, other])
+    table = merged.to_numpy("query")
+    assert numpy.isnan(table["mass passage"]).tolist() == [False] * 12 + [True] * 8
+    assert merged.to_numpy("key")["text"].tolist() == ["1", "2", "3"] * 4 + [None] * 8
+
+
+def test_what_is_no_record_is_not_compared():
+    with pytest.raises(RecordError, match=r"takes two records.*merge"):
+        Record.compare([record_of(1)], record_of(2))

@@ -206,7 +206,7 @@ def test_it_prints_as_a_table_with_a_caveat(causal):
         (lambda roles: roles.of("prev"), "no role is called 'prev'; there are induction, duplicate"),
         (lambda roles: roles["layers.3", 0], "did you mean 'layers"),
         (lambda roles: roles["layers.1", 5], "heads 0, 1 were measured, not 5"),
-        (lambda roles: HeadRoles([], {"sink": 0.5}), "no role is called 'sink'"),
+        (lambda roles: HeadRoles([], {"sink": 0.5}), "no role is called 'sink'; it is 'first' here"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(causal, ask, words):

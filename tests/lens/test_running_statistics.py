@@ -1,5 +1,7 @@
 """keep="statistics": the same numbers as from all calls, in constant memory over any number of them."""
 
+import copy
+import dataclasses
 import gc
 import weakref
 
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import Decoder, ModelConfig, Record, watch
-from clearhead.errors import RecordError
+from clearhead.errors import LensError, RecordError
 from clearhead.lens.record.attention_record import compute_statistics
 from clearhead.lens.record.attention_views import Sight
 from clearhead.lens.record.running_statistics import MEASURES, Statistics
@@ -17,6 +19,7 @@ from tests.lens.huggingface_zoo import made, tokens
 def assert_close(one: Statistics, other: Statistics) -> None:
     assert one.heads == other.heads
     assert torch.equal(one.queries, other.queries)
+    assert torch.equal(one.max_score, other.max_score)
     for name in MEASURES:
         torch.testing.assert_close(getattr(one, name).mean, getattr(other, name).mean)
         torch.testing.assert_close(getattr(one, name).std, getattr(other, name).std)
@@ -53,6 +56,19 @@ def test_statistics_are_those_of_all_calls_and_no_call_is_kept(family, tmp_path)
         record[record.names[0]]
 
 
+@torch.no_grad()
+def test_the_largest_score_is_that_of_all_calls_and_unknown_where_one_does_not_have_it():
+    model = made("llama")
+    with watch(model) as record:
+        run_several(model)
+    for name, found in record.statistics().items():
+        scores = torch.cat([call[name].max_score for call in record.calls])
+        assert torch.equal(found.max_score, scores.amax(0).double())
+    name = record.names[0]
+    old = dataclasses.replace(record.calls[0][name], max_score=None)  # from a file of an earlier version
+    assert compute_statistics([record.calls[1][name], old]).max_score.isnan().all()
+
+
 def test_a_training_loop_leaves_no_tensors_behind():
     model, alive = made("llama"), []
     with watch(model, keep="statistics") as record:
@@ -62,6 +78,17 @@ def test_a_training_loop_leaves_no_tensors_behind():
             model.zero_grad()
         gc.collect()
         assert sum(call() is not None for call in {id(one()): one for one in alive}.values()) <= 2
+
+
+def test_layers_that_gradient_checkpointing_runs_again_are_counted_once():
+    model = copy.deepcopy(made("llama")).train()
+    model.config.use_cache = False
+    model.gradient_checkpointing_enable()
+    with watch(model, keep="statistics") as record:
+        model(tokens(5), labels=tokens(5)).loss.backward()
+    assert model.lm_head.weight.grad is not None
+    for found in record.statistics().values():
+        assert set(found.queries.tolist()) == {tokens(5).numel()}
 
 
 @torch.no_grad()
@@ -84,3 +111,16 @@ def test_calls_that_were_cleared_by_hand_are_no_error():
         record.calls.clear()
     assert not record.names
     assert compute_statistics([]).heads == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"spans": {"passage": slice(0, 3)}}, {"itself": True}, {"norms": True}, {"probes": {"before": lambda i: i - 1}}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_statistics_would_drop_is_refused(options):
+    with (
+        pytest.raises(LensError, match=f"would drop what {next(iter(options))}= records"),
+        watch(made("llama"), keep="statistics", **options),
+    ):
+        pass

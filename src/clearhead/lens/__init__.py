@@ -8,6 +8,7 @@ from clearhead.lens.analysis.published_scores import (
     instruction_focus,
     laplacian_eigenvalues,
     lookback_ratios,
+    retrieval_scores,
 )
 from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles, head_roles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
@@ -38,6 +39,7 @@ __all__ = [
     "measure",
     "norm_received",
     "norm_weights",
+    "retrieval_scores",
     "rollout",
     "watch",
 ]

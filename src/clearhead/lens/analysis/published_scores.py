@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.attention_views import Forward, Sight, find_text
 
 HeadsByName = Mapping[str, Iterable[int]]
 
@@ -94,6 +94,38 @@ def eviction_scores(record: Record | Forward) -> dict[str, Float[Tensor, "batch 
         scores = received / later.clamp(min=1)
         found[name] = torch.stack([scores[:, places].mean(1) for places in shared], 1)
     return found
+
+
+def retrieval_scores(record: Record | Forward, needle: slice) -> dict[str, Float[Tensor, "batch heads"]]:
+    """Retrieval heads (Wu et al. 2024): the share of the needle's tokens that each head copies while it is repeated.
+
+    `needle` are positions in the text. A head copies a token of it if, for a query after the needle whose next token is
+    this one, the key with the largest weight is this token in the needle. Only measured queries count: those
+    of the answer. The last token that was read has no next one. Wu et al. call heads from 0.1 on retrieval heads.
+    """
+    found = {}
+    for name, sight in _iterate_causal_attentions(record):
+        tokens = _get_tokens(sight)
+        places = range(*needle.indices(tokens.shape[1]))
+        if not places or places.step != 1:
+            raise RecordError(f"needle must be a slice of the {tokens.shape[1]} tokens, got {needle}")
+        rows = (sight.queries >= places.stop) & (sight.queries < tokens.shape[1] - 1)
+        following = tokens[:, None, sight.queries[rows] + 1]
+        peaks = sight.peak_key[:, :, rows].masked_fill(following == -1, -1)  # −1: the token is not known
+        copied = torch.stack(
+            [((peaks == place) & (following == tokens[:, None, None, place])).any(-1) for place in places]
+        )
+        found[name] = copied.to(sight.peak.dtype).mean(0)
+    return found
+
+
+def _get_tokens(sight: Sight) -> Int[Tensor, "batch tokens"]:
+    """The token ids of the text that an attention reads, one row per sample of the record."""
+    kind = None if sight.forward is None else sight.forward.kind_of(sight.name, sight.cross)
+    if sight.forward is None or kind is None or sight.forward.ids[kind].shape[1] != sight.keys:
+        raise RecordError(f"the token ids that {sight.name!r} read are not known")
+    ids = sight.forward.ids[kind]
+    return torch.stack([ids[find_text(sample, sight.inputs, len(ids))] for sample in range(len(sight.entropy))])
 
 
 def _iterate_causal_attentions(record: Record | Forward) -> Iterable[tuple[str, Sight]]:

@@ -25,6 +25,13 @@ UNREAD = "Delimiters were not measured: that needs the tokens of every forward p
 Numbers = int | Sequence[int]
 CAVEAT = "Where a head looks is not why the model answers: switch it off (ablate) to see what it does."
 NONE = "none of these"
+SYNONYMS = {  # names of roles in papers, and ours
+    "sink": "'first'",
+    "attention sink": "'first'",
+    "previous token": "'previous'",
+    "duplicate token": "'duplicate'",
+    "retrieval": "no role, but the function retrieval_scores(record, needle),",
+}
 
 
 class Role(NamedTuple):
@@ -157,8 +164,10 @@ class HeadRoles:
 
 
 def check_role(role: str) -> None:
+    """Raises LensError for an unknown role, with the name under which we have it."""
     if role not in ROLES:
-        raise LensError(f"no role is called {role!r}; there are {', '.join(ROLES)}")
+        hint = f"it is {SYNONYMS[role]} here" if role in SYNONYMS else f"there are {', '.join(ROLES)}"
+        raise LensError(f"no role is called {role!r}; {hint}")
 
 
 @torch.no_grad()

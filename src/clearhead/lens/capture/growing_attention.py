@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Num, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention.biases import Dense
@@ -22,8 +21,9 @@ from clearhead.lens.capture.growing_call import (
     Reorder,
     join_all_pieces,
     join_pieces,
-    select_rows,
 )
+from clearhead.lens.capture.growing_sum import GrowingSum, pad_to
+from clearhead.lens.capture.host_transfer import to_host
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
@@ -42,8 +42,6 @@ PER_QUERY = (
     *("top_keys", "top_weights"),
 )
 CELLS = 2**24  # of a map that has to be measured finer than it is kept
-SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
 class FirstPositions(NamedTuple):
@@ -350,85 +348,3 @@ def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]
     if detail.spans:
         found["span_mass"] = empty[..., None].expand(-1, -1, -1, len(detail.spans))
     return found | {"visible": empty[:, :1].int(), "peak_key": empty.int(), "top_keys": tops.int(), "top_weights": tops}
-
-
-class GrowingSum:
-    """A sum (batch, heads, …) whose last axes grow; its buffer doubles when full, up to `most`.
-
-    >>> sums = GrowingSum()
-    >>> sums.add(torch.ones(1, 1, 2), at=[0])
-    >>> sums.add(torch.ones(1, 1, 2), at=[1])
-    >>> sums.value
-    tensor([[[1., 2., 1.]]])
-    """
-
-    def __init__(self, first: Num[Tensor, "batch heads ..."] | None = None, most: int | None = None) -> None:
-        self.buffer, self.most = first, most
-        self.sizes: tuple[int, ...] = () if first is None else tuple(first.shape[2:])
-
-    @property
-    def value(self) -> Num[Tensor, "batch heads ..."]:
-        assert self.buffer is not None
-        return self.buffer[(slice(None), slice(None), *(slice(0, size) for size in self.sizes))]
-
-    def reserve(self, samples: Sequence[int], ends: Sequence[int], dtype: torch.dtype) -> None:
-        """Grows the buffer to these sizes of the last axes, for this many samples and heads."""
-        self.sizes = tuple(map(max, ends, self.sizes)) if self.sizes else tuple(ends)
-        if self.buffer is None:
-            self.buffer = torch.zeros(*samples, *self.sizes, dtype=dtype)
-        elif any(map(operator.gt, self.sizes, self.buffer.shape[2:])):
-            sizes = map(self._grow_size, self.sizes, self.buffer.shape[2:])
-            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *sizes))
-
-    def add(self, more: Num[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
-        """Adds `more` at offset `at`, one offset for each axis after the first two.
-
-        The sums are of this dtype, if it is given with the first of them.
-        """
-        self.reserve(more.shape[:2], tuple(map(operator.add, at, more.shape[2:])), dtype or more.dtype)
-        assert self.buffer is not None
-        if self.buffer.shape[1] < more.shape[1]:  # where masks differ by head at some steps, and not at others
-            self.buffer = self.buffer.expand(-1, more.shape[1], *self.buffer.shape[2:]).clone()
-        place = self.buffer
-        for axis, (start, size) in enumerate(zip(at, more.shape[2:], strict=True), start=2):
-            place = place.narrow(axis, start, size)
-        place.add_(more)
-
-    def _grow_size(self, size: int, capacity: int) -> int:
-        if size <= capacity:
-            return capacity
-        return max(size, 2 * capacity if self.most is None else min(2 * capacity, self.most))
-
-    def select_rows(self, rows: Int[Tensor, " samples"]) -> None:
-        if self.buffer is not None:
-            self.buffer = select_rows(self.buffer, rows)
-
-
-def pad_to(tensor: Num[Tensor, "..."], sizes: Sequence[int]) -> Num[Tensor, "..."]:
-    """Pads a tensor with zeros to these sizes."""
-    whole = tensor.new_zeros(*sizes)
-    whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
-    return whole
-
-
-def to_host(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
-    """Copies tensors to the CPU, small ones packed by element size."""
-    small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
-    together: dict[str, Tensor] = {}
-    for size in {one.itemsize for one in small.values()}:
-        together |= copy_packed({name: one for name, one in small.items() if one.itemsize == size})
-    return {name: together[name] if name in together else one.cpu() for name, one in tensors.items()}
-
-
-def copy_packed(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
-    """Copies tensors of one element size in a single transfer; each result owns its memory.
-
-    >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})
-    {'a': tensor([1., 1.]), 'b': tensor([[3]], dtype=torch.int32)}
-    """
-    row = torch.cat([one.view(BITS[one.itemsize]).flatten() for one in tensors.values()]).cpu()
-    pieces = row.split([one.numel() for one in tensors.values()])
-    return {
-        name: piece.clone().view(one.dtype).view(one.shape)
-        for (name, one), piece in zip(tensors.items(), pieces, strict=True)
-    }

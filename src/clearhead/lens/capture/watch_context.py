@@ -83,6 +83,7 @@ def watch(
             *(pixels, top, _rows_to_step(rows), keep, probes, norms),
             **_check_selections(rows, queries, spans),
         ),
+        itself,
     )
     if itself:
         every_probe = {**(probes or {}), "itself": _stay_at_query}
@@ -161,7 +162,9 @@ def _find_target(model: nn.Module) -> WatchTarget:
     )
 
 
-def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> WatchSettings:
+def _check_settings(
+    target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail, itself: bool = False
+) -> WatchSettings:
     chosen = select_layers(layers, list(target.shapes))
     numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in chosen})
     check_counts(LensError, pixels=detail.pixels)
@@ -169,6 +172,9 @@ def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: M
     if detail.keep not in ("none", "qk", "statistics"):
         raise LensError(f"keep must be 'none', 'qk' or 'statistics', got {detail.keep!r}")
     if detail.keep == "statistics":
+        given = {"spans": detail.spans, "probes": detail.probes, "norms": detail.norms, "itself": itself}
+        if dropped := [f"{name}=" for name, value in given.items() if value]:
+            raise LensError(f"keep='statistics' would drop what {', '.join(dropped)} records; watch without keep=")
         detail = detail._replace(pixels=0, top=0)  # which would be dropped
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):

@@ -122,7 +122,7 @@ class Record:
         >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
         >>> with watch(model) as record:
         ...     _ = model(torch.tensor([[1, 2, 3]]))
-        >>> table = record.to_numpy("query")
+        >>> table = record.to_numpy("query")  # spans and probes are columns too: "mass passage", "probe before"
         >>> list(table)[:6], len(table["entropy"])
         (['call', 'name', 'sample', 'head', 'query', 'logsumexp'], 24)
         """
@@ -145,6 +145,10 @@ class Record:
         """
         from clearhead.lens.record.record_tables import compare_records
 
+        if strange := [one for one in (a, b) if not isinstance(one, Record)]:
+            raise RecordError(
+                f"compare takes two records, got a {type(strange[0]).__name__}; Record.merge joins several into one"
+            )
         return compare_records(a, b)
 
     def label(self, namer: Any = None, **kinds: Any) -> Record:

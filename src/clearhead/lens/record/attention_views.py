@@ -278,11 +278,23 @@ class Sight(Measures):
 
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
+        kind = self._find_kind()
+        return None if self.forward is None or kind is None else self.forward.text(kind, batch, key, self.inputs)
+
+    def texts(self, batch: int) -> list[str | None]:
+        """The token text of every key; None where there is none, or unless `Record.label` was called."""
+        kind = self._find_kind()
+        if self.forward is None or kind is None:
+            return [None] * self.keys
+        known = self.forward.texts(kind, batch, self.inputs)
+        return known + [None] * (self.keys - len(known))
+
+    def _find_kind(self) -> str | None:
+        """Which token ids the keys are; None where unknown, or where the keys are no tokens but parts of a picture."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
         tokens = self.keys if self.tokens is None else self.tokens
-        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != tokens:
-            return None  # or the keys are no tokens, but parts of a picture
-        return self.forward.text(kind, batch, key, self.inputs)
+        fits = self.forward is not None and kind is not None and self.forward.ids[kind].shape[1] == tokens
+        return kind if fits else None
 
     def weights(
         self,

@@ -8,8 +8,8 @@ all tensors, and `header_checksum`, the last field, is that of the header before
 from __future__ import annotations
 
 import json
+import math
 import zlib
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.attention.biases import Bias, Relative, clipped_distance
-from clearhead.attention.masks import LARGEST, Mask, State
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.kept_inputs import KeptInputs, Step
+from clearhead.lens.record.kept_inputs_json import build_kept, kept_to_json
+from clearhead.lens.record.record_fields import Fetch, Store, check_tensor, read_field, read_integer, read_numbers
 from clearhead.lens.record.running_statistics import RunningStatistics
 from clearhead.storage import atomic_file, check_format
-
-Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
-Fetch = Callable[[Any], Tensor]  # the inverse
 
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
@@ -49,9 +45,7 @@ OPTIONAL = {  # measures that may be missing; in files of earlier versions they 
 }
 WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
-SUMS = ("counts", "shifts", "sums", "squares")  # tensors of running statistics
-STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
-DENSE = 2**30  # cells of a mask without a state that may be written out
+SUMS = ("counts", "shifts", "sums", "squares", "max_scores")  # tensors of running statistics
 
 
 def write_record(record: Record, path: Path) -> None:
@@ -167,8 +161,11 @@ def _running_to_json(running: RunningStatistics, store: Store) -> dict[str, Any]
 
 def _build_running(given: Any, fetch: Fetch) -> RunningStatistics:
     running, count = RunningStatistics(), len(read_field(given, "heads", list))
-    running.heads = list(_read_numbers(given, "heads", count))
+    running.heads = list(read_numbers(given, "heads", count))
     for name in SUMS:
+        if name == "max_scores" and name not in given:  # a file of an earlier version
+            running.max_scores = torch.full((count,), math.nan, dtype=torch.float64)
+            continue
         tensor, empty = fetch(given.get(name)), getattr(running, name)
         if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], count):
             raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
@@ -198,74 +195,8 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
         "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
         "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
-        "kept": None if sight.kept is None else _kept_to_json(sight.kept, store),
+        "kept": None if sight.kept is None else kept_to_json(sight.kept, store),
     }
-
-
-def _kept_to_json(kept: KeptInputs, store: Store) -> dict[str, Any]:
-    return {
-        "q": store(kept.q),
-        "k": store(kept.k),
-        "scale": kept.scale if isinstance(kept.scale, float) else None,
-        "scales": store(kept.scale) if isinstance(kept.scale, Tensor) else None,
-        "softcap": kept.softcap,
-        "sinks": None if kept.sinks is None else store(kept.sinks),
-        "lengths": store(kept.lengths),
-        "whole_rows": kept.logsumexp is not None,
-        "parts": [
-            {
-                "first_query": part.first_query,
-                "first_key": part.first_key,
-                "queries": part.queries,
-                "keys": part.keys,
-                "mask": None if part.mask is None else _state_to_json(_mask_state(part.mask, part), store),
-                "bias": None if part.bias is None else _state_to_json(_bias_state(part.bias, part), store),
-            }
-            for part in kept.parts
-        ],
-    }
-
-
-def _mask_state(mask: Mask, step: Step) -> State:
-    """The state of a mask; one of an unknown class is written as dense booleans."""
-    state = mask.state()
-    if state is None:
-        if (mask.batch or 1) * (mask.heads or 1) * step.queries * step.keys > DENSE:
-            raise RecordError(f"{mask!r} is too large to be written out; record it with keep='none'")
-        state = Mask.visible(mask.dense(step.queries, step.keys).cpu()).state()
-    assert state is not None
-    return state
-
-
-def _bias_state(bias: Bias, step: Step) -> State:
-    """The state of a bias; bucket functions of an unknown kind are tabulated, one row per distance."""
-    state = bias.state()
-    if state is None and isinstance(bias, Relative):
-        furthest = step.queries + step.keys + abs(bias.offset or 0)
-        table = bias.parameter[bias.buckets(torch.arange(-furthest, furthest + 1))]
-        state = Relative(table, clipped_distance(furthest), bias.offset).state()
-    return {"kind": "dense", "tensor": bias.dense(step.queries, step.keys)} if state is None else state
-
-
-def _state_to_json(state: State, store: Store) -> dict[str, Any]:
-    """A state with tensors replaced by their numbers in the file."""
-    found = {}
-    for name, value in state.items():
-        found[name] = store(value) if isinstance(value, Tensor) else value
-        if isinstance(value, list):
-            found[name] = [_state_to_json(one, store) for one in value]
-    return found
-
-
-def _state_from_json(given: Any, fetch: Fetch) -> State:
-    """The inverse of `_state_to_json`; Mask.from_state and Bias.from_state check the rest."""
-    found = dict(given)
-    for name, value in found.items():
-        if name in STATE_TENSORS and value is not None:
-            found[name] = fetch(value)
-        elif name == "masks":
-            found[name] = [_state_from_json(one, fetch) for one in value]
-    return found
 
 
 def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
@@ -312,20 +243,20 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
     tensors: dict[str, Tensor | None] = {}
     for measure in MEASURES:
         axes = AXES.get(measure, "batch heads queries")
-        tensors[measure] = _check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
-    tensors["queries"] = _check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
+        tensors[measure] = check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
+    tensors["queries"] = check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
     for other, axes in OPTIONAL.items():
         tensors[other] = None
         if other in references:
-            tensors[other] = _check_tensor(fetch(references[other]), axes, sizes, other, other in WHOLE)
+            tensors[other] = check_tensor(fetch(references[other]), axes, sizes, other, other in WHOLE)
     spans = _read_spans(given.get("spans", []), sizes.get("spans", 0))
     probes = {
-        key: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
+        key: check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
         for key, number in read_field(given, "probes", dict).items()
     }
-    heads, inputs = _read_numbers(given, "heads", sizes["heads"]), _read_numbers(given, "inputs", sizes["batch"])
-    blocks = _read_numbers(given, "blocks", 2)
-    kept = None if given.get("kept") is None else _build_kept(given["kept"], sizes, tensors["logsumexp"], fetch)
+    heads, inputs = read_numbers(given, "heads", sizes["heads"]), read_numbers(given, "inputs", sizes["batch"])
+    blocks = read_numbers(given, "blocks", 2)
+    kept = None if given.get("kept") is None else build_kept(given["kept"], sizes, tensors["logsumexp"], fetch)
     return Sight(
         **tensors,  # type: ignore[arg-type]
         name=name,
@@ -362,87 +293,3 @@ def _read_spans(given: Any, count: int) -> dict[str, range]:
     if len(found) != len(given) or len(found) != count:
         raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
     return found
-
-
-def read_field(given: Any, name: str, kind: type[Any]) -> Any:
-    """A value of a JSON object, checked for its type."""
-    if not isinstance(given, dict) or not isinstance(given.get(name), kind):
-        got = given.get(name) if isinstance(given, dict) else given
-        raise RecordError(f"{name} must be a {kind.__name__}, got {got!r:.60}")
-    return given[name]
-
-
-def read_integer(given: Any, name: str) -> int:
-    """An integer of a JSON object, within limits."""
-    number = read_field(given, name, int)
-    if isinstance(number, bool) or abs(number) > LARGEST:
-        raise RecordError(f"{name} is {number!r:.60}, which is invalid")
-    return int(number)
-
-
-def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str, whole_numbers: bool) -> Tensor:
-    """The tensor, if its dtype and shape agree with those read before."""
-    wanted = (torch.int32, torch.int64) if whole_numbers else (torch.float32, torch.float64)
-    names = axes.split()
-    fits = tensor.dtype in wanted and tensor.ndim == len(names)
-    for axis, size in zip(names, tensor.shape, strict=False):
-        fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
-    if not fits:
-        raise RecordError(
-            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not match the record's other tensors"
-        )
-    return tensor
-
-
-def _read_numbers(given: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
-    values = read_field(given, name, list)
-    if len(values) != count or not all(type(value) is int and 0 <= value < 2**40 for value in values):
-        raise RecordError(f"{name} must be {count} numbers, got {values!r:.60}")
-    return tuple(values)
-
-
-def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fetch: Fetch) -> KeptInputs:
-    q, k, lengths = (fetch(read_field(given, name, int)) for name in ("q", "k", "lengths"))
-    batch, heads = sizes["batch"], sizes["heads"]
-    fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
-    fits = fits and q.shape[:2] == (batch, heads) and k.shape[0] == batch and k.shape[2] <= sizes["keys"]
-    if not fits or not k.shape[1] or heads % k.shape[1] or lengths.dtype != torch.int64 or lengths.shape != (batch,):
-        raise RecordError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not match the record's other tensors")
-    parts = tuple(_build_step(one, q, k, fetch) for one in read_field(given, "parts", list))
-    ends = [part.first_query + part.queries for part in parts]
-    if sum(part.queries for part in parts) != q.shape[2] or ends[:-1] != [part.first_query for part in parts[1:]]:
-        raise RecordError("the parts of q are not contiguous")
-    whole_rows = read_field(given, "whole_rows", bool)
-    if whole_rows and (logsumexp is None or logsumexp.shape[2] != q.shape[2]):
-        raise RecordError("logsumexp must have one value for each query of q")
-    scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
-    sinks = None if given.get("sinks") is None else fetch(given["sinks"])
-    if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
-        softcap is None or (isinstance(softcap, (float, int)) and softcap > 0)
-    ):
-        raise RecordError("its sinks or its softcap are invalid")
-    softcap = None if softcap is None else float(softcap)
-    return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
-
-
-def _read_scale(given: Any, heads: int, fetch: Fetch) -> float | Tensor:
-    if given.get("scales") is None:
-        return float(read_field(given, "scale", float))
-    scales = fetch(given["scales"])
-    if scales.shape not in ((heads, 1, 1), (1, 1, 1)) or not scales.is_floating_point():
-        raise RecordError(f"scales of shape {tuple(scales.shape)} are invalid")
-    return scales
-
-
-def _build_step(given: Any, q: Tensor, k: Tensor, fetch: Fetch) -> Step:
-    numbers = [read_integer(given, name) for name in ("first_query", "first_key", "queries", "keys")]
-    first_query, first_key, queries, keys = numbers
-    if min(numbers) < 0 or queries > q.shape[2] or first_key + keys > k.shape[2]:
-        raise RecordError(f"a part of {queries} queries and {keys} keys lies outside of q and k")
-    states = [None if given.get(name) is None else _state_from_json(given[name], fetch) for name in ("mask", "bias")]
-    mask = None if states[0] is None else Mask.from_state(states[0])
-    bias = None if states[1] is None else Bias.from_state(states[1])
-    for one in (mask, bias):
-        if one is not None:
-            one.check(q.shape[0], q.shape[1], queries, keys)
-    return Step(first_query, first_key, queries, keys, mask, bias)

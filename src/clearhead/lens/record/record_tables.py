@@ -35,7 +35,7 @@ def make_table(record: Record, level: str) -> Table:
         make = _list_queries if level == "query" else _list_keys
         parts = [make(number, call[name]) for number, call in enumerate(record.calls) for name in call.names]
     columns = list(dict.fromkeys(name for part in parts for name in part))
-    return {column: _join([part[column] for part in parts]) for column in columns}
+    return {column: _join([part.get(column, _make_blanks(part)) for part in parts]) for column in columns}
 
 
 def make_data_frame(record: Record, level: str) -> Any:
@@ -53,14 +53,17 @@ def _list_heads(name: str, found: Statistics) -> dict[str, Any]:
     for measure in MEASURES:
         spread = getattr(found, measure)
         columns |= {measure: spread.mean, f"{measure}_std": spread.std}
-    return columns
+    return columns | {"max_score": found.max_score}
 
 
 def _list_queries(call: int, sight: Sight) -> dict[str, Any]:
     shape = sight.entropy.shape
     columns = _list_places(call, sight, shape) | {"query": sight.queries.expand(shape).flatten()}
     columns |= {name: getattr(sight, name).flatten() for name in PER_QUERY}
-    return columns
+    columns |= {f"mass {name}": mass.flatten() for name, mass in sight.mass.items()}
+    return columns | {
+        name if name == "itself" else f"probe {name}": one.flatten() for name, one in sight.probes.items()
+    }
 
 
 def _list_keys(call: int, sight: Sight) -> dict[str, Any]:
@@ -68,7 +71,13 @@ def _list_keys(call: int, sight: Sight) -> dict[str, Any]:
         raise RecordError(f"what the keys of {sight.name!r} received was not measured")
     shape = sight.received.shape
     places = torch.arange(shape[2]).expand(shape).flatten()
-    return _list_places(call, sight, shape) | {"key": places, "received": sight.received.flatten()}
+    columns = _list_places(call, sight, shape) | {"key": places, "received": sight.received.flatten()}
+    if sight.seen_by is not None:
+        columns["received_mean"] = sight.received_mean.flatten()
+    texts = [sight.texts(sample) for sample in range(shape[0])]
+    if any(one is not None for text in texts for one in text):
+        columns["text"] = [one for text in texts for _ in sight.heads for one in text]
+    return columns
 
 
 def _list_places(call: int, sight: Sight, shape: torch.Size) -> dict[str, Any]:
@@ -79,15 +88,26 @@ def _list_places(call: int, sight: Sight, shape: torch.Size) -> dict[str, Any]:
     return {"call": torch.full((count,), call), "name": [sight.name] * count, **places}
 
 
+def _make_blanks(part: Table) -> Tensor:
+    """NaN in every row: a column that other attentions have, and this one does not."""
+    return torch.full((len(part["name"]),), math.nan)
+
+
 def _join(parts: list[Any]) -> Any:
     if all(isinstance(part, Tensor) for part in parts):
         return torch.cat(parts).numpy()
     numpy = import_module("numpy")
-    return numpy.array([text for part in parts for text in part], dtype=object)
+    return numpy.array(
+        [text for part in parts for text in (part if isinstance(part, list) else [None] * len(part))], object
+    )
 
 
 class HeadChange(NamedTuple):
-    """How the mean of one measure of one head differs between two records; `size` is in standard deviations."""
+    """How the mean of one measure of one head differs between two records; `size` is in standard deviations.
+
+    >>> print(HeadChange("decoder.0.self", 3, "entropy", before=1.0, after=2.5, difference=1.5, size=0.75))
+    decoder.0.self head 3: entropy 1 → 2.5, by 0.75 standard deviations
+    """
 
     name: str
     head: int
@@ -96,6 +116,10 @@ class HeadChange(NamedTuple):
     after: float
     difference: float
     size: float
+
+    def __str__(self) -> str:
+        means = f"{self.before:.3g} → {self.after:.3g}"
+        return f"{self.name} head {self.head}: {self.measure} {means}, by {self.size:.2g} standard deviations"
 
 
 def compare_records(before: Record, after: Record) -> list[HeadChange]:

@@ -30,6 +30,7 @@ class Statistics(NamedTuple):
     peak: Spread
     distance: Spread
     first: Spread
+    max_score: Float[Tensor, " heads"]  # the largest over all queries; NaN where an older record does not have it
 
 
 class RunningStatistics:
@@ -41,6 +42,7 @@ class RunningStatistics:
     def __init__(self) -> None:
         self.heads: list[int] = []
         self.counts = torch.zeros(0, dtype=torch.long)
+        self.max_scores = torch.zeros(0, dtype=torch.float64)
         self.shifts, self.sums, self.squares = (torch.zeros(len(MEASURES), 0, dtype=torch.float64) for _ in range(3))
 
     def add(self, sight: Sight) -> None:
@@ -50,6 +52,12 @@ class RunningStatistics:
         real = sight.logsumexp != -math.inf
         self._set_shifts(sight, at, real)
         self.counts[at] += real.sum((0, 2))
+        largest = (
+            torch.full((len(at),), math.nan)
+            if sight.max_score is None
+            else torch.nn.functional.pad(sight.max_score, (0, 0, 0, 1), value=-math.inf).amax(0)
+        )
+        self.max_scores[at] = self.max_scores[at].maximum(largest.double())
         for n, name in enumerate(MEASURES):
             apart = (getattr(sight, name).double() - self.shifts[n, at][:, None]).masked_fill(~real, 0.0)
             self.sums[n, at] += apart.sum((0, 2))
@@ -65,6 +73,7 @@ class RunningStatistics:
         self.squares[:, at] += other.squares + 2 * moved * other.sums + other.counts * moved.square()
         self.sums[:, at] += other.sums + other.counts * moved
         self.counts[at] += other.counts
+        self.max_scores[at] = self.max_scores[at].maximum(other.max_scores)
 
     def result(self) -> Statistics:
         """The statistics so far, with heads in order."""
@@ -72,13 +81,16 @@ class RunningStatistics:
         counts, shifts = self.counts[order], self.shifts[:, order]
         means = self.sums[:, order] / counts
         spreads = (self.squares[:, order] / counts - means.square()).clamp(min=0).sqrt()
-        spread = [Spread(shift + mean, std) for shift, mean, std in zip(shifts, means, spreads, strict=True)]
-        return Statistics(tuple(self.heads[place] for place in order), counts, *spread)
+        columns = zip(MEASURES, shifts, means, spreads, strict=True)
+        spread = {name: Spread(shift + mean, std) for name, shift, mean, std in columns}
+        heads = tuple(self.heads[place] for place in order)
+        return Statistics(heads, counts, **spread, max_score=self.max_scores[order])
 
     def _reserve(self, heads: list[int] | tuple[int, ...]) -> None:
         more = [head for head in heads if head not in self.heads]
         self.heads += more
         self.counts = torch.nn.functional.pad(self.counts, (0, len(more)))
+        self.max_scores = torch.nn.functional.pad(self.max_scores, (0, len(more)), value=-math.inf)
         self.shifts, self.sums, self.squares = (
             torch.nn.functional.pad(one, (0, len(more))) for one in (self.shifts, self.sums, self.squares)
         )

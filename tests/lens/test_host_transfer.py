@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.lens.capture import growing_attention
-from clearhead.lens.capture.growing_attention import copy_packed, to_host
+from clearhead.lens.capture import host_transfer
+from clearhead.lens.capture.host_transfer import copy_packed, to_host
 
 FLOATS = torch.tensor([[0.1, -torch.inf, torch.nan], [3.0, 4.0, 5.0]])
 KINDS = {
@@ -27,7 +27,7 @@ def test_several_in_one_copy_are_what_they_were_each_with_a_memory_of_its_own():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_small_ones_and_large_ones_come_in_their_order(monkeypatch):
-    monkeypatch.setattr(growing_attention, "SMALL", 5)
+    monkeypatch.setattr(host_transfer, "SMALL", 5)
     given = KINDS | {"long": torch.arange(4), "half": torch.ones(3, dtype=torch.bfloat16), "here": torch.ones(2)}
     found = to_host({name: tensor if name == "here" else tensor.cuda() for name, tensor in given.items()})
     assert list(found) == list(given)
