@@ -18,6 +18,7 @@ from clearhead.tasks import Captioning
 from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
+from clearhead.tasks.sequence_to_sequence import GeneratedText
 from clearhead.text import Report
 from clearhead.text.batches import Batch
 from clearhead.text.corpora import Row
@@ -164,6 +165,17 @@ def test_every_unreadable_file_is_one_clear_line(run_folder, tmp_path, capsys):
         assert main(["look", str(run_folder), path, "--out", str(tmp_path / "page.html")]) == 2
         assert problem in capsys.readouterr().err
         assert not (tmp_path / "page.html").exists()
+
+
+def test_messages_say_picture_and_stay_on_one_line(run_folder, tmp_path, capsys, monkeypatch):
+    assert main(["predict", str(run_folder), str(tmp_path / "two\nlines.png")]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "two\\nlines.png: there is no such file" in shown
+    answer = GeneratedText("a cat", ["the caption looped"], 0.0, [])
+    monkeypatch.setattr(Captioning, "predict", lambda *_: [answer])
+    assert main(["predict", str(run_folder), str(save_picture(tmp_path / "a.png"))]) == 0
+    assert capsys.readouterr().err == "clearhead: picture 1: the caption looped\n"
 
 
 def test_unreadable_pictures_are_dropped_from_training_and_counted(tmp_path):

@@ -1,5 +1,6 @@
 """Transcription: the tiny recipe, times of words, long recordings, files that cannot be used."""
 
+import copy
 import json
 import struct
 import wave
@@ -135,6 +136,15 @@ def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken
     assert text.split()[0][0] == spoken[0].text[0]
     assert all(0 < chance <= 1 for _, _, chance in media.spikes)
     assert [one for one, _, _ in media.spikes] == sorted(one for one, _, _ in media.spikes)
+    second = np.concatenate([spoken[0].samples, np.zeros(RATE, np.float32), spoken[1].samples])
+    task = copy.copy(transcriber.task)
+    task.decode = task.decode.model_copy(update={"piece_seconds": 2.0, "padding_seconds": 0.5})
+    starts = [
+        one.media.start for one in task.traces(transcriber.model, (second, RATE), answer=None, options=task.options())
+    ]
+    assert starts[0] == pytest.approx(task.frame_times.first), "half a second of padding comes first"
+    assert starts[0] == pytest.approx(-0.5, abs=0.01)
+    assert len(spoken[0].samples) / RATE < starts[1] + 0.5 < len(spoken[0].samples) / RATE + 1.1
     given = transcriber.look((spoken[0].samples, RATE), answer="bami")
     assert given.calls[0].about["given"] is True
     assert "decoder.0.cross" in given.names
