@@ -41,7 +41,10 @@ METRICS = ("chrf", "exact", "bleu")
 
 
 def prepare_openmoji(data: Path, out: Path) -> None:
-    """Writes train.npz, dev.npz, test.npz and, of emoji with a skin tone, tones.npz and tones-dev.npz."""
+    """Writes train.npz, dev.npz, test.npz and, of emoji with a skin tone, tones.npz and tones-dev.npz.
+
+    An emoji with a skin tone has the name of the one without: the test has no tones.
+    """
     from clearhead.images import read_picture
 
     out.mkdir(parents=True, exist_ok=True)
@@ -49,6 +52,7 @@ def prepare_openmoji(data: Path, out: Path) -> None:
         archive.extractall(out / "files", filter="data")
     root = next((out / "files").rglob("openmoji.csv")).parents[1]
     rows = list(csv.DictReader(io.StringIO((root / "data" / "openmoji.csv").read_text(encoding="utf-8"))))
+    names = {row["hexcode"]: row["annotation"] for row in rows}
     parts: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         fold = int(hashlib.sha1((row["skintone_base_hexcode"] or row["hexcode"]).encode()).hexdigest(), 16) % 10
@@ -62,7 +66,7 @@ def prepare_openmoji(data: Path, out: Path) -> None:
         pictures = [read_picture(root / "color" / "72x72" / f"{row['hexcode']}.png") for row in some]
         pixels = np.stack([(one * 255).round().byte().permute(1, 2, 0).numpy() for one in pictures])
         words = [", ".join(filter(None, map(row.get, ("group", "subgroups", "tags", "openmoji_tags")))) for row in some]
-        texts = np.array([row["annotation"] for row in some])
+        texts = np.array([names.get(row["skintone_base_hexcode"], row["annotation"]) for row in some])
         np.savez_compressed(out / f"{name}.npz", pixels=pixels, texts=texts, keywords=np.array(words))
         print(f"{name}: {len(some):,} pictures", flush=True)
 

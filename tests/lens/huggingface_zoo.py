@@ -6,7 +6,8 @@ that see nothing turn eager attention's numbers into NaN.
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -149,6 +150,17 @@ def made(name: str, attention: str | None = None) -> Any:
     if attention is not None:
         model.set_attn_implementation(attention)
     return model
+
+
+@contextmanager
+def implementation(model: Any, name: str) -> Iterator[None]:
+    """The model with an attention of this name, even if it wants packages that are not here."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation_internal = before
 
 
 def inputs(name: str, side: str | None = None) -> dict[str, Tensor]:

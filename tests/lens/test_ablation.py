@@ -176,7 +176,7 @@ def test_what_is_not_there_is_refused_with_what_is(heads, words):
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("heads", [{"encoder.0.self": 1}, {"encoder.0.self": "12"}, ["encoder.0.self"]])
+@pytest.mark.parametrize("heads", [{"encoder.0.self": 1.0}, {"encoder.0.self": "12"}, ["encoder.0.self"]])
 def test_what_names_no_heads_is_refused(heads):
     with pytest.raises(LensError, match="such as"), ablate(translator(), heads):
         pass
@@ -237,3 +237,20 @@ def test_a_copy_has_all_its_heads():
         assert not model(torch.ones(1, 3, 6)).any()
         assert torch.equal(copied.to_out.weight, model.to_out.weight)
     assert torch.equal(copied(torch.ones(1, 3, 6)), model(torch.ones(1, 3, 6)))
+
+
+def test_attentions_are_chosen_by_patterns_and_numbers_as_watch_does():
+    torch.manual_seed(3)
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    given = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
+    with torch.no_grad():
+        with ablate(model, {"decoder.0.cross": [1], "decoder.1.cross": [1], "encoder.1.self": [0, 1, 2, 3]}):
+            named = model(*given)
+        with ablate(model, {"decoder.*.cross": 1, "encoder.1.*": None}):
+            assert torch.equal(model(*given), named)
+        with ablate(model, {"encoder.0.self": 2, "decoder.0.self": 2, "decoder.0.cross": [2]}):
+            named = model(*given)
+        with ablate(model, {0: [2]}):
+            assert torch.equal(model(*given), named)
+    with pytest.raises(LensError, match=r"'decoder\.\*\.crow'"), ablate(model, {"decoder.*.crow": [0]}):
+        pass

@@ -326,7 +326,7 @@ def test_copies_of_a_cache_go_their_own_ways():
 
 def test_caches_and_the_search_are_left_as_they_were():
     model = made("marian")
-    kinds = (transformers.Cache, transformers.EncoderDecoderCache, GenerationMixin)
+    kinds = (transformers.Cache, transformers.EncoderDecoderCache, GenerationMixin, transformers.StoppingCriteriaList)
     before = [dict(vars(kind)) for kind in kinds]
     with watch(model), watch(model):
         model.generate(tokens(), max_new_tokens=2, num_beams=2)
@@ -347,3 +347,50 @@ def test_a_layer_by_itself_grows_as_it_does_in_its_model(family, cache):
         assert torch.equal(part[name].queries, wanted.queries)
         for measure in ("map", "received", "entropy", "peak_key"):
             assert torch.equal(getattr(part[name], measure), getattr(wanted, measure)), measure
+
+
+class StopSecond(transformers.StoppingCriteria):
+    """Ends the second sample at this length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        return (torch.arange(len(input_ids)) == 1) & (input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_a_sample_that_ends_before_the_others_of_its_batch_sees_nothing_from_then_on(family):
+    model, begin = made(family), 11 if family == "llama" else 1
+    stop = transformers.StoppingCriteriaList([StopSecond(begin + 3)])
+    given = {"input_ids": tokens(), "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    with watch(model, keep="qk") as record:
+        model.generate(**given, stopping_criteria=stop)
+    with watch(model, keep="qk") as alone:
+        model.generate(**{**given, "input_ids": tokens()[1:2], "max_new_tokens": 3, "min_new_tokens": 3})
+    seen = begin + 2  # the last token is not read again
+    kind = "tokens" if family == "llama" else "target"
+    assert (record.calls[0].ids[kind][1, seen:] == -1).all()
+    for name in [name for name in record.names if "decoder" in name]:
+        sight, one = record[name], alone[name]
+        assert (sight.logsumexp[1, :, seen:] == -torch.inf).all()
+        assert (sight.logsumexp[[0, 2]] > -torch.inf).all()
+        assert torch.allclose(sight.entropy[1, :, :seen], one.entropy[0], atol=1e-5)
+        keys = one.keys
+        assert torch.allclose(sight.received[1, :, :keys], one.received[0], atol=1e-5)
+        assert torch.allclose(sight.map[1, :, :seen, :keys], one.map[0], atol=1e-5)
+        assert not sight.weights(1, 0, slice(seen, None)).any()
+    counts = record.statistics()["decoder.0.self"].queries
+    assert counts.tolist() == [2 * (begin + NEW - 1) + seen] * len(counts)
+
+
+def test_a_second_generation_with_the_same_cache_begins_anew_in_all_rows():
+    model, cache = made("llama"), transformers.DynamicCache(config=made("llama").config)
+    options = {"do_sample": False, "pad_token_id": 0, "past_key_values": cache}
+    stop = transformers.StoppingCriteriaList([StopSecond(12)])
+    with watch(model) as record:
+        out = model.generate(tokens(), max_new_tokens=3, min_new_tokens=3, stopping_criteria=stop, **options)
+        model.generate(torch.cat([out, tokens(2)], 1), max_new_tokens=2, min_new_tokens=2, **options)
+    (call,) = record.calls
+    blind = (call["decoder.0.self"].logsumexp[1, 0] == -torch.inf).nonzero().flatten().tolist()
+    assert blind == [11, 12]

@@ -4,14 +4,12 @@ FlashAttention is not installed here, and FlexAttention compiles for half a minu
 with the same conventions, beneath the functions of transformers that are really in force.
 """
 
+import contextlib
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.attention import flex_attention
 from transformers.integrations import flash_attention as flash_functions
@@ -19,24 +17,13 @@ from transformers.integrations import flex_attention as flex_functions
 
 from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
-from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, made, padding, tokens
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, implementation, made, padding, tokens
 
 
 @pytest.fixture(autouse=True)
 def no_gradients():
     with torch.no_grad():
         yield
-
-
-@contextmanager
-def implementation(model: Any, name: str) -> Iterator[None]:
-    """The model with an attention that would want packages that are not here."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        model.config._attn_implementation_internal = before
 
 
 def one_text(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
@@ -158,30 +145,23 @@ def test_windows_of_weights_can_be_had_under_flex_attention():
     assert (found - weights[1, 2, 5:9, 2:11]).abs().max() < 1e-5
 
 
-def test_a_function_of_ones_own_is_read_as_sdpa_is(monkeypatch):
-    functions, masks = (
-        transformers.AttentionInterface._global_mapping,
-        transformers.AttentionMaskInterface._global_mapping,
-    )
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        return functions["sdpa"](*args, **kwargs)
-
-    monkeypatch.setitem(functions, "counted", counted)
-    monkeypatch.setitem(masks, "counted", masks["sdpa"])
-    model, given = made("mistral"), {"input_ids": tokens(), "attention_mask": padding("left")}
-    with implementation(model, "counted"), watch(model) as record:
-        model(**given)
-    for name, weights in eager_weights(model, given, FAMILIES["mistral"].names).items():
-        assert_sees(record[name], weights, given["attention_mask"])
-
-
 def test_continuous_batching_is_refused():
     model = made("llama")
     with pytest.raises(LensError, match="continuous batching keeps keys in pages"), watch(model):
         model.model.layers[0].self_attn(
             torch.zeros(1, 1, 30), (torch.ones(1, 1, 10), torch.zeros(1, 1, 10)), None, cache=_Pages()
         )
+
+
+def test_continuous_batching_is_refused_even_if_its_own_thread_has_caught_the_error():
+    attention = made("llama").model.layers[0].self_attn
+    angles = (torch.ones(1, 1, 10), torch.zeros(1, 1, 10))
+    watching = watch(attention)
+    watching.__enter__()
+    with contextlib.suppress(LensError):
+        attention(torch.zeros(1, 1, 30), angles, None, cache=_Pages())
+    with pytest.raises(LensError, match="continuous batching keeps keys in pages"):
+        watching.__exit__(None, None, None)
 
 
 class _Pages:

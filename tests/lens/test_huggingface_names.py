@@ -6,8 +6,10 @@ import transformers
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from clearhead.lens.huggingface import find_attentions
-from tests.model.checkpoints import LLAMA
+from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface import find_attentions, read_shapes
+from tests.lens.huggingface_zoo import FAMILIES, WIDE, inputs, made, tokens
+from tests.model.checkpoints import LLAMA, shaken
 
 CONFIG = transformers.LlamaConfig(**LLAMA)
 
@@ -63,3 +65,21 @@ def test_an_attention_by_itself_has_a_name_too():
     with torch.device("meta"):
         assert list(find_attentions(LlamaAttention(CONFIG, 0))) == ["attention"]
     assert find_attentions(nn.Linear(2, 3)) == {}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [*FAMILIES, "DeepseekV2", "DeepseekV3"])
+def test_sizes_are_known_before_anything_runs(family):
+    if family in FAMILIES:
+        model, given = made(family), inputs(family)
+    else:
+        sizes = {**WIDE, "num_attention_heads": 4, "hidden_size": 20, "moe_intermediate_size": 14, "q_lora_rank": 8}
+        latent = {"kv_lora_rank": 6, "qk_rope_head_dim": 4, "qk_nope_head_dim": 10, "v_head_dim": 6}
+        config = getattr(transformers, f"{family}Config")(**sizes, **latent, vocab_size=31, first_k_dense_replace=2)
+        model, given = shaken(getattr(transformers, f"{family}ForCausalLM")(config)), {"input_ids": tokens()}
+    with watch(model, keep="qk") as record:
+        model(**given)
+    shapes = read_shapes(model)
+    for name in record.names:
+        kept = record[name].kept
+        assert shapes[name][:3] == (kept.q.shape[1], kept.k.shape[1], kept.q.shape[3])

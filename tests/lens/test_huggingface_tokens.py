@@ -139,3 +139,20 @@ def test_labels_without_tokens_are_refused(tmp_path):
     merged = Record.merge([vectors, recorded(made("bert"), tokens())]).label(text)
     assert merged.calls[0]["encoder.0.self"].text(0, 1) is None
     assert merged.calls[1]["encoder.0.self"].text(0, 1) == text(int(tokens()[0, 1]))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_the_source_of_a_generation_is_known_if_only_cross_attention_is_watched(family, beams):
+    model, source = made(family), tokens(9)
+    with watch(model, layers="decoder.*.cross") as record:
+        model.generate(source, max_new_tokens=4, min_new_tokens=4, num_beams=beams, do_sample=False)
+        model.generate(tokens(7), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    first, second = record.calls
+    assert torch.equal(first.ids["source"], source)
+    assert torch.equal(second.ids["source"], tokens(7))
+    record.label(source=lambda number: f"s{number}", target=lambda number: f"t{number}")
+    sight = first["decoder.1.cross"]
+    for sample, row in enumerate(sight.inputs):
+        for key, _, text in sight.top(sample, 1, 2):
+            assert text == f"s{source[row // beams, key]}"

@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from clearhead import Bias, Encoder, Mask, ModelConfig, MultiHeadAttention, Record, attention_weights, watch
+from clearhead import (
+    Bias,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    Mask,
+    ModelConfig,
+    MultiHeadAttention,
+    Record,
+    attention_weights,
+    watch,
+)
 from clearhead.attention import Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.call import check_call
@@ -240,3 +251,27 @@ def test_a_layer_that_is_used_again_is_named_beside_itself():
     names = ["encoder.0.self", "encoder.1.self", "encoder.0.self:2", "encoder.1.self:2", "strange"]
     record = Record(names[:2], [Forward(dict.fromkeys(names))])
     assert record.names == ["encoder.0.self", "encoder.0.self:2", "encoder.1.self", "encoder.1.self:2", "strange"]
+
+
+def test_a_name_that_ran_in_one_call_of_several_needs_no_number():
+    model = EncoderDecoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    with torch.no_grad(), watch(model) as record:
+        model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]))
+        model.encode(torch.tensor([[1, 2, 3, 4]]))
+    assert record["decoder.0.cross"] is record.calls[0]["decoder.0.cross"]
+    with pytest.raises(RecordError, match=r"'encoder.0.self' ran in 2 of 2 calls.*record.calls\[0\]"):
+        record["encoder.0.self"]
+
+
+def test_windows_take_lists_negative_positions_and_all_heads():
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    with torch.no_grad(), watch(model, heads=[0, 2, 3], keep="qk") as record:
+        model(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]))
+    sight = record["decoder.1.self"]
+    whole = sight.map[0]
+    assert torch.allclose(sight.weights(0), whole, atol=1e-6)
+    assert torch.allclose(sight.weights(0, None, queries=-1), whole[:, -1:], atol=1e-6)
+    assert torch.allclose(sight.weights(0, [3, 0], [5, 2, 5], -2), whole[[2, 0]][:, [5, 2, 5], 5:6], atol=1e-6)
+    assert torch.allclose(sight.weights(0, 2, [-1, 0], [1, 0]), whole[1][[-1, 0]][:, [1, 0]], atol=1e-6)
+    with pytest.raises(RecordError, match="queries at positions 0 to 6, not at -8"):
+        sight.weights(0, 2, -8)

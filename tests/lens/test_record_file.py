@@ -206,6 +206,7 @@ def changed(saved: bytes, *path, value) -> bytes:
     """The same file with one value of its JSON header changed."""
     outer, data = taken_apart(saved)
     header = json.loads(outer["__metadata__"][HEADER])
+    header.pop("header_checksum")
     inner = header
     for step in path[:-1]:
         inner = inner[step]
@@ -268,6 +269,36 @@ LIES = [
     ((*KEPT, "parts", 0, "bias", "buckets", "furthest"), 0),
     ((*KEPT, "parts", 0, "bias", "table"), 0),
 ]
+
+
+@pytest.mark.parametrize("place", [0.001, 0.25, 0.5, 0.75, 0.999])
+def test_a_byte_of_a_tensor_that_changed_is_noticed(saved, tmp_path, place):
+    outer, data = taken_apart(saved)
+    at = int(place * len(data))
+    damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    (tmp_path / "damaged.record").write_bytes(put_together(outer, damaged))
+    with pytest.raises(RecordError, match="is damaged: the checksum differs"):
+        Record.load(tmp_path / "damaged.record")
+
+
+def test_a_digit_of_the_header_that_changed_is_noticed(saved, tmp_path):
+    outer, data = taken_apart(saved)
+    header = outer["__metadata__"][HEADER]
+    at = header.index('"expected_bytes": ') + len('"expected_bytes": ')
+    outer["__metadata__"][HEADER] = header[:at] + str((int(header[at]) + 1) % 10) + header[at + 1 :]
+    (tmp_path / "damaged.record").write_bytes(put_together(outer, data))
+    with pytest.raises(RecordError, match="its header is damaged"):
+        Record.load(tmp_path / "damaged.record")
+
+
+@pytest.mark.unchecked  # a whole number is no float
+def test_a_whole_number_as_softcap_comes_back(tmp_path):
+    record, q = Record(["one"]), torch.randn(1, 2, 5, 4)
+    with Collector(WatchSettings(("one",), None, MeasureDetail(keep="qk")), record) as collector:
+        collector.record_attention("one", Seen(q, q, q, None, 1.0, None, 3, None))
+    record.save(tmp_path / "capped.record")
+    loaded = Record.load(tmp_path / "capped.record")
+    assert torch.equal(loaded["one"].weights(0, 1), record["one"].weights(0, 1))
 
 
 @pytest.mark.parametrize(("place", "value"), LIES)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from clearhead import Decoder, ModelConfig
+from clearhead import Decoder, ModelConfig, MultiHeadAttention
 from clearhead.errors import BackendError, DeviceError, DtypeError, LensError, MaskError, RecordError, ShapeError
 from clearhead.lens import Record, Sight, ablate, expected_bytes, head_roles, measure, rollout, watch
 from tests.attention.test_refusals import k, q, refused
+from tests.lens.huggingface_zoo import made
 
 pytestmark = pytest.mark.unchecked
 
@@ -123,7 +124,8 @@ def seen() -> Sight:
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        ({"queries": [0, 1]}, ["queries", "a slice of positions", "[0, 1]"]),
+        ({"queries": [0, 1.5]}, ["queries", "a slice of positions", "1.5"]),
+        ({"queries": -4}, ["queries at positions 0 to 2", "-4"]),
         ({"keys": 1.0}, ["keys", "a slice of positions", "1.0"]),
         ({"keys": "all"}, ["keys", "a slice of positions", "'all'"]),
         ({"keys": 3}, ["keys at positions 0 to 2", "3"]),
@@ -191,3 +193,13 @@ def test_a_file_without_a_name(seen, path):
         Record(calls=[seen.forward]).save(path)
     with refused(RecordError, "cannot be read"):
         Record.load(path)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_model_inside_vmap_is_refused_by_name():
+    attention, text = MultiHeadAttention(6, 2), torch.randn(5, 2, 3, 6)
+    with refused(LensError, "'attention' runs inside torch.vmap", "a batch instead"), watch(attention):
+        torch.vmap(attention)(text)
+    model = made("bert")
+    with refused(LensError, "'encoder.0.self' runs inside torch.vmap"), watch(model), torch.no_grad():
+        torch.vmap(lambda some: model(some)[0])(torch.randint(3, 29, (4, 2, 5)))

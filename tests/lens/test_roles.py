@@ -262,3 +262,12 @@ def test_a_model_whose_numbers_are_none_has_no_scores():
     for head in roles:
         assert head.role == NONE
         assert all(math.isnan(head.scores[role]) for role in ("induction", "duplicate", "previous", "first", "broad"))
+
+
+def test_the_best_head_of_a_role_comes_with_its_score_in_this_role():
+    roles = HeadRoles(
+        [("decoder.0.self", 1, {"previous": 0.93, "induction": 0.2}), ("decoder.0.self", 2, {"induction": 0.1})]
+    )
+    best = roles.best("induction")
+    assert (best.head, best.role, best.score) == (1, "induction", 0.2)
+    assert (roles["decoder.0.self", 1].role, roles["decoder.0.self", 1].score) == ("previous", 0.93)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig
@@ -14,6 +15,7 @@ from clearhead.lens.analysis.attention_rollout import propagate, rollout
 from clearhead.lens.attention_names import find_attentions
 from tests.lens.cases import CASES
 from tests.lens.huggingface_zoo import eager_weights, inputs, made, tokens
+from tests.model.checkpoints import BERT, shaken
 
 SMALL = {"vocabulary": 41, "width": 24, "heads": 3, "layers": 3, "feedforward": 37}
 
@@ -94,6 +96,25 @@ def test_hugging_face_models_can_be_followed_back(family):
     eager = eager_weights(model, given, record.names)
     whole = product([weights.detach().double().mean(1) for weights in eager.values()])
     torch.testing.assert_close(rollout(record, 8).tokens.double(), whole[:, 8], rtol=1e-5, atol=1e-6)
+
+
+def test_an_encoder_that_holds_cross_attention_is_the_target():
+    config = transformers.BertConfig(**BERT, is_decoder=True, add_cross_attention=True)
+    model, context = shaken(transformers.BertLMHeadModel(config)), torch.randn(3, 5, 21)
+    given = {"input_ids": tokens(), "encoder_hidden_states": context}
+    with torch.no_grad(), watch(model, keep="qk") as record:
+        model(**given)
+    assert record.names[:2] == ["encoder.0.self", "encoder.0.cross"]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(**given, output_attentions=True)
+    own, taken = torch.eye(11).expand(3, 11, 11), torch.zeros(3, 11, 5)
+    for layer, crossed in zip(eager.attentions, eager.cross_attentions, strict=True):
+        own, taken = (0.5 * held + 0.5 * layer.mean(1) @ held for held in (own, taken))
+        own, taken = 0.5 * own, 0.5 * taken + 0.5 * crossed.mean(1)
+    found = rollout(record, 4)
+    torch.testing.assert_close(found.tokens, own[:, 4], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.source, taken[:, 4], rtol=1e-5, atol=1e-6)
 
 
 def test_text_that_was_written_step_by_step_is_followed_back_as_if_read_at_once():

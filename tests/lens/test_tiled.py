@@ -263,3 +263,12 @@ def test_a_bias_by_distance_is_never_built_for_all_heads_at_once(monkeypatch):
     q, k = random(1, 1, 6, 37, 5).float(), random(2, 1, 3, 41, 5).float()
     measure(q, k, bias=Bias.alibi(6))
     assert set(built) == {2}  # those that share one key head
+
+
+@pytest.mark.parametrize("size", [1, 20, 60])
+@pytest.mark.parametrize("cap", [1.0, 5.0, 30.0])
+def test_under_a_cap_the_error_is_that_of_the_capped_scores(cap, size):
+    drawn = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(1, 2, n, 32, generator=drawn) for n in (61, 67))
+    job = plan_job(check_call(size * q, k, None, Mask.causal(), softcap=cap))
+    assert_exact(run_job(job, "tiled"), job)

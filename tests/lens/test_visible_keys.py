@@ -1,4 +1,4 @@
-"""How many keys a query sees, and the weight of one chosen key, against the mask and the full weights."""
+"""How many keys a query sees, how many queries see a key, single weights: against the mask and the full weights."""
 
 import math
 
@@ -12,7 +12,7 @@ from clearhead.errors import ShapeError
 from clearhead.lens.measures import visible_keys
 from clearhead.lens.measures.definition import MeasureJob
 from clearhead.lens.measures.measure_dispatch import run_job
-from clearhead.lens.measures.visible_keys import compute_probe_weights, count_visible_keys
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
 from tests.lens.cases import CASES
 from tests.lens.tolerances import in_float64
 
@@ -40,7 +40,7 @@ def masks() -> dict[str, Mask | None]:
     }
 
 
-@pytest.mark.parametrize("rows", [range(QUERIES), range(2, QUERIES, 7), range(3, 3)])
+@pytest.mark.parametrize("rows", [range(QUERIES), range(2, QUERIES, 7), range(77, 78), range(3, 3)])
 @pytest.mark.parametrize("chunk", [13_000, 2**22])
 @pytest.mark.parametrize("name", masks())
 def test_the_count_is_that_of_the_dense_mask(name, chunk, rows, monkeypatch):
@@ -49,8 +49,10 @@ def test_the_count_is_that_of_the_dense_mask(name, chunk, rows, monkeypatch):
     q, k = torch.zeros(BATCH, HEADS, QUERIES, 2), torch.zeros(BATCH, HEADS, KEYS, 2)
     for bias in (None, hidden, Bias.alibi(HEADS)):
         call = check_call(q, k, None, masks()[name], bias=bias)
-        want = reference.scores(call)[1].expand(call.sizes).sum(-1)[:, :, list(rows)]
-        assert torch.equal(count_visible_keys(call, rows).expand(want.shape), want)
+        visible = reference.scores(call)[1].expand(call.sizes)[:, :, list(rows)]
+        of_queries, of_keys = visible.sum(-1), visible.sum(-2)
+        assert torch.equal(count_visible_keys(call, rows).expand(of_queries.shape), of_queries)
+        assert torch.equal(count_seeing_queries(call, rows).expand(of_keys.shape), of_keys)
 
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}

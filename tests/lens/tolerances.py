@@ -1,7 +1,8 @@
 """The judge of every way of measuring: the float64 definition on the very same inputs, and DESIGN.md's accuracy line.
 
 A measure may be off by `8·eps·(1 + the largest |score|)·(1 + |value|)`, with the eps of the arithmetic: float32's, also
-for half precision, whose rounding of q and k the judge shares. Of keys whose scores are closer together than that,
+for half precision, whose rounding of q and k the judge shares. A score is what the softmax gets: scaled, capped, with
+its bias; under a cap the products may be larger by far. Of keys whose scores are closer together than that,
 any may come first; `assert_same_keys` is for inputs without rounding, where ties go to the smallest key.
 """
 

@@ -70,7 +70,7 @@ def check_call(
     if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (heads,)):
         got = tuple(sinks.shape) if isinstance(sinks, Tensor) else type(sinks).__name__
         raise ShapeError(f"sinks must be a tensor with one number per head, shaped ({heads},), got {got}")
-    call = Call(q, k, v, mask, scale, bias, softcap, sinks, dropout)
+    call = Call(q, k, v, mask, scale, bias, None if softcap is None else float(softcap), sinks, dropout)
     for checked in (mask, bias):
         if checked is not None:
             checked.check(*call.sizes)

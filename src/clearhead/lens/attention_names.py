@@ -1,9 +1,10 @@
-"""Names of attentions, such as "encoder.0.self" and "decoder.3.cross", and checks of names and head indices."""
+"""Names of attentions, such as "encoder.0.self" and "decoder.3.cross", and the selection of layers and heads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
 from clearhead.formatting import suggest_name
+
+Layers = str | int | Collection[str | int] | None
+Heads = int | Collection[int] | Tensor | None
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DistributedDataParallel, FSDP
 
@@ -73,3 +77,42 @@ def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[
 def to_python_number(number: Any) -> Any:
     """A NumPy or PyTorch scalar as a Python number; anything else unchanged."""
     return number.item() if getattr(number, "ndim", None) == 0 else number
+
+
+def select_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """Head indices as integers, different ones; each of these attentions, with its number of heads, must have them."""
+    one = to_python_number(heads)
+    wanted = [one] if isinstance(one, int) else one
+    numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
+    for name, count in counts.items():
+        check_heads(name, wanted, count)
+    return tuple(numbers)
+
+
+def select_layers(layers: Layers, names: list[str]) -> list[str]:
+    """The attention names that match names, patterns such as "decoder.*.cross", or layer numbers; None is all.
+
+    >>> select_layers([0, "*.cross"], ["encoder.0.self", "encoder.1.self", "decoder.1.cross"])
+    ['encoder.0.self', 'decoder.1.cross']
+    """
+    if layers is None:
+        return names
+    wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
+    if not len(wanted):
+        raise LensError("layers must name at least one, or be None for all, got an empty list")
+    chosen = set()
+    for one in map(to_python_number, wanted):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise LensError(
+                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
+            )
+        if isinstance(one, int):
+            found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
+        else:
+            found = {name for name in names if name == one or fnmatchcase(name, one)}
+        if not found:
+            check_name(str(one), names)
+        chosen |= found
+    return [name for name in names if name in chosen]

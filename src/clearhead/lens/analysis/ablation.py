@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import check_heads, check_name, find_attentions
+from clearhead.lens.attention_names import check_heads, check_name, find_attentions, select_layers, to_python_number
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
     Result,
@@ -29,12 +29,15 @@ from clearhead.lens.huggingface.interposition import (
 )
 
 Number = float | Tensor
-Heads = Mapping[str, Collection[int] | Tensor]
+HeadChoice = Mapping[Any, int | Collection[int] | Tensor | None]  # by name, pattern or number
 
 
 @contextmanager
-def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
+def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     """Within it these heads contribute nothing: their part of the input of W_O is zero. The bias of W_O stays.
+
+    Attentions are chosen as `watch` chooses them, by name, by a pattern such as "decoder.*.cross", or by the number of
+    the layer; heads by their numbers, or None for all of them.
 
     Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
 
@@ -53,11 +56,13 @@ def ablate(model: nn.Module, heads: Heads) -> Iterator[None]:
             f"got {heads!r}"
         )
     counts, ours = count_heads(model), find_attentions(model)
-    chosen = {}
-    for name, numbers in heads.items():
-        check_name(name, counts)
-        chosen[name] = torch.zeros(counts[name], dtype=torch.bool)
-        chosen[name][check_heads(name, numbers, counts[name])] = True
+    chosen: dict[str, Tensor] = {}
+    for wanted, numbers in heads.items():
+        for name in select_layers(wanted, list(counts)):
+            one = to_python_number(numbers)
+            own = range(counts[name]) if one is None else [one] if isinstance(one, int) else one
+            place = chosen.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
+            place[check_heads(name, own, counts[name])] = True
     with (
         disable_heads({ours[name]: one for name, one in chosen.items()}, _set_own_heads)
         if ours
@@ -100,7 +105,7 @@ def head_effects(
     return effects
 
 
-def effect(model: nn.Module, run: Callable[[], Number], heads: Heads) -> float:
+def effect(model: nn.Module, run: Callable[[], Number], heads: HeadChoice) -> float:
     """The change of a number when these heads are switched off together, which is not the sum of single effects."""
     before = _run_repeatably(run)
     with ablate(model, heads):

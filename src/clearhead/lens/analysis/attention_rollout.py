@@ -46,10 +46,7 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
     call = _get_only_call(record) if isinstance(record, Record) else record
     if not 0 <= residual <= 1:
         raise LensError(f"residual is the share that passes a layer unchanged, from 0 to 1, got {residual}")
-    sights = [call[name] for name in call.names]
-    crosses = any(sight.cross for sight in sights)
-    source = [one for one in sights if crosses and not one.cross and "encoder" in one.name.split(".")]
-    target = [one for one in sights if not any(one is other for other in source)]
+    target, source = _split_by_side([call[name] for name in call.names])
     rows = _start_rows(target, token)
     below: Tensor | None = None
     for sight in reversed(target):
@@ -63,6 +60,38 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
         assert below is not None
         below = residual * below + (1 - residual) * _propagate_through(sight, below)
     return Rollout(rows, below)
+
+
+def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
+    """The layers that the token passed, and those of the source that they attend to.
+
+    The target's are those of the stack that holds cross-attention, whatever it is called: BERT as a decoder and the
+    Q-Former have theirs in an "encoder".
+    """
+    stacks: dict[str, list[Sight]] = {}
+    for one in sights:
+        stacks.setdefault(_get_stack(one.name), []).append(one)
+    crossing = [name for name, layers in stacks.items() if any(one.cross for one in layers)]
+    targets = crossing or list(stacks)
+    sources = [name for name in stacks if name not in targets]
+    for names in (targets, sources):
+        if len(names) > 1:
+            raise LensError(
+                f"the record has layers of {', '.join(map(repr, names))}, and which of them feeds which is not known; "
+                "rollout needs consecutive layers of one stack: call watch(layers=[…])"
+            )
+    return [one for name in targets for one in stacks[name]], [one for name in sources for one in stacks[name]]
+
+
+def _get_stack(name: str) -> str:
+    """The name of the stack of layers: all before the first number.
+
+    >>> [_get_stack(name) for name in ("decoder.3.cross", "vision.encoder.0.self", "mixer")]
+    ['decoder', 'vision.encoder', '']
+    """
+    words = name.split(".")
+    numbers = [place for place, word in enumerate(words) if word.isdigit()]
+    return ".".join(words[: numbers[0]]) if numbers else ""
 
 
 def _get_only_call(record: Record) -> Forward:

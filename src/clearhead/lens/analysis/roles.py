@@ -104,12 +104,16 @@ class HeadRoles:
         return sorted((one for one in self.heads if one.role == role), key=lambda one: -one.score)
 
     def best(self, role: str) -> HeadRole:
-        """The head with the largest score in this role, whether it is called so or not."""
+        """The head with the largest score in this role, with that score, whether it is called so or not.
+
+        `roles[name, head]` has the role that it gets.
+        """
         check_role(role)
         scored = [one for one in self.heads if role in one.scores]
         if not scored:
             raise LensError("; ".join([f"the role {role!r} was measured of no head", *self.notes]))
-        return max(scored, key=lambda one: one.scores[role])
+        found = max(scored, key=lambda one: one.scores[role])
+        return found._replace(role=role, score=found.scores[role])
 
     def table(self) -> str:
         """One line per head: its role, and its score in every role, in hundredths; · for what was not measured."""

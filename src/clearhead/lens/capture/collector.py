@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
@@ -28,6 +28,7 @@ from clearhead.lens.capture.watch_settings import (
 )
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
+from clearhead.lens.record.attention_views import Forward
 
 log = logging.getLogger(__name__)
 _collectors: dict[int, list[Collector]] = {}  # by the thread that watches
@@ -57,6 +58,8 @@ class Collector:
     def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
         self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
+        self.ran = False  # whether any attention was recorded
+        self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
         self._calls: dict[int, tuple[Callable[[], object | None], GrowingCall]] = {}  # of caches, by their ids
@@ -76,6 +79,8 @@ class Collector:
                 if isinstance(call, GrowingCall):
                     call.close()
             self.record.calls[:] = [call for call in self.record.calls if call.sights]
+            if self.settings.detail.keep == "statistics":
+                self._reduce_calls([])
             self._calls.clear()
 
     def begin(
@@ -86,13 +91,19 @@ class Collector:
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
         state = self._thread
-        state.begun, state.growing, state.ids = True, growing, dict(ids or {})
+        kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
+        state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
     def end(self) -> None:
-        """The forward pass is over; later passes join its call only through its cache."""
-        self._thread.begun, self._thread.growing, self._thread.ids = False, None, None
+        """The forward pass is over; later passes join its call only through its cache.
+
+        A source that no watched attention has claimed, of an encoder by itself, waits for the decoder's first pass.
+        """
+        waiting = self._thread.ids or {}
+        source = {kind: numbers.clone() for kind, numbers in waiting.items() if kind == "source"}
+        self._thread.begun, self._thread.growing, self._thread.ids = False, None, source or None
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
@@ -121,6 +132,12 @@ class Collector:
         if call is not None:
             call.reorder(rows, finished=finished)
 
+    def finish_samples(self, stopped: Sequence[bool] | None, growing: object) -> None:
+        """Samples that end here, in the call that grows with this cache; None: what follows begins anew in all."""
+        known = self._calls.get(id(growing))
+        if known is not None and known[0]() is growing:
+            known[1].finish_samples(stopped)
+
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
@@ -136,18 +153,20 @@ class Collector:
         *,
         first_query: int | None = None,
         first_key: int = 0,
+        tokens: int | None = None,
         cross: bool = False,
         static: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
         """Measures one attention on its device and copies the results to the CPU.
 
-        `first_query` and `first_key` are the document positions of the first of each. A `static` attention has no part
-        in a cache that grows, and is not reordered with its samples. `out` is the output weight, for norms of values.
+        `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
+        one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
+        not reordered with its samples. `out` is the output weight, for norms of values.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
-        _refuse_unmeasurable(seen.q, name)
+        refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
             named = seen._asdict()
             whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
@@ -164,7 +183,7 @@ class Collector:
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
             attention.add(
                 call,
-                FirstPositions(first_query, first_key),
+                FirstPositions(first_query, first_key, tokens),
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,
@@ -186,6 +205,7 @@ class Collector:
             known = self._calls.get(id(growing))
             if known is not None and known[0]() is growing and not static:
                 known[1].apply_reorders()
+            current = list(self._current.values())
             forward, name = self._find_call(name, call, first_query, growing)
             if growing is not None and (forward.cache is None or (forward.history is None and not static)):
                 if forward.cache is None:
@@ -197,11 +217,24 @@ class Collector:
                     history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history, sharing)
-            self._thread.call = forward
+            self._thread.call = self._current[threading.get_ident()] = forward
+            if forward not in current and self.settings.detail.keep == "statistics":
+                self._reduce_calls([forward, *self._current.values()])
+            self.ran = True
         self._add_ids(forward, name, call, first_query)
         part = forward.sights[name]
         assert isinstance(part, GrowingAttention)
         return part
+
+    def _reduce_calls(self, running: Sequence[Forward]) -> None:
+        """Reduces all calls to statistics but those that are running, or that may go on because their cache exists."""
+        for call in list(self.record.calls):
+            grows = isinstance(call, GrowingCall) and call.cache is not None and call.cache() is not None
+            if not grows and not any(call is one for one in running):
+                if isinstance(call, GrowingCall):
+                    call.close()
+                self.record.reduce(call)
+        self._calls = {key: (cache, call) for key, (cache, call) in self._calls.items() if cache() is not None}
 
     def _find_next_position(self, name: str, growing: object | None) -> int:
         """The next query position of a cross-attention whose caller gave none."""
@@ -264,8 +297,13 @@ class Collector:
         return count_dense_bytes(call)
 
 
-def _refuse_unmeasurable(q: Tensor, name: str) -> None:
-    """Raises LensError for the meta device and during CUDA graph capture, where there are no numbers."""
+def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:
+    """Raises LensError where there are no numbers: on the meta device, in CUDA graph capture, inside torch.vmap."""
+    if torch._C._functorch.is_batchedtensor(q):
+        raise LensError(
+            f"{name!r} runs inside torch.vmap, where a tensor stands for many; give the model a batch instead while it "
+            "is watched"
+        )
     if q.is_meta:
         raise LensError(f"{name!r} runs on the meta device, where there are no numbers to measure")
     if q.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 
+from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
+from clearhead.attention.masks import Mask
 from clearhead.attention.query_slices import slice_queries
 from clearhead.lens.capture.growing_call import (
     BatchHistory,
@@ -49,6 +51,7 @@ class FirstPositions(NamedTuple):
 
     query: int
     key: int = 0
+    tokens: int | None = None  # keys with a position; those after them are summaries of tokens. None: all keys
 
 
 class _CallPart(NamedTuple):
@@ -95,6 +98,7 @@ class GrowingAttention:
         self.sharing = sharing  # how many heads share a key head
         self.spans: Spans | None = None  # by document position, once the first keys are known
         self.end = self.rows = self.keys = 0
+        self.tokens: int | None = None  # keys that are tokens, if not all are
         self.is_placeholder = False  # the last query, until the first sampled row exists
         self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, Tensor]] = []
@@ -149,7 +153,9 @@ class GrowingAttention:
             own = norms(new).cpu()
             self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
         if self.keeper is not None:
-            self.keeper.add(call, where.query, where.key, time)
+            self.keeper.add(call, where.query, where.key, self.history)
+        if where.tokens is not None:
+            self.tokens = where.key + where.tokens
         self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
 
     def _find_runs(self, first: int, queries: int, grows: bool) -> list[range]:
@@ -201,6 +207,8 @@ class GrowingAttention:
         result = run_job(job)
         assert result.max_score is not None
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
+        if where.tokens is not None:
+            found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
         found["max_score"] = result.max_score[..., None]
         if result.span_mass is not None:
             found["span_mass"] = result.span_mass
@@ -211,6 +219,9 @@ class GrowingAttention:
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
         found = to_host({**found, "received": result.received, "map": result.map, "seen_by": seen_by})
+        if self.history.stopped:
+            stopped = torch.tensor(sorted(self.history.stopped))
+            found = {name: one.index_fill(0, stopped, SEES_NOTHING.get(name, 0)) for name, one in found.items()}
         self.received.add(found.pop("received"), (where.key,), exact)
         self.seen_by.add(found.pop("seen_by"), (where.key,))
         pixels = found.pop("map")
@@ -289,6 +300,7 @@ class GrowingAttention:
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
                 norms=join_pieces(self.norms, self.history) if self.norms else None,
                 kept=kept,
+                tokens=self.tokens,
                 forward=forward,
             )
         return self._sight
@@ -313,6 +325,17 @@ class GrowingAttention:
             torch.stack([sums[path] for path in self.history.order]) for sums in (all_received, all_drawn, all_seen_by)
         )
         return received, drawn, seen_by
+
+
+def _measure_token_distance(job: MeasureJob, tokens: int, logsumexp: Tensor) -> Tensor:
+    """Σ w |position of query − position of key| over the first keys only, with weights normalised over all keys."""
+    call = job.call
+    mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
+    bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
+    first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
+    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
+    share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
+    return found.distance * share
 
 
 def _choose_dtype(call: Call) -> torch.dtype:

@@ -41,6 +41,7 @@ class BatchHistory:
         self.time, self.reorders = 0, list[Reorder]()
         self.present = list(range(batch))  # the input of each sample of the current batch
         self.finished: list[tuple[int, int, int]] = []  # input, time, row of each finished sample
+        self.stopped: frozenset[int] = frozenset()  # rows that go on as padding: they see nothing
         self._paths: list[Tensor] | None = None
 
     def add(
@@ -60,6 +61,7 @@ class BatchHistory:
         ]
         self.finished += [(self.present[row], self.time, row) for row in leaving]
         self.present, self._paths = new, None
+        self.stopped = frozenset(n for n, row in enumerate(rows.tolist()) if row in self.stopped)
         self.reorders.append(Reorder(rows, tuple(leaving)))
         self.time += 1
         return self.reorders[-1]
@@ -148,12 +150,15 @@ class InputKeeper:
         self.q: list[tuple[int, Tensor]] = []  # with the time of each
         self.k: list[tuple[int, Tensor]] = []
         self.parts: list[tuple[int, Step]] = []
+        self.stopped: list[frozenset[int]] = []  # rows of each part that had stopped
         self.keys = 0
         self.scale: float | Tensor = 1.0
         self.softcap: float | None = None
         self.sinks: Tensor | None = None
 
-    def add(self, call: Call, first_query: int, first_key: int, time: int) -> None:
+    def add(self, call: Call, first_query: int, first_key: int, history: BatchHistory) -> None:
+        time = history.time
+        self.stopped.append(history.stopped)
         queries, keys = call.q.shape[2], call.k.shape[2]
         self.q.append((time, _copy_to_host(call.q)))
         if first_key + keys > self.keys or not self.k:
@@ -172,8 +177,9 @@ class InputKeeper:
         """The KeptInputs, with samples in the order of the record."""
         q, k = join_pieces(self.q, history), join_pieces(self.k, history)
         lengths = torch.zeros(len(q), dtype=torch.long)
-        for time, part in self.parts:
-            lengths += (history.paths(time) >= 0) * part.queries
+        for (time, part), stopped in zip(self.parts, self.stopped, strict=True):
+            rows = history.paths(time)
+            lengths += ((rows >= 0) & ~torch.isin(rows, torch.tensor(sorted(stopped)))) * part.queries
         parts = tuple(_select_samples(part, history.paths(time)) for time, part in self.parts)
         together = join_steps(parts, q.shape[2], k.shape[2], dense=False)
         if len(parts) > 1 and together is not None:
@@ -243,6 +249,14 @@ class GrowingCall(Forward):
             with torch.inference_mode(False):  # whose tensors could not be changed later
                 self._pending_reorders.append((torch.as_tensor(rows).clone(), done, finished))
 
+    def finish_samples(self, stopped: Sequence[bool] | None) -> None:
+        """Marks rows that stopped: what follows in them is padding. None: a new generation begins in all rows."""
+        history = self.history
+        if history is not None and stopped is None:
+            history.stopped = frozenset()
+        elif history is not None and stopped is not None and len(stopped) == len(history.present):
+            history.stopped |= {row for row, done in enumerate(stopped) if done}
+
     def apply_reorders(self) -> None:
         """Applies pending reorderings, because a query arrives."""
         for rows, done, finished in self._pending_reorders:
@@ -262,7 +276,10 @@ class GrowingCall(Forward):
         if kind == "source":
             pieces.clear()
         if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
-            pieces.append((time, position, numbers.detach().to("cpu", torch.long, copy=True)))
+            own = numbers.detach().to("cpu", torch.long, copy=True)
+            if self.history is not None and self.history.stopped and kind != "source":
+                own[sorted(self.history.stopped)] = -1
+            pieces.append((time, position, own))
 
     def forget_ids(self, kind: str) -> None:
         self._tokens.pop(kind, None)

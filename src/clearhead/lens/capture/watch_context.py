@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
-from clearhead.lens.attention_names import check_heads, check_name, find_attentions, to_python_number
+from clearhead.lens.attention_names import Heads, Layers, find_attentions, select_heads, select_layers
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.own_models import observe_own_model
 from clearhead.lens.capture.watch_settings import (
@@ -27,9 +25,6 @@ from clearhead.lens.capture.watch_settings import (
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.measures.selections import Queries, check_queries, check_spans
 from clearhead.lens.record.attention_record import Record
-
-Layers = str | int | Collection[str | int] | None
-Heads = int | Collection[int] | Tensor | None
 
 
 @contextmanager
@@ -62,6 +57,7 @@ def watch(
     - `itself=True` records the weight of each query on the key at its own position, as `sight.itself`.
     - `keep="qk"` keeps q and k, for exact windows of the weights; `expected_bytes` estimates its memory; a
       warning is given if that is more than a quarter of the free memory.
+    - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
     - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
 
@@ -99,7 +95,7 @@ def watch(
     collector = Collector(settings, record, model)
     with collector, target.attach(collector):
         yield record
-    if not record.calls:
+    if not collector.ran:
         raise LensError(
             f"none of the {len(settings.layers)} watched attentions ran"
             f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
@@ -166,53 +162,20 @@ def _find_target(model: nn.Module) -> WatchTarget:
 
 
 def _check_settings(target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail) -> WatchSettings:
-    chosen = _select_layers(layers, list(target.shapes))
-    numbers = None if heads is None else _check_heads(heads, {name: target.shapes[name].heads for name in chosen})
+    chosen = select_layers(layers, list(target.shapes))
+    numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in chosen})
     check_counts(LensError, pixels=detail.pixels)
     check_counts(LensError, most=MAX_TOP, top=detail.top)
-    if detail.keep not in ("none", "qk"):
-        raise LensError(f"keep must be 'none' or 'qk', got {detail.keep!r}")
+    if detail.keep not in ("none", "qk", "statistics"):
+        raise LensError(f"keep must be 'none', 'qk' or 'statistics', got {detail.keep!r}")
+    if detail.keep == "statistics":
+        detail = detail._replace(pixels=0, top=0)  # which would be dropped
     probes = {} if detail.probes is None else detail.probes
     if not isinstance(probes, Mapping) or not all(callable(probe) for probe in probes.values()):
         raise LensError(
             f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
         )
     return WatchSettings(tuple(chosen), numbers, detail)
-
-
-def _check_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
-    """Head indices as integers; each of these attentions must have them."""
-    one = to_python_number(heads)
-    wanted = [one] if isinstance(one, int) else one
-    numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
-    for name, count in counts.items():
-        check_heads(name, wanted, count)
-    return tuple(numbers)
-
-
-def _select_layers(layers: Layers, names: list[str]) -> list[str]:
-    """Attention names that match the requested names, patterns or layer numbers."""
-    if layers is None:
-        return names
-    wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
-    if not len(wanted):
-        raise LensError("layers must name at least one, or be None for all, got an empty list")
-    chosen = set()
-    for one in map(to_python_number, wanted):
-        if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise LensError(
-                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
-            )
-        if isinstance(one, int):
-            found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
-        else:
-            found = {name for name in names if name == one or fnmatchcase(name, one)}
-        if not found:
-            check_name(str(one), names)
-        chosen |= found
-    return [name for name in names if name in chosen]
 
 
 def _check_selections(

@@ -2,13 +2,16 @@
 
 The functions differ. "sdpa" takes a mask of None as causal if the module is, aligned at the upper left; "eager"
 takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
-BlockMask. What is measured is what the function in force computes.
+BlockMask. What is measured is what the function in force computes. Only functions from the files of transformers are
+known by name: what others do is found out from their output (`verification.py`).
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,16 +21,16 @@ from torch import Tensor, nn
 from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.sdpa_logsumexp import LogsumexpMode
-from clearhead.errors import LensError
 from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
 
+UNKNOWN = "unknown"  # the kind of a function that is not transformers' own
 HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
 
 
 class AttentionArguments(NamedTuple):
     """The arguments of one attention function call, the kind of function, and whether it is causal."""
 
-    kind: str  # "sdpa", "eager", "flash" or "flex"
+    kind: str  # "sdpa", "eager", "flash", "flex" or UNKNOWN
     q: Tensor
     k: Tensor
     v: Tensor
@@ -42,6 +45,10 @@ class AttentionArguments(NamedTuple):
     starts: Tensor | None  # of packed texts among the queries, and the end: FlashAttention's cu_seqlens
     key_starts: Tensor | None
     sdpa_observer: LogsumexpMode | None = None
+    refusal: str = ""  # why it cannot be recorded
+    function: str = ""  # the name of an unknown function, its dropout and its output
+    dropout: float = 0.0
+    output: Tensor | None = None
 
 
 MaskAndBias = tuple[Mask | None, Tensor | None]
@@ -63,13 +70,14 @@ def read_arguments(
     """Collects the arguments of an attention function call; torch.compile can trace it."""
     if args:
         options = {**_name_arguments(function, args), **options}
-    kind = "eager" if eager else classify_function(function)
-    _refuse_unreadable(q, k, options)
+    kind = classify_function(function, eager)
     takes: Callable[[str], bool] = functools.partial(_accepts, function) if kind == "eager" else lambda name: True
     causal = options.get("is_causal")
     sinks = options.get("s_aux")
     if kind == "eager":
         sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
+    elif kind == UNKNOWN and sinks is None:
+        sinks = getattr(module, "sinks", None)
     return AttentionArguments(
         kind,
         q,
@@ -85,15 +93,42 @@ def read_arguments(
         options.get("position_ids"),
         options.get("cu_seq_lens_q"),
         options.get("cu_seq_lens_k"),
+        refusal=_find_refusal(q, k, options),
+        function=_get_name(function) if kind == UNKNOWN else "",
+        dropout=options.get("dropout") or 0.0 if kind == UNKNOWN else 0.0,
     )
 
 
-def classify_function(function: Callable[..., Any]) -> str:
-    """The kind of an attention function, by its name; unknown ones are treated as "sdpa"."""
+def classify_function(function: Callable[..., Any], eager: bool = False) -> str:
+    """The kind of an attention function: by its name if it is in a file of transformers, else UNKNOWN."""
+    function = _unwrap_partial(function)
+    code = getattr(function, "__code__", None)
+    if code is None or not code.co_filename.startswith(TRANSFORMERS):
+        return UNKNOWN
+    if eager:
+        return "eager"
+    return next((kind for kind in ("flash", "flex") if kind in function.__name__), "sdpa")
+
+
+def _unwrap_partial(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__name__", "")
-    return next((kind for kind in ("flash", "flex") if kind in name), "sdpa")
+    return function
+
+
+def _get_name(function: Any) -> str:
+    function = _unwrap_partial(function)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _find_transformers() -> str:
+    """The folder of transformers' files, found without importing it."""
+    found = importlib.util.find_spec("transformers")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return os.path.join(os.fspath(places[0]) if places else "no transformers", "")
+
+
+TRANSFORMERS = _find_transformers()
 
 
 def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
@@ -136,8 +171,8 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
 def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAndBias:
     """The mask, read at the first layer and cached for the others."""
     if got.mask is None or got.kind == "flash":
-        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got)), None
-    key = (*_identify_mask(got.mask), keys)
+        return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got, masks)), None
+    key = (*_identify_mask(got.mask), keys, got.kind)
     if key not in masks:
         masks[key] = (got.mask, _read_mask(got, keys))
     return masks[key][1]
@@ -151,9 +186,14 @@ def _identify_mask(mask: Any) -> tuple[Any, ...]:
     return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
 
-def _default_mask(got: AttentionArguments) -> Mask | None:
-    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left."""
-    return Mask.causal(offset=0) if got.kind == "sdpa" and got.causal and got.q.shape[2] > 1 else None
+def _default_mask(got: AttentionArguments, masks: Masks) -> Mask | None:
+    """The mask that None stands for: with "sdpa" and a causal module, causal from the upper left.
+
+    One for all layers: what is derived from a mask, such as a plan of tiles, is cached with it.
+    """
+    if got.kind != "sdpa" or not got.causal or got.q.shape[2] == 1:
+        return None
+    return masks.setdefault(("causal",), (None, (Mask.causal(offset=0), None)))[1][0]
 
 
 def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
@@ -210,21 +250,23 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
     return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
 
 
-def _refuse_unreadable(q: Tensor, k: Tensor, options: Any) -> None:
+def _find_refusal(q: Tensor, k: Tensor, options: Any) -> str:
+    """Why this attention cannot be recorded; empty if it can."""
     if options.get("cache") is not None:
-        raise LensError(
+        return (
             "continuous batching keeps keys in pages that only its own function can read; use generate() without it "
             "while the model is watched"
         )
     if any(options.get(name) is not None for name in ("indices", "block_indices")):
-        raise LensError(
+        return (
             "this kernel selects the visible keys by itself; watch the model with model.set_attn_implementation('sdpa')"
         )
     if q.ndim != 4 or k.ndim != 4:
-        raise LensError(
+        return (
             f"an attention got q {tuple(q.shape)} and k {tuple(k.shape)}, not (batch, heads, tokens, width of a head): "
             "this model cannot be watched"
         )
+    return ""
 
 
 @functools.cache

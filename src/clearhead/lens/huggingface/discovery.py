@@ -8,12 +8,9 @@ cross-attention; the rest is dropped as long as names stay distinct.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -23,6 +20,7 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import WRAPPERS
 from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
+from clearhead.lens.huggingface.interface_usage import calls_interface, keeps_keys
 
 # Attention in name only: they hold, cut or pool what another module attends.
 PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")
@@ -31,39 +29,6 @@ REMEDY = (
     "families more), and clearhead's own; elsewhere, take q and k with a forward hook and pass them to "
     "clearhead.measure(q, k, mask)"
 )
-
-
-def calls_interface(module: nn.Module) -> bool:
-    """Whether a module gets its attention function from the transformers attention interface.
-
-    Read from the compiled code, not from the source: that is there for every module, and says what will run.
-    """
-    kind: Any = type(module)
-    return bool(_find_callers(kind))
-
-
-def keeps_keys(module: nn.Module) -> bool:
-    """Whether a module can write to a key-value cache."""
-    kind: Any = type(module)
-    return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
-
-
-def find_interfaces(modules: Iterable[nn.Module]) -> list[Any]:
-    """The interface objects that modules use, each once."""
-    return list({id(one): one for one in map(_find_interface, modules)}.values())
-
-
-def _find_interface(module: nn.Module) -> Any:
-    """The interface object that a module uses: the global one, unless its file defines its own."""
-    kind: Any = type(module)
-    for function in _find_callers(kind):
-        for name in _iterate_names(function.__code__):
-            value = function.__globals__.get(name)
-            if hasattr(value, "get_interface") and not isinstance(value, (type, types.ModuleType)):
-                return value
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    return ALL_ATTENTION_FUNCTIONS
 
 
 def find_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -110,33 +75,10 @@ def _seems_attentive(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return True
     return (
-        "Attention" in name
-        and not name.endswith(PARTS)
+        (("Attention" in name and not name.endswith(PARTS)) or name.endswith("AttnBlock"))
         and not isinstance(module, MultiHeadAttention)
         and any(True for _ in module.parameters())
     )
-
-
-@functools.cache
-def _find_callers(kind: Any) -> tuple[types.FunctionType, ...]:
-    """Functions of a class and its parents that call `get_interface`."""
-    found = []
-    for parent in kind.__mro__:
-        if parent is nn.Module or not issubclass(parent, nn.Module):
-            continue
-        for value in vars(parent).values():
-            function = inspect.unwrap(value) if callable(value) else None
-            if isinstance(function, types.FunctionType) and "get_interface" in _iterate_names(function.__code__):
-                found.append(function)
-    return tuple(found)
-
-
-def _iterate_names(code: types.CodeType) -> Iterator[str]:
-    """All names in a code object, nested code included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _iterate_names(constant)
 
 
 CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
@@ -265,6 +207,8 @@ def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[
     return [long if stack in taken else name for stack, name, long in zip(stacks, names, longer, strict=True)]
 
 
+# Of q and k: with latent attention (DeepSeek), `head_dim` is another.
+WIDTHS = ("qk_head_dim", "head_dim", "attention_head_dim", "attention_head_size", "key_value_proj_dim", "d_kv")
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_q_heads", "heads", "groups")
 
 # Families whose output projection is applied to the merged heads directly; "^" is the module around the attention.
@@ -296,15 +240,21 @@ def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
         if not hasattr(getattr(model, "config", None), "_attn_implementation"):
             return {}
         require_attending_modules(model)
-    return {name: _read_shape(model, count_module_heads(module)) for name, module in named.items()}
+    return {name: _read_shape(model, module) for name, module in named.items()}
 
 
-def _read_shape(model: nn.Module, heads: int) -> AttentionShape:
-    """Attention sizes from the config of a model."""
-    config = getattr(model, "config", None)
-    width = _read_integer(config, "hidden_size") or _read_integer(config, "d_model") or 64 * heads
-    head_dim = _read_integer(config, "head_dim") or _read_integer(config, "d_kv") or max(1, width // heads)
-    return AttentionShape(heads, _read_integer(config, "num_key_value_heads") or heads, head_dim, read_itemsize(model))
+def _read_shape(model: nn.Module, module: nn.Module) -> AttentionShape:
+    """The sizes of an attention, from its attributes, its config, or the config of the model."""
+    heads, configs = count_module_heads(module), (getattr(module, "config", None), getattr(model, "config", None))
+
+    def read(*names: str) -> int:
+        sizes = (_read_integer(place, name) for place in (module, *configs) for name in names)
+        return next((size for size in sizes if size > 0), 0)
+
+    groups = _read_integer(module, "num_key_value_groups")
+    kv_heads = heads // groups if groups else read("num_key_value_heads", "num_kv_heads") or heads
+    head_dim = read(*WIDTHS) or max(1, (read("hidden_size", "d_model", "embed_dim") or 64 * heads) // heads)
+    return AttentionShape(heads, min(max(1, kv_heads), heads), head_dim, read_itemsize(model))
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:

@@ -7,129 +7,38 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.capture.collector import Collector
+from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import AttentionArguments, Masks, to_seen
+from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, to_seen
+from clearhead.lens.huggingface.cache_positions import (
+    CacheGrowth,
+    ForwardPass,
+    LayerCacheState,
+    count_seen_tokens,
+    find_cache,
+    find_context_layers,
+    place_by_mask,
+    read_layer_states,
+)
 from clearhead.lens.huggingface.discovery import (
     REMEDY,
-    AttentionInfo,
     describe_attentions,
     describe_modules,
     find_unseen_modules,
 )
+from clearhead.lens.huggingface.interface_usage import replaces_forward
 from clearhead.lens.huggingface.interposition import observe_modules
-from clearhead.lens.huggingface.model_events import ReorderListener, attach_callbacks
-
-
-def find_cache(values: Iterable[Any]) -> Any | None:
-    """The transformers Cache among these values, or None."""
-    from transformers.cache_utils import Cache
-
-    return next((value for value in values if isinstance(value, Cache)), None)
-
-
-class LayerCacheState(NamedTuple):
-    """The state of one cache layer before a step."""
-
-    length: int = 0  # tokens that it has seen
-    slots: int | None = None  # places for keys, of a static one
-    window: int | None = None  # of one that slides
-
-    def explains(self, queries: int, keys: int) -> bool:
-        """Whether this layer returns `keys` keys when `queries` new ones are added."""
-        if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
-            return True
-        kept = self.length if self.window is None else min(self.length, self.window - 1)
-        return keys in (kept + queries, self.length + queries)
-
-
-def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
-    """The state of each cache layer that exists.
-
-    Of an encoder-decoder's cache, those of self-attention: a context is seen once.
-    """
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
-    known = {n: layer for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
-    found = {n: layer.get_seq_length() for n, layer in known.items()}
-    tensors = [value for value in found.values() if isinstance(value, Tensor)]
-    if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
-        numbers = iter(torch.stack([value.reshape(()).to(tensors[0].device) for value in tensors]).tolist())
-        found = {n: next(numbers) if isinstance(value, Tensor) else value for n, value in found.items()}
-    return {
-        n: LayerCacheState(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
-        for n, layer in known.items()
-    }
-
-
-class CacheGrowth:
-    """Identifies a call that continues while its cache grows from pass to pass."""
-
-    def __init__(self, cache: Any, length: int) -> None:
-        self.cache, self.length = weakref.ref(cache), length
-        self.counts: Counter[str] = Counter()  # of attentions that have no part in it
-
-
-class ForwardPass:
-    """A forward pass in progress, of the watched model or of a model inside it."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        cache: Any = None,
-        layer_states: dict[int, LayerCacheState] | None = None,
-        around: ForwardPass | None = None,
-    ) -> None:
-        self.module = module
-        inherited = around if cache is None else None
-        self.cache: Any = cache if inherited is None else inherited.cache
-        self.layer_states: dict[int, LayerCacheState] = (
-            layer_states or {} if inherited is None else inherited.layer_states
-        )
-        self.length = count_seen_tokens(self.layer_states)
-        self.masks: Masks = {} if around is None else around.masks
-        self.counts: Counter[str] = Counter() if around is None else around.counts
-        self.growth: CacheGrowth | None = None if around is None else around.growth
-        self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
-        self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
-
-    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> tuple[int, int, int]:
-        """The document positions of the first query and the first key, and how many keys are real.
-
-        A cache that slides hands over only its last keys, a static one also its empty slots.
-        """
-        state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
-        if not state.length and keys > queries:  # a layer may use the keys of another
-            filled = (one for one in self.layer_states.values() if one.length or not self.length)
-            others = (one for one in filled if one.explains(queries, keys))
-            state = next(others, state._replace(length=self.length))
-        if known.cross:
-            return state.length, 0, keys
-        if self.cache is None or layer is None or (state.length and keys == queries):
-            return max(0, keys - queries) if known.grows else 0, 0, keys
-        total = state.length + queries
-        if state.explains(queries, keys):
-            return state.length, max(0, total - keys), min(keys, total)
-        if state.length and known.grows:
-            raise LensError(
-                f"{known.name!r} attends to {keys} keys, but {state.length} cached and {queries} new tokens are "
-                f"{total}, so positions are unknown; watch a single forward pass instead of generate()"
-            )
-        return 0, 0, keys
-
-
-def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
-    """The number of tokens that a cache has seen: the maximum over its layers."""
-    return max((state.length for state in held.values()), default=0)
+from clearhead.lens.huggingface.model_events import ReorderListener, RunCounter, attach_callbacks
+from clearhead.lens.huggingface.verification import find_reading
 
 
 class ForwardTracker:
@@ -143,8 +52,11 @@ class ForwardTracker:
         self.known = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
         self.layers = _find_layer_numbers(self.models, self.known)
+        self.context_layers = find_context_layers(self.known)
         self.unseen = find_unseen_modules(model, self.known)
-        self.passes = self.attentions_seen = 0
+        self.passes, self.refusal = 0, ""
+        self.attentions_seen = set[nn.Module]()
+        self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
         self.cache_kinds = set[type]()
         self._thread = threading.local()
 
@@ -154,10 +66,28 @@ class ForwardTracker:
         with (
             attach_callbacks(self.model, self.models, self) as self.listener,
             observe_modules(list(self.known), self.on_attention),
+            ExitStack() as stack,
         ):
+            for counter in self.run_counters:
+                stack.enter_context(counter.attach())
             yield
+        if self.refusal:  # raised before, but perhaps in a thread of transformers that caught it
+            raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
+        self._warn_of_replaced()
+
+    def _warn_of_replaced(self) -> None:
+        """Names the attentions whose own forward ran without the interface."""
+        ran = [one.module for one in self.run_counters if one.runs and one.module not in self.attentions_seen]
+        watched = {self.known[module].name: module for module in ran}
+        if names := [name for name in watched if name in self.collector.settings.layers]:
+            warnings.warn(
+                f"the forward of these attentions of {type(self.model).__name__} was replaced by one without Hugging "
+                "Face's attention interface; they are not recorded: "
+                f"{describe_modules({name: watched[name] for name in names})}",
+                stacklevel=6,
+            )
 
     def _raise_if_none_took_part(self) -> None:
         name, known = type(self.model).__name__, next(iter(self.known.values())).name
@@ -174,20 +104,31 @@ class ForwardTracker:
     def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
         known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
-        if is_recomputing():
+        if is_recomputing() or not self.collector.watches_thread():
             return
-        self.attentions_seen += 1
+        if got.refusal:
+            self.refusal = got.refusal
+            raise LensError(got.refusal)
+        refuse_unmeasurable(got.q, known.name)
+        self.attentions_seen.add(module)
         layer = getattr(module, "layer_idx", None)
-        queries, keys = got.q.shape[2], got.k.shape[2]
-        first_query, first_key, keys = frame.locate(layer, queries, keys, known)
+        where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
+        if got.kind == UNKNOWN:
+            seen = find_reading(got, where.keys, frame.masks, known.name)
+        else:
+            seen = to_seen(got, where.keys, frame.masks)
+        first_query, tokens = where.first_query, None
+        if first_query is None:
+            first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         counts[known.name] += 1
         times = counts[known.name]
         self.collector.record_attention(
             known.name if times == 1 else f"{known.name}:{times}",
-            to_seen(got, keys, frame.masks),
+            seen,
             first_query=first_query,
-            first_key=first_key,
+            first_key=where.first_key,
+            tokens=tokens,
             cross=known.cross,
             static=not known.grows,
             out=known.out,
@@ -250,10 +191,12 @@ class ForwardTracker:
         frame = self._frames.pop()
         if self._frames:
             return
+        self._thread.last_growth = frame.growth
         cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
-            self._thread.growths[id(cache)] = frame.growth
+            alive = {key: one for key, one in self._thread.growths.items() if one.cache() is not None}
+            self._thread.growths = {**alive, id(cache): frame.growth}
             self._listen(cache)
         self.collector.end()
 
@@ -262,7 +205,7 @@ class ForwardTracker:
 
         All have, if a layer by itself has no entry in the cache: it uses the keys of one before it.
         """
-        held = read_layer_states(cache)
+        held = {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
         own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
         if own or not held:
             return own
@@ -308,6 +251,18 @@ class ForwardTracker:
     def on_finished_beams(self, rows: frozenset[int]) -> None:
         """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
         self._thread.finished_beams = rows
+
+    def on_stopped(self, stopped: list[bool]) -> None:
+        """Callback: these samples of a batch end with this step; what goes on in their rows is padding."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None and self.collector.watches_thread():
+            self.collector.finish_samples(stopped, growth)
+
+    def on_generated(self, _: Any) -> None:
+        """Callback: a generate() is over, so what continues its cache begins anew."""
+        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
+        if growth is not None:
+            self.collector.finish_samples(None, growth)
 
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
         """Callback: a cache was reordered, so the call that grows with it is, too."""

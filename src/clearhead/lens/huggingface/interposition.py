@@ -27,15 +27,16 @@ from clearhead.lens.capture.compiled_graphs import (
     registry_lock,
     send_to_receiver,
 )
-from clearhead.lens.huggingface.arguments import AttentionArguments, read_arguments
-from clearhead.lens.huggingface.discovery import find_interfaces, require_attending_modules
+from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, classify_function, read_arguments
+from clearhead.lens.huggingface.discovery import require_attending_modules
+from clearhead.lens.huggingface.interface_usage import find_interfaces, subscripts_interface
 
 Result = tuple[Tensor, Tensor | None]
 Wrap = Callable[..., Result]
 
 WRAPS = "_clearhead_wraps"
 _lock = threading.RLock()
-_patches: dict[int, _InterfacePatch] = {}  # by the id of the interface
+_patches: dict[int, _InterfacePatch | _SubscriptPatch] = {}  # by the id of the interface, or of its class
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -44,6 +45,13 @@ class AttentionFunction:
 
     def __init__(self, function: Callable[..., Result], eager: bool, wraps: tuple[Wrap, ...]) -> None:
         self.function, self.eager, self.wraps = function, eager, wraps
+        self.outputs: list[Tensor] | None = None  # where the output of the function is appended
+
+    def collecting(self, outputs: list[Tensor]) -> AttentionFunction:
+        """The same function, which appends its own output to a list: wrappers may change what they return."""
+        same = AttentionFunction(self.function, self.eager, self.wraps)
+        same.outputs = outputs
+        return same
 
     def __call__(
         self,
@@ -56,8 +64,12 @@ class AttentionFunction:
         **kwargs: Any,
     ) -> Result:
         if not self.wraps:
-            return self.function(module, query, key, value, attention_mask, *args, **kwargs)
+            result = self.function(module, query, key, value, attention_mask, *args, **kwargs)
+            if self.outputs is not None:
+                self.outputs.append(result[0])
+            return result
         inner = AttentionFunction(self.function, self.eager, self.wraps[1:])
+        inner.outputs = self.outputs
         return self.wraps[0](inner, module, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -82,9 +94,11 @@ def wrapped_attention(model: nn.Module, wrap: Wrap) -> Iterator[None]:
 @contextmanager
 def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within it, the interfaces of these modules apply the wrappers of the calling module."""
-    interfaces = find_interfaces(modules)
+    modules = list(modules)
     with _lock:
-        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in interfaces]
+        patches = [_patches.setdefault(id(one), _InterfacePatch(one)) for one in find_interfaces(modules)]
+        kinds = {type(one) for one in find_interfaces(filter(subscripts_interface, modules))}
+        patches += [_patches.setdefault(id(kind), _SubscriptPatch(kind)) for kind in kinds]
         for patch in patches:
             patch.enter()
     try:
@@ -125,6 +139,8 @@ class _InterfacePatch:
 
         def get_interface(attn_implementation: str, default: Callable[..., Result]) -> Callable[..., Result]:
             function = own(attn_implementation, default)
+            if isinstance(function, SubscriptFunction):
+                function = function.function
 
             def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
                 wraps = getattr(module, WRAPS, ())
@@ -133,6 +149,41 @@ class _InterfacePatch:
             return attention
 
         return get_interface
+
+
+class SubscriptFunction:
+    """An attention function that was taken as interface[name]; it applies the wrappers of the calling module."""
+
+    def __init__(self, function: Callable[..., Result]) -> None:
+        self.function = function
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Result:
+        return AttentionFunction(self.function, False, getattr(module, WRAPS, ()))(module, *args, **kwargs)
+
+
+class _SubscriptPatch:
+    """Replaces `__getitem__` of an interface class, while modules with wrappers use it; Python looks it up there."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self.users = kind, 0
+        self.before: Any = None
+
+    def enter(self) -> None:
+        if not self.users:
+            self.before, own = vars(self.kind).get("__getitem__"), self.kind.__getitem__
+
+            def get_item(interface: Any, name: str) -> SubscriptFunction:
+                return SubscriptFunction(own(interface, name))
+
+            self.kind.__getitem__ = get_item
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users and self.before is not None:
+            self.kind.__getitem__ = self.before
+        elif not self.users:
+            del self.kind.__getitem__
 
 
 def add_wrap(module: nn.Module, wrap: Wrap) -> None:
@@ -204,12 +255,17 @@ def observe_function(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
     """The wrapper of every watch: calls the attention function, then its observer."""
+    outputs: list[Tensor] = []
+    if classify_function(attend.function) == UNKNOWN:
+        attend = attend.collecting(outputs)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
     observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
     if observer is None:
         return result
     got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
+    if outputs:
+        got = got._replace(output=outputs[0])
     if sdpa_observer is not None:
         got = got._replace(sdpa_observer=sdpa_observer)
     if not torch.compiler.is_compiling():

@@ -1,18 +1,17 @@
-"""Callbacks from a running Hugging Face model: passes begin and end, beams finish, caches are reordered.
+"""Callbacks from a running Hugging Face model: passes begin and end, beams and samples finish, caches are reordered.
 
 Forward hooks are set on the model and on the models within it. Finished beams are read from a private method of
-generate(): where that is missing or has changed, finished beams leave the record as dropped ones do.
+generate(): where that is missing or has changed, finished beams leave the record as dropped ones do. Samples that
+finish before the others of a batch are read from the stopping criteria.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, is_recomputing, registry_lock
+from clearhead.lens.huggingface.method_observer import MethodObserver
 
 
 @runtime_checkable
@@ -29,6 +29,8 @@ class ForwardCallbacks(Protocol):
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
     def on_finished_beams(self, rows: frozenset[int]) -> None: ...
+    def on_stopped(self, stopped: list[bool]) -> None: ...
+    def on_generated(self, _: Any) -> None: ...
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None: ...
 
 
@@ -101,7 +103,10 @@ def attach_callbacks(
     for registry, module in hooked:
         registry.enter(module, callbacks)
     try:
-        with observe_finished_beams(callbacks.on_finished_beams):
+        with (
+            observe_finished_beams(callbacks.on_finished_beams),
+            observe_stopped_samples(callbacks.on_stopped, callbacks.on_generated),
+        ):
             yield listener
     finally:
         listener.stop()
@@ -153,10 +158,33 @@ _within = HookRegistry(_begin_within, _end_within)
 _whole = HookRegistry(_begin_whole, _end_whole)
 
 
+class RunCounter:
+    """A forward pre-hook that counts the runs of a module outside of compiled graphs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.runs = module, 0
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self.module and not torch.compiler.is_compiling():
+            self.runs += 1
+
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        handle = self.module.register_forward_pre_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> RunCounter:
+        return self  # the hook of a copied module counts nothing
+
+    def __reduce__(self) -> Any:
+        return (RunCounter, (None,))
+
+
 METHOD = "_update_finished_beams"
 FinishedCallback = Callable[[frozenset[int]], None]
-_callbacks: tuple[FinishedCallback, ...] = ()
-_wrapper: MethodWrapper | None = None  # of the method, while there are callbacks
 
 
 @contextmanager
@@ -164,59 +192,28 @@ def observe_finished_beams(callback: FinishedCallback) -> Iterator[None]:
     """Within it, `callback` is called at every step of beam search with the rows of finished beams."""
     from transformers.generation.utils import GenerationMixin
 
-    _add_callback(GenerationMixin, callback)
-    try:
+    with _beams.observe(GenerationMixin, METHOD, callback):
         yield
-    finally:
-        _remove_callback(callback)
 
 
-def _add_callback(mixin: type, callback: FinishedCallback) -> None:
-    global _callbacks, _wrapper
-    with registry_lock:
-        if not _callbacks and isinstance(inspect.getattr_static(mixin, METHOD, None), FunctionType):
-            _wrapper = MethodWrapper(mixin)
-        _callbacks = (*_callbacks, callback)
+@contextmanager
+def observe_stopped_samples(
+    on_stopped: Callable[[list[bool]], None], on_generated: Callable[[Any], None]
+) -> Iterator[None]:
+    """Within it, `on_stopped` gets of every step which samples are to stop, `on_generated` the end of a generate()."""
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
+    from transformers.generation.utils import GenerationMixin
+
+    with (
+        _criteria.observe(StoppingCriteriaList, "__call__", on_stopped),
+        _generations.observe(GenerationMixin, "generate", on_generated),
+    ):
+        yield
 
 
-def _remove_callback(callback: FinishedCallback) -> None:
-    global _callbacks, _wrapper
-    with registry_lock:
-        _callbacks = tuple(one for one in _callbacks if one is not callback)
-        if not _callbacks and _wrapper is not None:
-            _wrapper.restore()
-            _wrapper = None
-
-
-class MethodWrapper:
-    """Wraps a method of a class until `restore`, and passes what it returns to the callbacks."""
-
-    def __init__(self, owner: type) -> None:
-        self.owner, self.inherited = owner, METHOD not in vars(owner)
-        self.own: Callable[..., Any] = inspect.getattr_static(owner, METHOD)
-        self.put = self._make_wrapper()
-        setattr(owner, METHOD, self.put)
-
-    def restore(self) -> None:
-        """Restores the method, unless it has been replaced meanwhile."""
-        if vars(self.owner).get(METHOD) is not self.put:
-            return
-        if self.inherited:
-            delattr(self.owner, METHOD)
-        else:
-            setattr(self.owner, METHOD, self.own)
-
-    def _make_wrapper(self) -> Callable[..., Any]:
-        @functools.wraps(self.own)
-        def update(*args: Any, **kwargs: Any) -> Any:
-            result = self.own(*args, **kwargs)
-            if _wrapper is self:
-                found = _find_finished_rows(result, **kwargs)
-                for callback in _callbacks:
-                    callback(found)
-            return result
-
-        return update
+def _read_stopped(result: Any, **_: Any) -> list[bool]:
+    """Which samples a step's stopping criteria end; empty if that is not known."""
+    return result.tolist() if isinstance(result, Tensor) and result.ndim == 1 else []
 
 
 def _find_finished_rows(
@@ -229,6 +226,10 @@ def _find_finished_rows(
     rows = beams[..., cur_len - decoder_prompt_len]
     return frozenset(rows.masked_fill(~complete, -1).flatten().tolist()) - {-1}
 
+
+_beams = MethodObserver(_find_finished_rows)
+_criteria = MethodObserver(_read_stopped)
+_generations = MethodObserver(lambda result, **_: None)
 
 REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")
 _patched: dict[tuple[type, str], PatchedMethod] = {}

@@ -95,6 +95,11 @@ def locate_first_query(mask: Mask | None, queries: int, keys: int) -> int:
     return keys - queries if band is None else band.start(queries, keys)
 
 
+def has_band(mask: Mask) -> bool:
+    """Whether a mask is causal or a window, alone or together with others, so that its queries have positions."""
+    return next(_iterate_bands(mask), None) is not None
+
+
 def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
     if isinstance(mask, Band):
         yield mask

@@ -2,82 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
+from clearhead.lens.record.running_statistics import RunningStatistics, Statistics
 from clearhead.lens.record.token_labels import make_namer
-
-MEASURES = ("entropy", "peak", "distance", "first")
-
-
-class Spread(NamedTuple):
-    """Mean and standard deviation over queries."""
-
-    mean: Float[Tensor, " heads"]
-    std: Float[Tensor, " heads"]
-
-
-class Statistics(NamedTuple):
-    """One number per head, in the order of `heads`; NaN if no query of the head had a visible key."""
-
-    heads: tuple[int, ...]
-    queries: Int[Tensor, " heads"]
-    entropy: Spread
-    peak: Spread
-    distance: Spread
-    first: Spread
 
 
 def compute_statistics(sights: Sequence[Sight]) -> Statistics:
     """Mean and spread over all queries of several sights of one attention."""
-    heads = tuple(sorted({head for sight in sights for head in sight.heads}))
-    counts = torch.zeros(len(heads), dtype=torch.long)
-    sums, squares = (torch.zeros(len(MEASURES), len(heads), dtype=torch.float64) for _ in range(2))
-    shifts = _find_first_values(sights, heads)
+    running = RunningStatistics()
     for sight in sights:
-        at = [heads.index(head) for head in sight.heads]
-        real = sight.logsumexp != -math.inf  # also what is not a number: it must show in the mean
-        counts[at] += real.sum((0, 2))
-        for n, name in enumerate(MEASURES):
-            # Around some value of the head itself: sums of squares of large numbers would lose the spread.
-            apart = (getattr(sight, name).double() - shifts[n, at][:, None]).masked_fill(~real, 0.0)
-            sums[n, at] += apart.sum((0, 2))
-            squares[n, at] += apart.square().sum((0, 2))
-    means = sums / counts
-    spreads = (squares / counts - means.square()).clamp(min=0).sqrt()
-    spread = [Spread(shift + mean, std) for shift, mean, std in zip(shifts, means, spreads, strict=True)]
-    return Statistics(heads, counts, *spread)
+        running.add(sight)
+    return running.result()
 
 
-def _find_first_values(sights: Sequence[Sight], heads: tuple[int, ...]) -> Tensor:
-    """For each measure and head, the value of the first query that sees anything."""
-    found = torch.zeros(len(MEASURES), len(heads), dtype=torch.float64)
-    known = set()
-    for sight in sights:
-        for place, head in enumerate(sight.heads):
-            real = (sight.logsumexp[:, place] != -math.inf).nonzero()
-            if head not in known and len(real):
-                known.add(head)
-                batch, query = real[0].tolist()
-                numbers = [float(getattr(sight, name)[batch, place, query]) for name in MEASURES]
-                found[:, heads.index(head)] = torch.tensor(numbers, dtype=torch.float64)
-    return found
-
+if TYPE_CHECKING:
+    from clearhead.lens.record.record_tables import HeadChange
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
 
 class Record:
-    """The recorded attentions: `record[name]` of the only call, `record.calls[i][name]` if the model ran several times.
+    """The recorded attentions: `record[name]` if it ran once, `record.calls[i][name]` if the model ran several times.
 
     >>> import torch
     >>> from clearhead import Encoder, ModelConfig, watch
@@ -93,23 +45,33 @@ class Record:
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
         self.known, self.calls = list(names), list(calls)
         self.settings: dict[str, Any] = {}  # the options of watch
+        self.running: dict[str, RunningStatistics] = {}  # of calls that keep="statistics" did not keep
         self.expected_bytes = 0  # an estimate from the first attentions; dense masks are added as they come
 
     @property
     def names(self) -> list[str]:
         """The recorded attentions, in the order of the model."""
-        seen = dict.fromkeys(name for call in self.calls for name in call.names)
+        seen = dict.fromkeys([*self.running, *(name for call in self.calls for name in call.names)])
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
+    @property
+    def missing(self) -> list[str]:
+        """The watched attentions that were not recorded: they did not run, or not in a way that can be observed."""
+        seen = {name.partition(":")[0] for name in self.names}
+        return [name for name in self.known if name not in seen]
+
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
-        if len(self.calls) > 1:
+        found = [number for number, call in enumerate(self.calls) if name in call]
+        if not found:
+            raise RecordError(f"of {name!r} only record.statistics() was kept, by watch(…, keep='statistics')")
+        if len(found) > 1:
             raise RecordError(
-                f"the model ran {len(self.calls)} times: say which, as record.calls[0][{name!r}]; "
-                "record.statistics() has numbers over all of them"
+                f"{name!r} ran in {len(found)} of {len(self.calls)} calls: say which, as "
+                f"record.calls[{found[0]}][{name!r}]; record.statistics() has numbers over all of them"
             )
-        return self.calls[0][name]
+        return self.calls[found[0]][name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -132,12 +94,58 @@ class Record:
             list(dict.fromkeys(name for record in records for name in record.known)),
             [call for record in records for call in record.calls],
         )
+        for record in records:
+            for name, running in record.running.items():
+                merged.running.setdefault(name, RunningStatistics()).merge(running)
         merged.expected_bytes = sum(record.expected_bytes for record in records)
         return merged
 
     def statistics(self) -> dict[str, Statistics]:
         """Of every attention and head: the mean and spread of its measures over all queries that see anything."""
-        return {name: compute_statistics([call[name] for call in self.calls if name in call]) for name in self.names}
+        found = {name: copy.deepcopy(self.running.get(name, RunningStatistics())) for name in self.names}
+        for call in self.calls:
+            for name in call:
+                found[name].add(call[name])
+        return {name: running.result() for name, running in found.items()}
+
+    def reduce(self, call: Forward) -> None:
+        """Adds a call to the running statistics and drops it."""
+        for name in call.names:
+            self.running.setdefault(name, RunningStatistics()).add(call[name])
+        self.calls[:] = [one for one in self.calls if one is not call]
+
+    def to_numpy(self, level: str = "head") -> dict[str, Any]:
+        """A table as columns of NumPy arrays: one row per "head" (means and spreads over all calls), "query" or "key".
+
+        >>> import torch
+        >>> from clearhead import Encoder, ModelConfig, watch
+        >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
+        >>> with watch(model) as record:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> table = record.to_numpy("query")
+        >>> list(table)[:6], len(table["entropy"])
+        (['call', 'name', 'sample', 'head', 'query', 'logsumexp'], 24)
+        """
+        from clearhead.lens.record.record_tables import make_table
+
+        return make_table(self, level)
+
+    def to_pandas(self, level: str = "head") -> Any:
+        """The table of `to_numpy` as a pandas DataFrame; needs pandas."""
+        from clearhead.lens.record.record_tables import make_data_frame
+
+        return make_data_frame(self, level)
+
+    @classmethod
+    def compare(cls, a: Record, b: Record) -> list[HeadChange]:
+        """What changed from one record to another of the same attentions: per head and measure, the largest first.
+
+        For two checkpoints of a model, or two prompts. A difference is ranked by its size in standard deviations over
+        queries, since distances and entropies have different scales.
+        """
+        from clearhead.lens.record.record_tables import compare_records
+
+        return compare_records(a, b)
 
     def label(self, namer: Any = None, **kinds: Any) -> Record:
         """Gives every token its text, from a tokenizer or a function of its id. Returns the record.
@@ -192,7 +200,12 @@ class Record:
 
     def __repr__(self) -> str:
         calls = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)}"
+        if self.running:
+            calls = f"statistics and {calls}"
         lines = [f"  {call[name]!r}" for call in self.calls[:1] for name in call.names[:24]]
         more = max(0, len(self.calls[0].names) - 24) if self.calls else 0
         rest = [f"  … and {more} more"] if more else []
+        if self.calls and (missing := self.missing):
+            shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
+            rest.append(f"  not recorded, of {len(self.known)} that were watched: {shown}")
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])

@@ -16,7 +16,7 @@ from clearhead.formatting import format_count, suggest_name
 from clearhead.lens.attention_names import to_python_number
 from clearhead.lens.measures.definition import Measures, check_counts
 from clearhead.lens.measures.selections import FAR
-from clearhead.lens.record.exact_windows import HeadWindows
+from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ class Sight(Measures):
 
     Keys are document positions, also those in `peak_key` and `top_keys`. The map's rows are `blocks[0]` of the
     measured queries each, its columns `blocks[1]` positions. Where the keys are those of another text, a distance is
-    that between the places in both. A sample that was done before the others sees nothing from then on.
-    Beams are samples: those of the last step, and those that were completed before it.
+    that between the places in both; keys without a position do not count in it. A sample that was done before the
+    others sees nothing from then on. Beams are samples: those of the last step, and those completed before it.
 
     `inputs` are rows of the first forward pass of the decoder. Hugging Face's generate() repeats its inputs
     before that, for `num_beams` or `num_return_sequences`: with n of them, sample b belongs to your text
@@ -199,6 +199,7 @@ class Sight(Measures):
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
     kept: KeptInputs | None = None
+    tokens: int | None = None  # the first keys are tokens; later ones, summaries of tokens, have no position. None: all
     forward: Forward | None = None
     spans: dict[str, range] = field(default_factory=dict)  # the keys of each span; 2³⁰ is the end of one without end
     seen_by: Int[Tensor, "batch #heads keys"] | None = None  # how many of the measured queries could see each key
@@ -278,18 +279,28 @@ class Sight(Measures):
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
-        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != self.keys:
+        tokens = self.keys if self.tokens is None else self.tokens
+        if self.forward is None or kind is None or self.forward.ids[kind].shape[1] != tokens:
             return None  # or the keys are no tokens, but parts of a picture
         return self.forward.text(kind, batch, key, self.inputs)
 
     def weights(
-        self, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
-    ) -> Float[Tensor, "queries keys"]:
+        self,
+        batch: int,
+        head: int | Sequence[int] | None = None,
+        queries: Positions = None,
+        keys: Positions = None,
+    ) -> Float[Tensor, "*heads queries keys"]:
         """The exact weights of a window, from the kept q and k; queries and keys are document positions.
 
-        It takes time and memory for the window alone. One number instead of a slice keeps its axis.
+        It takes time and memory for the window alone. Positions are a number, a slice or a list; negative ones count
+        from the end. One position instead of a slice keeps its axis. A list of heads, or None for all that were
+        watched, gives (heads, queries, keys).
         """
-        return self.windows(batch, head).weights(queries, keys)
+        if head is not None and not isinstance(head, Sequence):
+            return self.windows(batch, head).weights(queries, keys)
+        heads = self.heads if head is None else head
+        return torch.stack([self.windows(batch, one).weights(queries, keys) for one in heads])
 
     def windows(self, batch: int, head: int) -> HeadWindows:
         """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""

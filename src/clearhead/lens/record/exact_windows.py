@@ -7,7 +7,7 @@ text is. 8,000 × 8,000 tokens are 64 million weights, which are never all in me
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,6 +30,9 @@ GRAIN = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
 
 
+Positions = int | slice | Sequence[int] | None  # None is all
+
+
 class _PreparedHead(NamedTuple):
     """One head in float32 or better; `some` and `every` say of each block whether any or all of it is visible."""
 
@@ -49,17 +52,18 @@ class HeadWindows:
         scale = kept.scale.flatten().tolist() if isinstance(kept.scale, Tensor) else [kept.scale]
         self.scale: float = scale[place if len(scale) > 1 else 0]
 
-    def weights(self, queries: int | slice | None, keys: int | slice | None) -> Float[Tensor, "queries keys"]:
+    def weights(self, queries: Positions, keys: Positions) -> Float[Tensor, "queries keys"]:
         """The weights of some queries for some keys, computed in float64."""
         kept = self.kept
         rows = _select_positions(queries, kept.first_query, kept.q.shape[2], "queries")
         columns = _select_positions(keys, 0, kept.k.shape[2], "keys")
         found = torch.zeros(len(rows), len(columns), dtype=torch.float64)
-        for step, own in self._split_by_step(rows):
+        for step, places in self._split_by_step(rows):
+            own = [rows[place] for place in places]
             scores = self._compute_scores(step, own, columns)
             normaliser = self._compute_logsumexp(step, own)[:, None]
             weights = (scores - normaliser).exp().masked_fill(normaliser == -math.inf, 0.0)
-            found[torch.tensor([rows.index(row) for row in own], dtype=torch.long)] = weights
+            found[torch.tensor(places, dtype=torch.long)] = weights
         end = kept.first_query + int(kept.lengths[self.sample])
         found[torch.tensor([row >= end for row in rows], dtype=torch.bool)] = 0.0
         return found.to(torch.promote_types(kept.q.dtype, torch.float32))
@@ -100,16 +104,16 @@ class HeadWindows:
                 add_rows(start)
         return found
 
-    def _split_by_step(self, rows: range) -> Iterator[tuple[Step, range]]:
-        """The steps that contain these queries, each with its share of them."""
+    def _split_by_step(self, rows: Sequence[int]) -> Iterator[tuple[Step, list[int]]]:
+        """The steps that contain these queries, each with the places of its own among them."""
+        low, high = (min(rows), max(rows)) if rows else (0, -1)
         for step in self.kept.parts:
-            own = [row for row in (rows[0], rows[-1]) if row in step.rows] if rows else []
-            if own or (rows and min(rows[0], rows[-1]) < step.first_query <= max(rows[0], rows[-1])):
-                inside = [row for row in rows if row in step.rows]
-                if inside:
-                    yield step, rows[rows.index(inside[0]) : rows.index(inside[-1]) + 1]
+            if low < step.rows.stop and step.rows.start <= high:
+                places = [place for place, row in enumerate(rows) if row in step.rows]
+                if places:
+                    yield step, places
 
-    def _compute_scores(self, step: Step, rows: range, columns: range) -> Float[Tensor, "queries keys"]:
+    def _compute_scores(self, step: Step, rows: Sequence[int], columns: Sequence[int]) -> Float[Tensor, "queries keys"]:
         """cap(q·k·scale) + bias in float64; −inf for what is hidden."""
         kept = self.kept
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
@@ -122,7 +126,7 @@ class HeadWindows:
         scores = scorer.score_pairs(products, b, h, i, j.clamp(0, max(step.keys - 1, 0)))
         return scores.masked_fill(~exists, -math.inf)
 
-    def _compute_logsumexp(self, step: Step, rows: range) -> Float[Tensor, " queries"]:
+    def _compute_logsumexp(self, step: Step, rows: Sequence[int]) -> Float[Tensor, " queries"]:
         kept = self.kept
         if kept.logsumexp is not None:
             at = torch.tensor(list(rows), dtype=torch.long) - kept.first_query
@@ -214,17 +218,26 @@ def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:
     return blocks.expand(-1, len(columns))
 
 
-def _select_positions(wanted: int | slice | None, first: int, count: int, what: str) -> range:
-    """The positions that an integer or a slice selects from `first` on."""
+def _select_positions(wanted: Positions, first: int, count: int, what: str) -> Sequence[int]:
+    """The positions that a number, a slice or a list selects from `first` on; negative ones count from the end."""
+    stop = first + count
     if wanted is None:
-        return range(first, first + count)
+        return range(first, stop)
     wanted = to_python_number(wanted)
     if isinstance(wanted, slice):
-        stop = first + count
         start, end, step = wanted.indices(stop)
         return range(max(start, first) if step > 0 else start, end if step > 0 else max(end, first - 1), step)
-    if isinstance(wanted, bool) or not isinstance(wanted, int):
-        raise RecordError(f"{what} are chosen by a position, or a slice of positions, got {wanted!r}")
-    if not first <= wanted < first + count:
-        raise RecordError(f"there are {what} at positions {first} to {first + count - 1}, not at {wanted!r}")
-    return range(wanted, wanted + 1)
+    if isinstance(wanted, (Sequence, Tensor)) and not isinstance(wanted, (str, bytes)):
+        return [_select_position(one, first, stop, what) for one in wanted]
+    place = _select_position(wanted, first, stop, what)
+    return range(place, place + 1)
+
+
+def _select_position(wanted: object, first: int, stop: int, what: str) -> int:
+    number = to_python_number(wanted)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise RecordError(f"{what} are chosen by a position, a list or a slice of positions, got {wanted!r}")
+    place = number + stop if number < 0 else number
+    if not first <= place < stop:
+        raise RecordError(f"there are {what} at positions {first} to {stop - 1}, not at {number!r}")
+    return place

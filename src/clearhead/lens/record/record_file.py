@@ -1,18 +1,21 @@
 """A record as one safetensors file: tensors and a JSON header. No pickle; every field is validated on reading.
 
 The header is the value of `clearhead.record` in the file's metadata. Tensors are called "0", "1", …; wherever the
-header has a tensor, it has its number. A mask or bias that layers share is there once.
+header has a tensor, it has its number. A mask or bias that layers share is there once. `checksums` are the CRC-32 of
+all tensors, and `header_checksum`, the last field, is that of the header before it.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +27,7 @@ from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
+from clearhead.lens.record.running_statistics import RunningStatistics
 from clearhead.storage import atomic_file, check_format
 
 Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
@@ -44,6 +48,8 @@ OPTIONAL = {  # measures that may be missing; in files of earlier versions they 
     "seen_by": "batch some keys",
 }
 WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
+CHECKSUM = ', "header_checksum": '  # begins the last field of a header
+SUMS = ("counts", "shifts", "sums", "squares")  # tensors of running statistics
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
 DENSE = 2**30  # cells of a mask without a state that may be written out
 
@@ -69,9 +75,11 @@ def write_record(record: Record, path: Path) -> None:
         "settings": record.settings,
         "expected_bytes": record.expected_bytes,
         "calls": [_call_to_json(call, store) for call in record.calls],
+        "running": {name: _running_to_json(running, store) for name, running in record.running.items()},
     }
+    header["checksums"] = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
     try:
-        text = json.dumps(header)  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
+        text = _append_checksum(json.dumps(header))  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
     except (TypeError, ValueError) as error:
         raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > LONGEST:
@@ -96,12 +104,14 @@ def read_record(path: Path) -> Record:
     try:
         with safe_open(path, "pt") as file:
             header = _read_header(file.metadata())
-            names = set(file.keys())
+            names, checksums = set(file.keys()), header.get("checksums")
 
             def fetch(number: Any) -> Tensor:
                 if isinstance(number, bool) or not isinstance(number, int) or str(number) not in names:
                     raise RecordError(f"it has no tensor {number!r:.60}")
                 tensor: Tensor = file.get_tensor(str(number))
+                if checksums is not None and compute_checksum(tensor) != checksums[number]:
+                    raise RecordError(f"its tensor {number} is damaged: the checksum differs")
                 return tensor
 
             return _build_record(header, fetch)
@@ -118,6 +128,7 @@ def read_record(path: Path) -> Record:
 def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if not metadata or HEADER not in metadata:
         raise RecordError("it is a safetensors file, but Record.save did not write it")
+    _check_header(metadata[HEADER])
     try:
         header = json.loads(metadata[HEADER])
     except (ValueError, RecursionError) as error:
@@ -126,6 +137,43 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise RecordError(f"its header must be a JSON object, got a {type(header).__name__}")
     check_format("its header", header.get("format"), FORMAT)
     return header
+
+
+def compute_checksum(tensor: Shaped[Tensor, "..."]) -> int:
+    """The CRC-32 of a tensor's bytes.
+
+    >>> compute_checksum(torch.tensor([1.0, 2.0])), compute_checksum(torch.tensor([1.0, -2.0]))
+    (775923062, 3280414294)
+    """
+    flat = tensor.contiguous().flatten()
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+
+
+def _append_checksum(text: str) -> str:
+    """A JSON object, as text, with its CRC-32 as last field."""
+    return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
+
+
+def _check_header(text: str) -> None:
+    """Raises RecordError if the checksum of a header differs; older files have none."""
+    before, mark, number = text.rpartition(CHECKSUM)
+    if mark and number != f"{zlib.crc32(f'{before}}}'.encode())}}}":
+        raise RecordError("its header is damaged: the checksum differs")
+
+
+def _running_to_json(running: RunningStatistics, store: Store) -> dict[str, Any]:
+    return {"heads": list(running.heads)} | {name: store(getattr(running, name)) for name in SUMS}
+
+
+def _build_running(given: Any, fetch: Fetch) -> RunningStatistics:
+    running, count = RunningStatistics(), len(read_field(given, "heads", list))
+    running.heads = list(_read_numbers(given, "heads", count))
+    for name in SUMS:
+        tensor, empty = fetch(given.get(name)), getattr(running, name)
+        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], count):
+            raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
+        setattr(running, name, tensor)
+    return running
 
 
 def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
@@ -144,6 +192,7 @@ def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
         "cross": sight.cross,
         "heads": list(sight.heads),
         "blocks": list(sight.blocks),
+        "tokens": sight.tokens,
         "inputs": list(sight.inputs),
         "sharing": sight.sharing,
         "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
@@ -225,6 +274,8 @@ def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
         raise RecordError("some names of attentions in it are not strings")
     record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
     record.settings = read_field(header, "settings", dict)
+    for name, one in (read_field(header, "running", dict) if "running" in header else {}).items():
+        record.running[name] = _build_running(one, fetch)
     record.expected_bytes = read_integer(header, "expected_bytes")
     return record
 
@@ -287,8 +338,19 @@ def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
         span_names=tuple(spans),
         probes=probes,
         kept=kept,
+        tokens=_read_token_count(given, sizes.get("keys", 0)),
         forward=call,
     )
+
+
+def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
+    """How many keys are tokens, if not all are; older files do not say."""
+    if given.get("tokens") is None:
+        return None
+    tokens = read_integer(given, "tokens")
+    if not 0 <= tokens <= keys:
+        raise RecordError(f"tokens is {tokens}, of {keys} keys")
+    return tokens
 
 
 def _read_spans(given: Any, count: int) -> dict[str, range]:
@@ -356,9 +418,10 @@ def _build_kept(given: Any, sizes: dict[str, int], logsumexp: Tensor | None, fet
     scale, softcap = _read_scale(given, heads, fetch), given.get("softcap")
     sinks = None if given.get("sinks") is None else fetch(given["sinks"])
     if (sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point())) or not (
-        softcap is None or (isinstance(softcap, float) and softcap > 0)
+        softcap is None or (isinstance(softcap, (float, int)) and softcap > 0)
     ):
         raise RecordError("its sinks or its softcap are invalid")
+    softcap = None if softcap is None else float(softcap)
     return KeptInputs(q, k, scale, softcap, sinks, parts, lengths, logsumexp if whole_rows else None)
 
 

@@ -1,0 +1,123 @@
+"""Tables of a record, as columns of NumPy arrays: one row per head, query or key; differences between two records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import RecordError
+from clearhead.formatting import suggest_name
+from clearhead.lens.record.attention_views import Sight
+from clearhead.lens.record.running_statistics import MEASURES, Statistics
+
+if TYPE_CHECKING:
+    from clearhead.lens.record.attention_record import Record
+
+PER_QUERY = ("logsumexp", "entropy", "peak", "peak_key", "distance", "first")
+LEVELS = ("head", "query", "key")
+Table = dict[str, Any]  # columns by name, each a NumPy array
+
+
+def make_table(record: Record, level: str) -> Table:
+    """The columns of a table, each a NumPy array with one value per head, query or key."""
+    if level not in LEVELS:
+        raise RecordError(f"there is no level {level!r} of a table; {suggest_name(level, LEVELS)}")
+    if level == "head":
+        parts = [_list_heads(name, one) for name, one in record.statistics().items()]
+    elif record.running:
+        raise RecordError(f"keep='statistics' kept no {level}: take the table of level 'head'")
+    else:
+        make = _list_queries if level == "query" else _list_keys
+        parts = [make(number, call[name]) for number, call in enumerate(record.calls) for name in call.names]
+    columns = list(dict.fromkeys(name for part in parts for name in part))
+    return {column: _join([part[column] for part in parts]) for column in columns}
+
+
+def make_data_frame(record: Record, level: str) -> Any:
+    """The same as a pandas DataFrame."""
+    try:
+        pandas = import_module("pandas")
+    except ModuleNotFoundError:
+        raise RecordError("to_pandas needs the package pandas: pip install pandas, or use to_numpy()") from None
+    return pandas.DataFrame(make_table(record, level))
+
+
+def _list_heads(name: str, found: Statistics) -> dict[str, Any]:
+    columns: dict[str, Any] = {"name": [name] * len(found.heads), "head": torch.tensor(found.heads)}
+    columns["queries"] = found.queries
+    for measure in MEASURES:
+        spread = getattr(found, measure)
+        columns |= {measure: spread.mean, f"{measure}_std": spread.std}
+    return columns
+
+
+def _list_queries(call: int, sight: Sight) -> dict[str, Any]:
+    shape = sight.entropy.shape
+    columns = _list_places(call, sight, shape) | {"query": sight.queries.expand(shape).flatten()}
+    columns |= {name: getattr(sight, name).flatten() for name in PER_QUERY}
+    return columns
+
+
+def _list_keys(call: int, sight: Sight) -> dict[str, Any]:
+    if sight.received is None:
+        raise RecordError(f"what the keys of {sight.name!r} received was not measured")
+    shape = sight.received.shape
+    places = torch.arange(shape[2]).expand(shape).flatten()
+    return _list_places(call, sight, shape) | {"key": places, "received": sight.received.flatten()}
+
+
+def _list_places(call: int, sight: Sight, shape: torch.Size) -> dict[str, Any]:
+    """The columns that every row of a sight has: call, name, sample and head."""
+    samples, heads = torch.arange(shape[0]).view(-1, 1, 1), torch.tensor(sight.heads).view(1, -1, 1)
+    count = math.prod(shape)
+    places = {"sample": samples.expand(shape).flatten(), "head": heads.expand(shape).flatten()}
+    return {"call": torch.full((count,), call), "name": [sight.name] * count, **places}
+
+
+def _join(parts: list[Any]) -> Any:
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat(parts).numpy()
+    numpy = import_module("numpy")
+    return numpy.array([text for part in parts for text in part], dtype=object)
+
+
+class HeadChange(NamedTuple):
+    """How the mean of one measure of one head differs between two records; `size` is in standard deviations."""
+
+    name: str
+    head: int
+    measure: str
+    before: float
+    after: float
+    difference: float
+    size: float
+
+
+def compare_records(before: Record, after: Record) -> list[HeadChange]:
+    """All differences between the statistics of two records, the largest first."""
+    one, other = before.statistics(), after.statistics()
+    if apart := sorted(one.keys() ^ other.keys()):
+        raise RecordError(
+            f"two records of the same attentions can be compared; only one of them has {', '.join(apart[:6])}"
+            f"{', …' if len(apart) > 6 else ''}"
+        )
+    changes = [change for name in one for change in _iterate_changes(name, one[name], other[name])]
+    return sorted(changes, key=lambda change: -change.size if not math.isnan(change.size) else -math.inf)
+
+
+def _iterate_changes(name: str, one: Statistics, other: Statistics) -> Iterator[HeadChange]:
+    if one.heads != other.heads:
+        raise RecordError(f"of {name!r}, one record has heads {list(one.heads)}, the other {list(other.heads)}")
+    for measure in MEASURES:
+        old, new = getattr(one, measure), getattr(other, measure)
+        spread = ((old.std.square() + new.std.square()) / 2).sqrt()
+        apart = new.mean - old.mean
+        size = (apart.abs() / spread).where(apart != 0, 0.0)
+        columns = (old.mean, new.mean, apart, size)
+        for place, head in enumerate(one.heads):
+            yield HeadChange(name, head, measure, *(float(column[place]) for column in columns))
