@@ -139,7 +139,7 @@ def test_at_a_terminal_it_says_what_to_do(model: Path) -> None:
     assert done == (
         2,
         "",
-        "clearhead: there is nothing to answer; give a TEXT, or - for the lines of the standard input\n",
+        "clearhead: there is nothing to answer; give an INPUT, or - for the lines of the standard input\n",
     )
     assert run("predict", model, "-", stdin=Terminal(io.BytesIO(b"ab\n"))).out == "ba!\n"
     assert (

@@ -133,7 +133,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
 
 
 def test_another_kind_of_sound_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match="is a AIFF file; convert it"):
+    with pytest.raises(DataError, match="has the format AIFF; convert it"):
         read_sound(write(tmp_path / "a.aiff", sine(16000)), 16000)
 
 

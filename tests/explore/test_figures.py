@@ -746,8 +746,8 @@ def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give a MODEL and a TEXT, or a RECORD, or --lesson"),
-        (["zh-en", "x", "--lesson"], "give a MODEL and a TEXT, or a RECORD, or --lesson"),
+        ([], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
+        (["zh-en", "x", "--lesson"], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
         (["zh-en"], "no text was given for zh-en"),
         (["zh-en", "x", "--format", "gif"], "figures are saved as png, svg, pdf, not as 'gif'"),
         (["zh-en", "x", "--heads", "decoder.7.cross:1"], "--heads decoder.7.cross:1"),

@@ -24,7 +24,7 @@ from clearhead.explore.live_model import LiveModel
 from clearhead.explore.page_requests import MAX_BODY, MAX_FILE_BODY, PageRequests
 from clearhead.explore.token_axis import Axis
 from clearhead.tasks import Captioning
-from clearhead.tasks.media import PictureInput, SoundInput
+from clearhead.tasks.media import PictureInput, SoundInput, media_from_json, media_to_json
 from clearhead.text import Row
 from clearhead.train.recipe import check_recipe
 from tests.explore import media_records
@@ -55,6 +55,14 @@ def test_the_moments_of_a_sound_carry_their_times_and_the_spikes_of_ctc():
     assert axis["tokens"][10] == "0.40 s"
     assert axis["spikes"][1] == [15, "t", 0.94]
     assert decode_picture(axis).shape == (40, 332)
+
+
+def test_times_are_those_of_the_recording_in_a_part_of_it():
+    sound = SoundInput(np.zeros((8, 5), np.float32), 0.08, 0.01, 0.04, [(1, "a", 0.9)], "x", start=61.85)
+    axis = Axis.media(media_from_json(media_to_json(sound)), 2)
+    assert (axis.tokens, axis.to_json()["start"]) == (["61.85 s", "61.89 s"], 61.85)
+    older = {name: value for name, value in media_to_json(sound).items() if name != "start"}
+    assert media_from_json(older).start == 0
 
 
 def test_large_pictures_and_long_sounds_are_shrunk_so_that_the_page_opens_at_once():

@@ -74,6 +74,7 @@ def test_a_word_shows_its_patches_and_a_patch_its_words(watched, pages):
     click_patch(watched, *media_records.SQUARE)
     watched.until("#subject", "r3 c7")
     watched.until("#keys tbody tr", "square")
+    watched.settle()  # rows that are replaced while they are read have no tabs
     best = watched.page.locator("#keys tbody tr").all_inner_texts()[:2]
     assert {row.split("\t")[0] for row in best} == {"blue", "square"}
     assert "direction=by" in watched.fragment

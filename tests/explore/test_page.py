@@ -834,7 +834,7 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     page.keyboard.press("x")
     page.locator("#ablated").wait_for(state="detached")
     page.keyboard.press("ArrowRight")  # of this head the file knows nothing
-    watched.until("#ablation", "clearhead look MODEL TEXT")
+    watched.until("#ablation", "clearhead look MODEL INPUT")
     page.keyboard.press("x")
     assert page.locator("#switch-off").count() == 0
 

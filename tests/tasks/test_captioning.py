@@ -9,15 +9,17 @@ import torch
 from PIL import Image
 
 import clearhead
+from clearhead import model_folder
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
-from clearhead.tasks import Captioning
+from clearhead.tasks import Captioning, Summarisation
 from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
+from clearhead.tasks.sequence_to_sequence import GeneratedText
 from clearhead.text import Report
 from clearhead.text.batches import Batch
 from clearhead.text.corpora import Row
@@ -164,6 +166,17 @@ def test_every_unreadable_file_is_one_clear_line(run_folder, tmp_path, capsys):
         assert main(["look", str(run_folder), path, "--out", str(tmp_path / "page.html")]) == 2
         assert problem in capsys.readouterr().err
         assert not (tmp_path / "page.html").exists()
+
+
+def test_messages_say_picture_and_stay_on_one_line(run_folder, tmp_path, capsys, monkeypatch):
+    assert main(["predict", str(run_folder), str(tmp_path / "two\nlines.png")]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "two\\nlines.png: there is no such file" in shown
+    answer = GeneratedText("a cat", ["the caption looped"], 0.0, [])
+    monkeypatch.setattr(Captioning, "predict", lambda *_: [answer])
+    assert main(["predict", str(run_folder), str(save_picture(tmp_path / "a.png"))]) == 0
+    assert capsys.readouterr().err == "clearhead: picture 1: the caption looped\n"
 
 
 def test_unreadable_pictures_are_dropped_from_training_and_counted(tmp_path):
@@ -323,8 +336,6 @@ def test_a_trace_has_the_picture_and_names_its_patches(predictor):
 
 
 def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
-    from clearhead import model_folder
-
     folder = tmp_path / "model"
     model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
     again = clearhead.load(folder, device="cpu")
@@ -360,9 +371,11 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
     if same_task:
         start = run_folder
     else:
-        sets = ["train.steps=2", "train.tensorboard=false", "train.evaluate_every=2", "train.evaluate_lines=2"]
-        sets += ["data.lines=200", "data.dev=0.02", "decode.beam=1", "decode.longest=3"]
-        start = run_training("summarise-tiny", overrides=sets, out=tmp_path / "start", device="cpu")
+        rows = [Row(("a red square left of a blue circle", "a square"), "rows", line) for line in range(3)]
+        values = {"data": {"train": "x.tsv"}, "text": {"vocabulary": 320}, "model": SHAPE}
+        task = Summarisation.prepare(rows, check_recipe({"task": "summarisation", **values}, "test"))
+        start = tmp_path / "start"
+        model_folder.write(start, task=task, model=task.build(), metrics={}, card="")
     sets = [*QUICK, "train.steps=2", f"train.init_from={start}", "model={ dropout = 0.0 }"]
     run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
     content = json.loads((run / "start.json").read_text())

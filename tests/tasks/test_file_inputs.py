@@ -60,6 +60,18 @@ def test_paths_of_a_table_are_relative_to_its_folder(tmp_path):
     assert next(Numbers.read(table)).values == (f"{tmp_path}/data/in/a.number", "one")
 
 
+def test_a_header_line_of_a_table_is_no_row(tmp_path):
+    table = write(tmp_path, "rows.tsv", "number\ttext\na.number\tone\n")
+    assert [row.values for row in Numbers.read(table)] == [(f"{tmp_path}/a.number", "one")]
+    write(tmp_path, "number", "5")
+    assert len(list(Numbers.read(table))) == 2, "there is a file of this name"
+
+
+def test_an_empty_path_is_refused_with_its_place():
+    with pytest.raises(DataError, match=r"^input 3 is empty; the path of a sound file is needed$"):
+        Numbers().check_input(" ", "input 3")
+
+
 def test_a_folder_of_files_with_texts_beside_them_is_data(tmp_path):
     write(tmp_path, "b.number", "2")
     write(tmp_path, "b.txt", "\ufefftwo\nlines\n")

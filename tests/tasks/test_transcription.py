@@ -1,7 +1,9 @@
 """Transcription: the tiny recipe, times of words, long recordings, files that cannot be used."""
 
+import copy
 import json
 import struct
+import sys
 import wave
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +17,10 @@ import clearhead
 from clearhead import Predictor
 from clearhead.audio.made_words import RATE, WORDS, make_utterances, speak
 from clearhead.cli import main
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ClearheadError, ConfigError, DataError, PackageError
 from clearhead.tasks import Transcription
 from clearhead.tasks.media import SoundInput, media_from_json
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.transcription.transcription_task import TOO_FAST
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -135,6 +138,15 @@ def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken
     assert text.split()[0][0] == spoken[0].text[0]
     assert all(0 < chance <= 1 for _, _, chance in media.spikes)
     assert [one for one, _, _ in media.spikes] == sorted(one for one, _, _ in media.spikes)
+    second = np.concatenate([spoken[0].samples, np.zeros(RATE, np.float32), spoken[1].samples])
+    task = copy.copy(transcriber.task)
+    task.decode = task.decode.model_copy(update={"piece_seconds": 2.0, "padding_seconds": 0.5})
+    starts = [
+        one.media.start for one in task.traces(transcriber.model, (second, RATE), answer=None, options=task.options())
+    ]
+    assert starts[0] == pytest.approx(task.frame_times.first), "half a second of padding comes first"
+    assert starts[0] == pytest.approx(-0.5, abs=0.01)
+    assert len(spoken[0].samples) / RATE < starts[1] + 0.5 < len(spoken[0].samples) / RATE + 1.1
     given = transcriber.look((spoken[0].samples, RATE), answer="bami")
     assert given.calls[0].about["given"] is True
     assert "decoder.0.cross" in given.names
@@ -211,6 +223,22 @@ def test_settings_that_cannot_be_are_refused():
     noise = np.random.default_rng(1).normal(0, 0.1, 8000).astype(np.float32)
     with pytest.raises(ConfigError, match="neither samples"):
         untrained().predict((noise, 8000), ctc_weight=1.0, prefix="b")
+
+
+def test_no_run_starts_from_or_for_a_transcriber(run_folder, transcriber, tmp_path):
+    sets = ["train.steps=2", f"train.init_from={run_folder}", "model={}", "data.train=made:words.train:20"]
+    with pytest.raises(ClearheadError, match=r"a run cannot start from .*, a model for transcription; choose another"):
+        run_training("transcribe-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    start = Pretrained(tmp_path, transcriber.task.config, transcriber.task.target, {})
+    with pytest.raises(ConfigError, match=r"cannot start from the weights of another model; leave train.init_from out"):
+        Transcription.prepare([], recipe_of(), start)
+
+
+def test_scores_need_jiwer_before_the_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    with pytest.raises(PackageError, match=r"package jiwer, which is not installed; pip install 'clearhead\[audio\]'"):
+        untrained()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def read_header(path: str | Path) -> SoundHeader:
     except soundfile.SoundFileError as error:
         raise DataError(f"{path} is not a readable WAV or FLAC file ({_plain(error)})") from error
     if info.format not in FORMATS:
-        raise DataError(f"{path} is a {info.format} file; convert it to WAV or FLAC")
+        raise DataError(f"{path} has the format {info.format}; convert it to WAV or FLAC")
     if info.samplerate not in RATES:
         raise DataError(
             f"{path} has {info.samplerate} samples a second; between {RATES[0]} and {RATES[-1]} can be resampled"

@@ -109,7 +109,7 @@ def predict(
     if stream or (lines and not as_json and sys.stdout.isatty()):
         _stream(predictor, waiting, options, lines=lines)
         return
-    number = 0
+    number, name = 0, predictor.task.input_kind if name == "text" else name
     for some in batch_inputs(waiting, batch_size):
         for text, answer in zip(some, predictor.predict(some, inputs_before=number, **options), strict=True):
             number += 1

@@ -25,7 +25,7 @@ def look(
     ],
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads it from stdin."),
     ] = None,
     answer: Annotated[
         str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
@@ -89,7 +89,7 @@ def figures(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="A text, or a path of a file; - reads it from stdin."),
+        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads it from stdin."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
@@ -115,7 +115,7 @@ def figures(
 ) -> None:
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
     if lesson == (subject is not None):
-        raise ConfigError("give a MODEL and a TEXT, or a RECORD, or --lesson for figures that need none of them")
+        raise ConfigError("give a MODEL and an INPUT, or a RECORD, or --lesson for figures that need none of them")
     import_torch(threads)
     from clearhead.explore.figures import figure_set, record_names
 

@@ -6,7 +6,7 @@ import errno
 import sys
 from typing import Any
 
-from clearhead.errors import ClearheadError, DiskFullError, TrainingError, out_of_memory
+from clearhead.errors import ClearheadError, DataError, DiskFullError, TrainingError, out_of_memory
 
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 
@@ -42,6 +42,8 @@ def describe_error(error: Exception) -> tuple[int, str]:
         context: Any = getattr(error, "ctx", None)
         program = context.command_path if context else "clearhead"
         return 2, f"{message() or 'a command is missing'} ({program} --help lists all options)"
+    if isinstance(error, DataError):
+        return 2, str(error).replace("\n", "\\n")  # of a file's name
     if isinstance(error, ClearheadError):
         return 1 if isinstance(error, (TrainingError, DiskFullError)) else 2, str(error)
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):

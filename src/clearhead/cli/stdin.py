@@ -18,7 +18,7 @@ def open_inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str
             raise ConfigError("- means the lines of the standard input; it cannot be combined with other texts")
         return (decode_utf8(os.fsencode(text), f"text {number}") for number, text in enumerate(texts, 1)), "text", batch
     if sys.stdin is None or (not texts and sys.stdin.isatty()):
-        raise ConfigError("there is nothing to answer; give a TEXT, or - for the lines of the standard input")
+        raise ConfigError("there is nothing to answer; give an INPUT, or - for the lines of the standard input")
     batch_size = 1 if batch == 1 or sys.stdin.isatty() else READ_AHEAD * batch
     return _read_lines(sys.stdin.buffer), "line", batch_size
 
@@ -26,7 +26,7 @@ def open_inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str
 def read_text(text: str | None) -> str | None:
     """The one text of a command: its argument, or all of the standard input if that is `-`."""
     if text != "-":
-        return None if text is None else decode_utf8(os.fsencode(text), "TEXT")
+        return None if text is None else decode_utf8(os.fsencode(text), "INPUT")
     if sys.stdin is None:
         raise ConfigError("there is no standard input to read")
     return decode_utf8(sys.stdin.buffer.read(), "the standard input").removeprefix("\ufeff").rstrip("\r\n")

@@ -21,6 +21,7 @@ class AxisExtras(TypedDict, total=False):
     file: str  # the name of the picture or sound
     seconds: float  # of a sound: what the picture of its spectrogram covers
     step: float  # seconds from one token to the next
+    start: float  # seconds in the recording at which its first token begins
     spikes: list[list[int | str | float]]  # of CTC: position, text, probability
 
 

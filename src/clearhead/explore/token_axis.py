@@ -91,11 +91,12 @@ class Axis:
             "file": get_file_name(media.name),
             "seconds": round(len(media.spectrogram) * media.frame_seconds, 6),
             "step": media.position_seconds,
+            "start": round(media.start, 6),
             "spikes": [
                 [position, text, round(chance, 4)] for position, text, chance in media.spikes if position < count
             ],
         }
-        return cls([f"{place * media.position_seconds:.2f} s" for place in range(count)], "audio", extra)
+        return cls(name_moments(media, count), "audio", extra)
 
     @cached_property
     def displayed(self) -> tuple[list[str], list[bool], list[bool]]:
@@ -116,6 +117,11 @@ class Axis:
         marks = {text: text != "" and set(text) <= DELIMITERS for text in dict.fromkeys(shown)}
         found = [end or marks[text] for text, end in zip(shown, special, strict=True)]
         return [False, *found[1:]] if found else []
+
+
+def name_moments(media: SoundInput, count: int) -> list[str]:
+    """The begin of each position in the recording, in seconds."""
+    return [f"{media.start + place * media.position_seconds:.2f} s" for place in range(count)]
 
 
 def _shrink(pictures: Float[Tensor, "channels height width"], most: int) -> Float[Tensor, "channels _ _"]:

@@ -78,7 +78,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
                 return cls._generate(str(source))
             if Path(source).expanduser().is_dir():
                 return cls._read_folder(Path(source).expanduser())
-        return resolve_paths(read(source, cls.columns, columns))
+        return resolve_paths(read(source, cls.columns, columns), cls.columns)
 
     @classmethod
     def _read_folder(cls, folder: Path) -> Iterator[Row]:
@@ -152,6 +152,8 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
 
     def check_input(self, given: Any, place: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
+        if isinstance(given, str) and not given.strip():
+            raise DataError(f"{place} is empty; the path of a {self.input_kind} file is needed")
         if isinstance(given, (str, Path, LoadedInput)):
             return given
         try:
@@ -209,10 +211,12 @@ def is_generated(source: str | Path) -> bool:
     return str(source).startswith(MADE)
 
 
-def resolve_paths(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows whose paths are relative to the folder of their table."""
+def resolve_paths(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row]:
+    """Rows whose paths are relative to the folder of their table, without a header line that names the columns."""
     for row in rows:
         path = row.values[0].strip()
+        if row.line == 1 and row.values == columns and not (Path(row.file).parent / path).exists():
+            continue
         found = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
         yield row._replace(values=(found, *row.values[1:]))
 

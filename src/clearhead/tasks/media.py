@@ -37,6 +37,7 @@ class SoundInput(NamedTuple):
     position_seconds: float
     spikes: Sequence[Spike]
     name: str
+    start: float = 0.0  # when the first frame begins in the recording; below 0 in silence that was put before it
 
 
 def media_to_json(media: PictureInput | SoundInput) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def media_from_json(values: Any) -> PictureInput | SoundInput:
             return PictureInput(pixels, int(values["rows"]), int(values["columns"]), str(values["name"]))
         spectrogram = _read_array(values, np.float32)
         times = {name: float(values[name]) for name in ("seconds", "frame_seconds", "position_seconds")}
+        times["start"] = float(values.get("start", 0.0))  # which old records do not have
         if values["kind"] != "sound" or spectrogram.ndim != 2 or not all(map(math.isfinite, times.values())):
             raise ValueError("a sound has a spectrogram of frames and mels")
         spikes = [(int(place), str(text), float(chance)) for place, text, chance in values["spikes"]]

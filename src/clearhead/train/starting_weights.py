@@ -52,7 +52,8 @@ def _read_own(folder: Path) -> Pretrained:
     task = opened.task()
     tokenizer = task.input_tokenizer()
     if tokenizer is None:
-        raise CheckpointError(f"{folder} has no single tokenizer for source and target; choose another folder")
+        two = " with two tokenizers" if task.input_kind == "text" else ""
+        raise CheckpointError(f"a run cannot start from {folder}, a model for {task.name}{two}; choose another folder")
     model = opened.model(task=task)
     labels = opened.config["settings"].get("labels", ())
     return Pretrained(folder, model.config, tokenizer, model.state_dict(), tuple(labels))

@@ -84,7 +84,7 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
     media, words = read_media(_forward_of(sight)), _read_words(sight, head, sample)
     if not isinstance(media, SoundInput):
         raise RecordError(f"the record of {sight.name!r} contains no sound")
-    count, end = len(words.labels), words.weights.shape[1] * media.position_seconds
+    count, end = len(words.labels), media.start + words.weights.shape[1] * media.position_seconds
     heights = [1.5, 0.5 if media.spikes else 0.0, min(max(0.21 * count, 0.9), 7.0)]
     with style.figure_style() as theme:
         figure = style.make_figure(SOUND_WIDTH, sum(heights) + 1.5)
@@ -94,11 +94,12 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
         if media.spikes:
             _draw_spikes(stack[1], media, SOUND_WIDTH - 1.6)
         norm = style.make_norm(float(words.weights.max()), False)
-        edges = np.arange(words.weights.shape[1] + 1) * media.position_seconds
+        edges = media.start + np.arange(words.weights.shape[1] + 1) * media.position_seconds
         stack[-1].pcolormesh(
             edges, np.arange(count + 1) - 0.5, words.weights, cmap=theme.sequential, norm=norm, rasterized=True
         )
-        stack[-1].set(ylim=(count - 0.5, -0.5), xlim=(0, max(end, len(media.spectrogram) * media.frame_seconds)))
+        heard = media.start + len(media.spectrogram) * media.frame_seconds
+        stack[-1].set(ylim=(count - 0.5, -0.5), xlim=(media.start, max(end, heard)))
         step = ceil(count / MAX_LABELS)
         stack[-1].set_yticks(range(0, count, step), words.labels[::step], fontsize=style.SMALL)
         for text in stack[-1].get_yticklabels():
@@ -177,7 +178,7 @@ def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
         vmax=max(high, low + 1e-9),
         origin="lower",
         aspect="auto",
-        extent=(0, frames * media.frame_seconds, 0, mels),
+        extent=(media.start, media.start + frames * media.frame_seconds, 0, mels),
         interpolation="nearest",
     )
     axes.set(yticks=[])
@@ -187,7 +188,7 @@ def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
 
 def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
     theme = style.current_theme()
-    places = [(position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
+    places = [media.start + (position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
     axes.vlines(places, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
     for place, label, chance in _join_spikes(media, inches):
         text = axes.text(place, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
@@ -204,7 +205,7 @@ def _join_spikes(media: SoundInput, inches: float) -> list[tuple[float, str, flo
     found: list[tuple[float, float, str, float]] = []  # first and last time, text, height
     before = (-2, "")
     for position, text, chance in media.spikes:
-        time, again = (position + 0.5) * media.position_seconds, before == (position - 1, text)
+        time, again = media.start + (position + 0.5) * media.position_seconds, before == (position - 1, text)
         before = (position, text)
         if found:
             first, last, joined, height = found[-1]

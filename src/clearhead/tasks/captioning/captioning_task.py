@@ -97,7 +97,8 @@ class Captioning(
             return cls.read(source, data.columns)
         if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
             return read_archive(Path(source), keywords=True)
-        return resolve_paths(read(source, (*cls.columns, "keywords"), data.columns))
+        wanted = (*cls.columns, "keywords")
+        return resolve_paths(read(source, wanted, data.columns), wanted)
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> Captioning:

@@ -28,7 +28,7 @@ def error_rates(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
     """
     if not references:
         raise DataError("there are no rows to score")
-    jiwer = _import_jiwer()
+    jiwer = import_jiwer()
     said, wanted = [normalise_text(text) for text in outputs], [normalise_text(text) for text in references]
     # jiwer refuses references without words, such as "…"; what is said for them counts as inserted words.
     extra = [one for one, reference in zip(said, wanted, strict=True) if not reference]
@@ -58,7 +58,8 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _import_jiwer() -> Any:
+def import_jiwer() -> Any:
+    """The package, or a PackageError that says how to install it."""
     try:
         import jiwer
     except ImportError as error:

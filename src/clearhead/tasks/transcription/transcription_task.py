@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.audio import (
     LogMelSettings,
     SplitSettings,
-    compute_log_mel,
-    mask_spectrogram,
-    read_sound,
-    resample,
     split_at_silence,
-    write_sound,
 )
 from clearhead.audio.made_words import make_utterances
-from clearhead.decode import Hypothesis, JointWriter, ctc_beam_search, ctc_greedy
-from clearhead.decode.ctc import CtcHypothesis
+from clearhead.decode import Hypothesis, JointWriter
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
 from clearhead.tasks.base import Scores
-from clearhead.tasks.file_inputs import FileInputs, LoadedInput
+from clearhead.tasks.file_inputs import LoadedInput
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.media import SoundInput
 from clearhead.tasks.segmentation import has_loop
@@ -42,8 +34,11 @@ from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, Seque
 from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search, SearchOptions
 from clearhead.tasks.settings import TaskRecipe, validate
 from clearhead.tasks.trace import Trace
-from clearhead.tasks.transcription.error_rates import error_rates
+from clearhead.tasks.transcription.ctc_search import search_ctc
+from clearhead.tasks.transcription.error_rates import error_rates, import_jiwer
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SpokenTexts
+from clearhead.tasks.transcription.sound_frames import compute_frames, pad_with_noise
+from clearhead.tasks.transcription.sound_inputs import SoundInputs
 from clearhead.tasks.transcription.transcript import Stretch, Transcript
 from clearhead.tasks.transcription.transcription_settings import (
     Augmentation,
@@ -64,20 +59,17 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Tokenizer
 
-PADDING_LOUDNESS = 0.1
 TOO_FAST = "with more text than the sound has room for"
 
 
 class Transcription(
-    FileInputs[EncoderDecoder, SpokenTexts, SearchOptions], SequenceToSequence[Any, SpokenTexts, Stretch]
+    SoundInputs[EncoderDecoder, SpokenTexts, SearchOptions], SequenceToSequence[Any, SpokenTexts, Stretch]
 ):
     """Speech to text: rows of (audio, text), where audio is the path of a WAV or FLAC file, or (samples, rate)."""
 
     name = "transcription"
     output_name = "transcript"
-    input_kind = "sound"
     columns = ("audio", "text")
-    suffixes = (".wav", ".flac")
     generators = MappingProxyType({"words": make_utterances})
     recipe = TranscriptionRecipe
     options = TranscriptionOptions
@@ -108,6 +100,7 @@ class Transcription(
         assert isinstance(recipe, TranscriptionRecipe)
         if start is not None:
             raise ConfigError("transcription cannot start from the weights of another model; leave train.init_from out")
+        import_jiwer()  # which the scores need: better refused now than after the last step
         sound = recipe.sound.to_log_mel()
         target = recipe.text.train_tokenizer(str(row.values[1]) for row in rows)
         config = cls.make_config(recipe, None, vocabulary=target.size, mel_bands=sound.mels)
@@ -151,35 +144,6 @@ class Transcription(
         positions = count_positions(self.sound.frames(int(samples / fastest)), self.config.conv_stride)
         return TOO_FAST if len(tokens) + repeats > positions else None
 
-    def load_file(self, path: Path) -> Any:
-        return read_sound(path, self.sound.rate, shortest=self.sound.window).numpy()
-
-    def load_value(self, value: Any) -> Any:
-        """Mono samples with their rate, such as (array, 16000): floats from −1 to 1, or 16-bit integers."""
-        if not isinstance(value, tuple) or len(value) != 2:
-            raise DataError(f"a sound in memory is (samples, rate), got {value!r:.60}")
-        try:
-            samples, rate = torch.as_tensor(value[0]), int(value[1])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"a sound in memory is (samples, rate): {error}") from None
-        if samples.ndim != 1 or rate < 1:
-            raise DataError(f"samples must be one channel with a rate, got shape {tuple(samples.shape)}, {rate} Hz")
-        samples = samples / 32768 if samples.dtype == torch.int16 else samples.float()
-        if len(samples) < self.sound.window * rate or not bool(samples.isfinite().all()):
-            raise DataError(f"there is no sound in {len(samples)} samples, or some are NaN or infinite")
-        return resample(samples, rate, self.sound.rate).contiguous().numpy()
-
-    def save_file(self, content: Any, path: Path) -> None:
-        write_sound(path, torch.from_numpy(content), self.sound.rate)
-
-    def input_key(self, row: Row) -> str:
-        """The length and every 16th sample of a recording, which no other one shares."""
-        given = row.values[0]
-        if not isinstance(given, LoadedInput):
-            return super().input_key(row)
-        digest = hashlib.sha256(np.ascontiguousarray(given.content[::16]).tobytes())
-        return f"{len(given.content)} {digest.hexdigest()}"
-
     # Model
 
     def build(self) -> SpeechModel:
@@ -192,7 +156,8 @@ class Transcription(
 
     def loss(self, model: EncoderDecoder, batch: SpokenTexts) -> Float[Tensor, ""]:
         assert isinstance(model, SpeechModel)
-        frames, lengths = self.compute_frames(batch.sound, batch.lengths, augment=model.training)
+        augmentation = self.augmentation if model.training else None
+        frames, lengths = compute_frames(batch.sound, batch.lengths, self.sound, augmentation)
         context, positions = model.encode_sound(frames, lengths)
         tokens = (batch.labels != UNCOUNTED).sum(1) - 1  # without the end
         spoken = F.ctc_loss(
@@ -210,22 +175,6 @@ class Transcription(
         smoothing = self.label_smoothing if model.training else 0.0
         return self.ctc * spoken + (1 - self.ctc) * token_loss(model.vocabulary, hidden, batch.labels, smoothing)
 
-    def compute_frames(
-        self, sound: Float[Tensor, "batch samples"], lengths: Int[Tensor, " batch"], *, augment: bool = False
-    ) -> tuple[Float[Tensor, "batch frames mels"], Int[Tensor, " batch"]]:
-        """The log-mel frames of a padded batch, and how many each sound has; with SpecAugment and noise in training."""
-        device = sound.device
-        with torch.autocast(device.type, enabled=False):
-            if augment and self.augmentation.noise:
-                level = sound.square().sum(1, keepdim=True) / lengths[:, None]
-                share = torch.rand(len(sound), 1, device=device) * self.augmentation.noise
-                sound = sound + torch.randn_like(sound) * level.sqrt() * share
-            frames, counts = compute_log_mel(sound, lengths, self.sound)
-            if augment:
-                masks = self.augmentation.to_spec_augment()
-                frames = mask_spectrogram(frames, counts, masks, _default_generator(device))
-        return frames, counts
-
     # Answers
 
     def split(self, given: Any) -> list[Stretch]:
@@ -236,19 +185,10 @@ class Transcription(
         for piece in split_at_silence(samples, self.sound.rate, cuts):
             inside = samples[piece.begin : piece.end]
             if self.sound.frames(len(inside)) and bool((inside != inside[0]).any()):
-                padded = self._pad_with_noise(inside)
-                frames, _ = self.compute_frames(padded[None], torch.tensor([len(padded)]))
+                padded = pad_with_noise(inside, self.decode.padding_seconds, self.sound.rate)
+                frames, _ = compute_frames(padded[None], torch.tensor([len(padded)]), self.sound)
                 found.append(Stretch(frames[0], piece))
         return found
-
-    def _pad_with_noise(self, sound: Float[Tensor, " samples"]) -> Float[Tensor, " padded"]:
-        """The sound with noise of a tenth of its loudness, which also lasts `padding_seconds` before and after it."""
-        size = round(self.decode.padding_seconds * self.sound.rate)
-        if not size:
-            return sound
-        padded = F.pad(sound, (size, size))
-        noise = torch.randn(len(padded), generator=torch.Generator().manual_seed(0))
-        return padded + noise * sound.square().mean().sqrt() * PADDING_LOUDNESS
 
     def part_length(self, part: Stretch) -> int:
         return len(part.frames)
@@ -320,19 +260,8 @@ class Transcription(
         for begin in range(0, len(parts), search.batch):
             batch = parts[begin : begin + search.batch]
             self._encode(model, batch)
-            found += [self._search_ctc(cast(Tensor, part.log_probs), search) for part in batch]
+            found += [search_ctc(cast(Tensor, part.log_probs), search, self.blank) for part in batch]
         return found
-
-    def _search_ctc(self, log_probs: Float[Tensor, "positions vocabulary"], search: Search) -> list[Hypothesis]:
-        """The best texts by CTC alone: greedily with one beam."""
-        if search.beams == 1:
-            found: list[CtcHypothesis] = ctc_greedy(log_probs[None], torch.tensor([len(log_probs)]), blank=self.blank)
-        else:
-            most = min(search.beams * 2, log_probs.shape[1] - 1)
-            found = ctc_beam_search(
-                log_probs, beams=max(search.beams, 2), best=search.best, blank=self.blank, candidates=most
-            )
-        return [Hypothesis(one.tokens, one.score / (len(one.tokens) + 1), one.score, True) for one in found]
 
     def _join(self, given: Any, found: list[WrittenPart[Stretch]], best: int) -> GeneratedText:
         plain = super()._join(given, found, best)
@@ -383,6 +312,7 @@ class Transcription(
             position_seconds=times.hop * times.stride,
             spikes=find_spikes(part.log_probs, lambda token: self.target.pieces([token])[0], self.blank),
             name=loaded.name,
+            start=part.piece.begin_seconds + times.first,
         )
         reads = {"source": list(range(len(part.log_probs))), "target": [self.target.start, *tokens]}
         return Trace(reads, [*tokens, self.target.end], text, media=media, **known)
@@ -423,10 +353,3 @@ class Transcription(
                 f"{config.mel_bands}; copy the folder again"
             )
         return cls(target, config, sound, decode)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    """The random generator of a device that the trainer seeds at every step."""
-    if device.type != "cuda":
-        return torch.default_generator
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

@@ -34,6 +34,7 @@ export class Axis {
     this.file = axis.file ?? null;
     this.seconds = axis.seconds ?? null; // of a sound: what its picture covers
     this.step = axis.step ?? null; // seconds from token to token
+    this.start = axis.start ?? 0; // when its first token begins in the recording
     this.spikes = axis.spikes ?? []; // of CTC: [position, text, probability]
     this.labels = new Map();
   }

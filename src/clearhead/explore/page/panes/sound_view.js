@@ -166,13 +166,15 @@ export class SoundView {
     context.fillStyle = look().soft;
     context.strokeStyle = look().soft;
     context.lineWidth = 1;
-    for (let tick = 0; tick * step <= this.seconds + 1e-9; tick++) {
-      const x = this.x(tick * step);
+    const { start } = this.axis;
+    const first = Math.ceil(start / step - 1e-9);
+    for (let tick = first; tick * step <= start + this.seconds + 1e-9; tick++) {
+      const x = this.x(tick * step - start);
       context.beginPath();
       context.moveTo(x, RULER - 4);
       context.lineTo(x, RULER - 1);
       context.stroke();
-      const text = `${(tick * step).toFixed(step < 0.1 ? 2 : step < 1 ? 1 : 0)}${tick ? "" : " s"}`;
+      const text = `${(tick * step).toFixed(step < 0.1 ? 2 : step < 1 ? 1 : 0)}${tick === first ? " s" : ""}`;
       if (x - left < wide - 6) context.fillText(text, Math.max(x, left + 6), RULER - 5);
     }
   }

@@ -71,7 +71,7 @@ export const CHINESE = {
   switchOn: "重新打开",
   switching: "计算中……",
   noEffects: "对这个模型逐个关闭所有的头会花太长时间。",
-  notLive: "要关闭注意力头或换一段文本，请直接打开模型：clearhead look MODEL TEXT。用 --without 生成的文件也可以逐个关闭头。",
+  notLive: "要关闭注意力头或换一个输入，请直接打开模型：clearhead look MODEL INPUT。用 --without 生成的文件也可以逐个关闭头。",
   mapsOnly: "此文件只保存了至多 {pixels} × {pixels} 像素的注意力图，以及每个词元最关注的键。要看全部权重，请用 clearhead look 打开记录，或用 --heads 选择注意力头。",
   chosenOnly: "此文件保存了所选 {chosen} 个头的全部权重；其余的头只有至多 {pixels} × {pixels} 像素的注意力图，以及每个词元最关注的键。要看全部权重，请用 clearhead look 打开记录。",
   someViews: "此文件保存了 {views} 个部分中的 {held} 个；clearhead look 可以显示全部。",

@@ -71,7 +71,7 @@ export const ENGLISH = {
   switchOn: "switch it on again",
   switching: "computing …",
   noEffects: "Switching off every head would take too long with this model.",
-  notLive: "To switch heads off or to try another text, open the model itself: clearhead look MODEL TEXT. Files written with --without can switch off one head at a time.",
+  notLive: "To switch heads off or to try another input, open the model itself: clearhead look MODEL INPUT. Files written with --without can switch off one head at a time.",
   mapsOnly: "This file contains maps of at most {pixels} × {pixels} pixels and the top keys of each token. For all weights open the record with clearhead look, or choose heads with --heads.",
   chosenOnly: "This file contains every weight of the chosen heads ({chosen} in all), and for the others maps of at most {pixels} × {pixels} pixels and the top keys of each token. For all weights open the record with clearhead look.",
   someViews: "This file contains {held} of {views} {views|part|parts}; clearhead look shows all of them.",
