@@ -71,7 +71,7 @@ def speak(words: list[str], chance: np.random.Generator) -> MadeUtterance:
 
     >>> spoken = speak(["bami", "sola"], np.random.default_rng(1))
     >>> spoken.text, len(spoken.times), round(len(spoken.samples) / RATE, 1)
-    ('bami sola', 2, 1.1)
+    ('bami sola', 2, 0.9)
     """
     pitch, speed = chance.uniform(100, 220), chance.uniform(0.85, 1.2)
     pieces, times, now = [_pause(chance, 0.05)], list[tuple[float, float]](), 0

@@ -134,7 +134,7 @@ def figure_style() -> Iterator[Theme]:
 
 
 class _NotebookFigure(Figure):
-    """A figure that a notebook shows as the last line of a cell, though pyplot does not know it."""
+    """A figure that a notebook shows as the last line of a cell."""
 
     def _repr_png_(self) -> bytes:
         content = BytesIO()
