@@ -98,7 +98,7 @@ def make_competitors(model: nn.Module, ids: torch.Tensor, *, few: bool) -> dict[
 
 def measure_generation(model: nn.Module, device: str, report: Report, rounds: int, label: str) -> None:
     prompt, new = (1024, 64) if device == "cuda" else (64, 16)
-    ids = torch.randint(0, 1000, (1, prompt), device=device)
+    ids = torch.randint(1, 1000, (1, prompt), device=device)  # 0 is padding
 
     @torch.inference_mode()
     def generate() -> None:

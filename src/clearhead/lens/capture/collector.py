@@ -1,4 +1,4 @@
-"""Collector: receives every observed attention, measures it immediately, and files it in a call of the Record."""
+"""Collector: receives every observed attention, measures it, and files it in a call of the Record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
 from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
+from clearhead.lens.capture.host_transfer import HostTransfer
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,
@@ -59,6 +60,7 @@ class Collector:
         self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
+        self.transfer = HostTransfer(settings.device_budget)
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
@@ -75,9 +77,11 @@ class Collector:
             if not _collectors[self.thread]:
                 del _collectors[self.thread]
         with self._lock:
-            for call in self.record.calls:
-                if isinstance(call, GrowingCall):
-                    call.close()
+            growing = [call for call in self.record.calls if isinstance(call, GrowingCall)]
+            for call in growing:
+                call.send_results()
+            for call in growing:
+                call.close()
             self.record.calls[:] = [call for call in self.record.calls if call.sights]
             if self.settings.detail.keep == "statistics":
                 self._reduce_calls([])
@@ -156,13 +160,15 @@ class Collector:
         tokens: int | None = None,
         cross: bool = False,
         static: bool = False,
+        appended: bool = False,
         out: Float[Tensor, "width features"] | None = None,
     ) -> None:
-        """Measures one attention on its device and copies the results to the CPU.
+        """Measures one attention on its device and sends the results to the CPU.
 
         `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
         one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
-        not reordered with its samples. `out` is the output weight, for norms of values.
+        not reordered with its samples. `appended`: its keys and values are those of the step before and new ones, in
+        memory that nobody will write to, so that it can be measured later. `out` is the output weight, for norms.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
@@ -187,6 +193,7 @@ class Collector:
                 logsumexp=seen.logsumexp if self.settings.heads is None else None,
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,
+                appended=appended and growing is not None and not static,
             )
 
     def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
@@ -216,7 +223,9 @@ class Collector:
                 if growing is None or static or history is None or len(history.present) != call.q.shape[0]:
                     history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
-                forward.sights[name] = GrowingAttention(name, heads, cross, self.settings.detail, history, sharing)
+                forward.sights[name] = GrowingAttention(
+                    *(name, heads, cross, self.settings.detail, history, sharing, self.transfer)
+                )
             self._thread.call = self._current[threading.get_ident()] = forward
             if forward not in current and self.settings.detail.keep == "statistics":
                 self._reduce_calls([forward, *self._current.values()])

@@ -1,10 +1,9 @@
-"""The measures of one attention, which grow step by step with a key-value cache and are copied to the CPU."""
+"""The measures of one attention, which grow step by step with a key-value cache and are sent to the CPU."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,15 +14,11 @@ from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 from clearhead.attention.query_slices import slice_queries
-from clearhead.lens.capture.growing_call import (
-    BatchHistory,
-    InputKeeper,
-    Reorder,
-    join_all_pieces,
-    join_pieces,
-)
+from clearhead.lens.capture.growing_call import BatchHistory, Reorder, join_all_pieces, join_pieces
 from clearhead.lens.capture.growing_sum import GrowingSum, pad_to
-from clearhead.lens.capture.host_transfer import to_host
+from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
+from clearhead.lens.capture.input_keeper import InputKeeper
+from clearhead.lens.capture.waiting_steps import Norms, Part, WaitingSteps
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
 from clearhead.lens.measures.measure_dispatch import run_job
@@ -91,21 +86,25 @@ class GrowingAttention:
         detail: MeasureDetail,
         history: BatchHistory,
         sharing: int = 1,
+        transfer: HostTransfer | None = None,
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.sharing = sharing  # how many heads share a key head
+        self.transfer = HostTransfer() if transfer is None else transfer
+        self.waiting, self.dtype = WaitingSteps(), torch.float32
         self.spans: Spans | None = None  # by document position, once the first keys are known
         self.end = self.rows = self.keys = 0
         self.tokens: int | None = None  # keys that are tokens, if not all are
         self.is_placeholder = False  # the last query, until the first sampled row exists
-        self.pieces: list[tuple[int, dict[str, Tensor]]] = []  # measures of queries, with the time of each piece
-        self.norms: list[tuple[int, Tensor]] = []
+        self.pieces: list[tuple[int, ArrivingTensors]] = []  # measures of queries, with the time of each piece
+        self.norms: list[tuple[int, ArrivingTensors]] = []
         self.positions: list[range] = []
         self.blocks: tuple[int, int] | None = None
         self.received, self.map = GrowingSum(), GrowingSum(most=detail.pixels)
         self.seen_by = GrowingSum()  # by how many measured queries each key was seen
         self.finished: dict[int, FinishedSums] = {}
-        self.keeper = InputKeeper() if detail.keep == "qk" else None
+        self.keeper = InputKeeper(self.transfer) if detail.keep == "qk" else None
+        self._sums: ArrivingTensors | None = None  # the final ones, on their way to the CPU
         self._sight: Sight | None = None
 
     def continues_at(self, batch: int, first_query: int) -> bool:
@@ -118,43 +117,69 @@ class GrowingAttention:
         where: FirstPositions,
         *,
         logsumexp: Float[Tensor, "batch heads queries"] | None = None,
-        norms: Callable[[slice], Float[Tensor, "batch heads keys"]] | None = None,
+        norms: Norms | None = None,
         grows: bool = False,
+        appended: bool = False,
     ) -> None:
-        """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys."""
-        queries, keys, time = call.q.shape[2], call.k.shape[2], self.history.time
+        """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys.
+
+        `appended`: the keys are those of the step before and new ones, in memory that nobody will write to. Such steps
+        may wait and be measured together.
+        """
+        part = Part(call, where.query, logsumexp, norms)
+        waits = appended and bool(self.pieces) and where[1:] == (0, None) and self.detail.measures_all_queries
+        if not (waits and self.waiting.accepts(part)):
+            self.measure_waiting()
+        self._sight = self._sums = None
+        if waits and self.waiting.accepts(part):
+            self.waiting.add(part)
+            self.end = where.query + 1
+        else:
+            self._add(part, where, grows)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def measure_waiting(self) -> None:
+        """Measures the steps that wait to be measured together."""
+        for part in self.waiting.take():
+            self._add(part, FirstPositions(part.first_query), True)
+
+    def _add(self, part: Part, where: FirstPositions, grows: bool) -> None:
+        call, _, logsumexp, norms = part
+        queries, keys, time, self.dtype = call.q.shape[2], call.k.shape[2], self.history.time, _choose_dtype(call)
         if self.spans is None:
             self.spans = locate_spans(self.detail.spans or {}, where.key + keys)
         runs = self._find_runs(where.query, queries, grows)
         if self.blocks is None:
             height, width = choose_blocks(sum(map(len, runs)), where.key + keys, self.detail.pixels)
             self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
-        found, exact = [], torch.float64 if grows else _choose_dtype(call)
+        found, exact = [], torch.float64 if grows else self.dtype
         for run in runs:
             chosen = _CallPart(call, run, where, logsumexp)
             if self.detail.queries is not None:
                 chosen = chosen.start_at_first_row()
             rows = chosen.rows
             while rows:
-                part, rows = self._cut(rows, call, where)
-                found.append(self._measure(chosen._replace(rows=part), exact))
+                some, rows = self._cut(rows, call, where)
+                found.append(self._measure(chosen._replace(rows=some), exact))
         found = found or [_make_empty_measures(call, self.detail)]
         joined = (
             found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
         )
         self._reserve(call, where.key + keys, exact)
         self.positions += [range(run.start + where.query, run.stop + where.query, run.step) for run in runs]
-        self.pieces.append((time, joined))
+        self.pieces.append((time, self.transfer.send(joined)))
         new = slice(max(0, self.keys - where.key), keys)
         if norms is not None and (where.key + keys > self.keys or not self.norms):
             gap = max(0, where.key - self.keys)
-            own = norms(new).cpu()
-            self.norms.append((time, torch.nn.functional.pad(own, (gap, 0)) if gap else own))
+            own = norms(new)
+            own = torch.nn.functional.pad(own, (gap, 0)) if gap else own
+            self.norms.append((time, self.transfer.send({"norms": own})))
         if self.keeper is not None:
             self.keeper.add(call, where.query, where.key, self.history)
         if where.tokens is not None:
             self.tokens = where.key + where.tokens
-        self.keys, self.end, self._sight = max(self.keys, where.key + keys), where.query + queries, None
+        self.keys, self.end = max(self.keys, where.key + keys), where.query + queries
 
     def _find_runs(self, first: int, queries: int, grows: bool) -> list[range]:
         """The rows to measure of queries from position `first` on."""
@@ -178,11 +203,12 @@ class GrowingAttention:
 
     def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
         """Grows the sums to this number of keys, also where no measured query could see them."""
-        self.received.reserve(call.q.shape[:2], (keys,), exact)
+        device = call.q.device
+        self.received.reserve(call.q.shape[:2], (keys,), exact, device)
         self.seen_by.reserve((len(call.q), 1), (keys,), torch.int32)
         height, width = self.blocks or (0, 0)
         if height:
-            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), _choose_dtype(call))
+            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), self.dtype, device)
             self._shrink()
 
     def _cut(self, rows: range, call: Call, where: FirstPositions) -> tuple[range, range]:
@@ -216,10 +242,13 @@ class GrowingAttention:
             keys = found[name].int()  # half the memory; a document has fewer than 2³¹ tokens
             found[name] = torch.where(keys >= 0, keys + where.key, keys) if where.key else keys
         assert result.received is not None
-        found = to_host({**found, "received": result.received, "map": result.map, "seen_by": seen_by})
+        found |= {"received": result.received, "map": result.map, "seen_by": seen_by}
         if self.history.stopped:
             stopped = torch.tensor(sorted(self.history.stopped))
-            found = {name: one.index_fill(0, stopped, SEES_NOTHING.get(name, 0)) for name, one in found.items()}
+            found = {
+                name: one.index_fill(0, stopped.to(one.device), SEES_NOTHING.get(name, 0))
+                for name, one in found.items()
+            }
         self.received.add(found.pop("received"), (where.key,), exact)
         self.seen_by.add(found.pop("seen_by"), (where.key,))
         pixels = found.pop("map")
@@ -253,7 +282,7 @@ class GrowingAttention:
 
     def reorder(self, reorder: Reorder, first_number: int) -> None:
         """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
-        self._sight = None
+        self._sight = self._sums = None
         if self.received.buffer is None:
             return
         for number, row in enumerate(reorder.leaving, start=first_number):
@@ -268,25 +297,36 @@ class GrowingAttention:
         return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
 
     @torch.inference_mode(False)
+    def send_results(self) -> None:
+        """Sends the sums so far to the CPU, after all others, without waiting for them."""
+        self.measure_waiting()
+        if self._sums is None and self.pieces:
+            received, drawn, seen_by = self._join_sums()
+            self._sums = self.transfer.send({"received": received, "map": drawn, "seen_by": seen_by})
+
+    @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:
         """The measures so far, as one Sight."""
+        self.send_results()
         if self._sight is None:
+            assert self._sums is not None, "an attention is in a call as soon as it was measured"
             whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
-            received, drawn, seen_by = self._join_sums()
+            norms = [(time, piece["norms"]) for time, piece in self.norms]
             kept = None
             if self.keeper is not None:
-                all_measured = self.detail.every == 1 and self.detail.queries is None
-                kept = self.keeper.finish(self.history, whole["logsumexp"] if all_measured else None)
+                kept = self.keeper.finish(
+                    self.history, whole["logsumexp"] if self.detail.measures_all_queries else None
+                )
             spans, per_query = dict(self.spans or {}), {name: whole[name] for name in PER_QUERY}
             self._sight = Sight(
                 **per_query,
-                received=received,
-                map=drawn,
+                received=self._sums["received"],
+                map=self._sums["map"],
                 max_score=torch.nn.functional.pad(whole["max_score"], (0, 1), value=-math.inf).amax(-1),
                 span_mass=whole.get("span_mass"),
                 span_names=tuple(spans),
                 spans=spans,
-                seen_by=seen_by,
+                seen_by=self._sums["seen_by"],
                 sharing=self.sharing,
                 name=self.name,
                 cross=self.cross,
@@ -296,7 +336,7 @@ class GrowingAttention:
                 inputs=self.history.inputs,
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
-                norms=join_pieces(self.norms, self.history) if self.norms else None,
+                norms=join_pieces(norms, self.history) if norms else None,
                 kept=kept,
                 tokens=self.tokens,
                 forward=forward,
@@ -305,7 +345,7 @@ class GrowingAttention:
 
     def _join_sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """`received`, `map` and `seen_by` of all samples, in the order of the record."""
-        dtype = self.pieces[0][1]["entropy"].dtype
+        dtype = self.dtype
         received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
         seen_by = self.seen_by.value.clone()
         if not self.history.finished:

@@ -1,4 +1,4 @@
-"""A call that grows with its key-value cache: the order of its samples, its tokens, and the q and k that it keeps."""
+"""A call that grows with its key-value cache: the order of its samples over time, and its tokens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
-from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.kept_inputs import KeptInputs, Step, join_steps
+from clearhead.lens.capture.host_transfer import ArrivingTensors
+from clearhead.lens.record.attention_views import Forward, Pending, Sight
 
 
 class Reorder(NamedTuple):
@@ -101,14 +99,14 @@ class BatchHistory:
 
 
 def join_all_pieces(
-    pieces: Sequence[tuple[int, Mapping[str, Shaped[Tensor, "_ _ _ ..."]]]],
+    pieces: Sequence[tuple[int, ArrivingTensors]],
     history: BatchHistory,
     fills: Mapping[str, int | float],
 ) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
     """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
     return {
         name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
-        for name in pieces[0][1]
+        for name in pieces[0][1].names
     }
 
 
@@ -138,83 +136,9 @@ def select_rows(
         return tensor
     if not len(tensor):
         return tensor.new_full((len(rows), *tensor.shape[1:]), fill)
+    rows = rows.to(tensor.device)
     chosen = tensor.index_select(0, rows.clamp(min=0))
-    chosen[rows < 0] = fill
-    return chosen
-
-
-class InputKeeper:
-    """Collects the inputs of a growing attention on the CPU, each key once."""
-
-    def __init__(self) -> None:
-        self.q: list[tuple[int, Tensor]] = []  # with the time of each
-        self.k: list[tuple[int, Tensor]] = []
-        self.parts: list[tuple[int, Step]] = []
-        self.stopped: list[frozenset[int]] = []  # rows of each part that had stopped
-        self.keys = 0
-        self.scale: float | Tensor = 1.0
-        self.softcap: float | None = None
-        self.sinks: Tensor | None = None
-
-    def add(self, call: Call, first_query: int, first_key: int, history: BatchHistory) -> None:
-        time = history.time
-        self.stopped.append(history.stopped)
-        queries, keys = call.q.shape[2], call.k.shape[2]
-        self.q.append((time, _copy_to_host(call.q)))
-        if first_key + keys > self.keys or not self.k:
-            new = _copy_to_host(call.k[:, :, max(0, self.keys - first_key) :])
-            gap = max(0, first_key - self.keys)  # keys that a sliding cache dropped before the watch began
-            self.k.append((time, torch.nn.functional.pad(new, (0, 0, gap, 0))))
-            self.keys = first_key + keys
-        mask = None if call.mask is None else _copy_mask(call.mask)
-        bias = None if call.bias is None else call.bias.replace(_copy_to_host(call.bias.parameter))
-        self.parts.append((time, Step(first_query, first_key, queries, keys, mask, bias)))
-        if len(self.parts) == 1:
-            self.scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
-            self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
-
-    def finish(self, history: BatchHistory, logsumexp: Float[Tensor, "samples heads queries"] | None) -> KeptInputs:
-        """The KeptInputs, with samples in the order of the record."""
-        q, k = join_pieces(self.q, history), join_pieces(self.k, history)
-        lengths = torch.zeros(len(q), dtype=torch.long)
-        for (time, part), stopped in zip(self.parts, self.stopped, strict=True):
-            rows = history.paths(time)
-            lengths += ((rows >= 0) & ~torch.isin(rows, torch.tensor(sorted(stopped)))) * part.queries
-        parts = tuple(_select_samples(part, history.paths(time)) for time, part in self.parts)
-        together = join_steps(parts, q.shape[2], k.shape[2], dense=False)
-        if len(parts) > 1 and together is not None:
-            parts = (Step(parts[0].first_query, 0, q.shape[2], k.shape[2], *together),)
-        return KeptInputs(q, k, self.scale, self.softcap, self.sinks, parts, lengths, logsumexp)
-
-
-def _select_samples(step: Step, rows: Int[Tensor, " samples"]) -> Step:
-    """The same step for these samples; −1 marks a sample that had finished."""
-    present = None if bool((rows >= 0).all()) else rows >= 0
-    rows, mask, bias = rows.clamp(min=0), step.mask, step.bias
-    if mask is not None:
-        mask = mask.map(lambda tensor: select_rows(tensor, rows) if len(tensor) > 1 else tensor)
-    if bias is not None and bias.batch > 1:
-        bias = bias.replace(select_rows(bias.parameter, rows))
-    return step._replace(mask=mask, bias=bias, present=present)
-
-
-_copies: weakref.WeakKeyDictionary[Mask, tuple[list[int], Mask]] = weakref.WeakKeyDictionary()
-
-
-def _copy_mask(mask: Mask) -> Mask:
-    """A copy of a mask, shared by all layers that use it."""
-    if any(tensor.is_inference() for tensor in mask.tensors()):
-        return mask.map(_copy_to_host)  # inference tensors have no version counter
-    changes = [tensor._version for tensor in mask.tensors()]
-    known = _copies.get(mask)
-    if known is None or known[0] != changes:
-        known = _copies[mask] = (changes, mask.map(_copy_to_host))
-    return known[1]
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    """A CPU copy that shares no memory: caches overwrite what they return."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    return chosen.masked_fill_((rows < 0).view(-1, *[1] * (tensor.ndim - 1)), fill)
 
 
 class GrowingCall(Forward):
@@ -252,20 +176,32 @@ class GrowingCall(Forward):
     def finish_samples(self, stopped: Sequence[bool] | None) -> None:
         """Marks rows that stopped: what follows in them is padding. None: a new generation begins in all rows."""
         history = self.history
-        if history is not None and stopped is None:
-            history.stopped = frozenset()
-        elif history is not None and stopped is not None and len(stopped) == len(history.present):
-            history.stopped |= {row for row, done in enumerate(stopped) if done}
+        if history is None or (stopped is not None and len(stopped) != len(history.present)):
+            return
+        new = frozenset[int]() if stopped is None else history.stopped.union(n for n, end in enumerate(stopped) if end)
+        if new != history.stopped:
+            self._measure_waiting()
+            history.stopped = new
+
+    def _measure_waiting(self) -> None:
+        """Measures the decoding steps that wait to be measured together, because samples change."""
+        for part in self._growing_parts():
+            if part.history is self.history:
+                part.measure_waiting()
+
+    def _growing_parts(self) -> list[Pending]:
+        return [part for part in self.sights.values() if not isinstance(part, Sight)]
 
     def apply_reorders(self) -> None:
         """Applies pending reorderings, because a query arrives."""
         for rows, done, finished in self._pending_reorders:
             assert self.history is not None
             with torch.inference_mode(False):
+                self._measure_waiting()
                 first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
-                for part in self.sights.values():
-                    if not isinstance(part, Sight) and part.history is self.history:
+                for part in self._growing_parts():
+                    if part.history is self.history:
                         part.reorder(reorder, first_number)
         self._pending_reorders.clear()
 
@@ -308,10 +244,17 @@ class GrowingCall(Forward):
         """Turns every attention into its final Sight and releases the cache."""
         self.release()
         self._ids = self.ids
+        self.send_results()
         # An attention without pieces is one whose measurement failed.
         parts = {name: part for name, part in self.sights.items() if isinstance(part, Sight) or part.pieces}
         self.sights = {name: part if isinstance(part, Sight) else part.sight(self) for name, part in parts.items()}
         self.history, self._tokens, self._pending_reorders = None, {}, []
+
+    @torch.inference_mode(False)
+    def send_results(self) -> None:
+        """Sends all that is still on a GPU to the CPU, without waiting for it."""
+        for part in self._growing_parts():
+            part.send_results()
 
     def release(self) -> None:
         """Stops following the cache."""

@@ -1,35 +1,159 @@
-"""Copies of tensors from a device to the CPU: small ones are packed into one."""
+"""HostTransfer: copies of results from GPUs to pinned memory, on a stream of their own, while the model runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-SMALL = 2**18  # numbers: smaller tensors are packed into one copy, since each copy waits for the GPU
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+from clearhead.lens.capture.watch_settings import get_free_bytes
+
+CHUNK = 2**25  # bytes of results on a GPU: when so many have come together, their copies begin
+SMALL = 2**20  # bytes: smaller tensors are packed into one copy
+BUDGET_SHARE = 0.1  # of a GPU's free memory, for results that wait there
+PINNED_SHARE = 0.25  # of the free memory of this machine, for pinned memory: more is copied to pageable memory
 
 
-def to_host(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
-    """Copies tensors to the CPU, small ones packed by element size."""
-    small = {name: one for name, one in tensors.items() if one.is_cuda and one.numel() <= SMALL}
-    together: dict[str, Tensor] = {}
-    for size in {one.itemsize for one in small.values()}:
-        together |= copy_packed({name: one for name, one in small.items() if one.itemsize == size})
-    return {name: together[name] if name in together else one.cpu() for name, one in tensors.items()}
+class ArrivingTensors:
+    """Tensors on their way to the CPU, by name; reading one waits for all copies of its HostTransfer."""
+
+    def __init__(self, tensors: Mapping[str, Shaped[Tensor, "..."]], transfer: HostTransfer | None) -> None:
+        self.tensors = dict(tensors)  # on the device, or as soon as their copies have begun on the CPU
+        self.transfer = transfer  # None once they have arrived
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.transfer is not None:
+            self.transfer.wait()
+        return self.tensors[name]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.tensors)
 
 
-def copy_packed(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
-    """Copies tensors of one element size in a single transfer; each result owns its memory.
+class HostTransfer:
+    """Sends tensors to the CPU without waiting for the GPU; `budget` bytes of each GPU may hold what is on its way.
 
-    >>> copy_packed({"a": torch.ones(2), "b": torch.tensor([[3]], dtype=torch.int32)})
-    {'a': tensor([1., 1.]), 'b': tensor([[3]], dtype=torch.int32)}
+    A budget of None is a tenth of the memory that is free at first. Tensors must not be written to after `send`.
+
+    >>> transfer = HostTransfer()
+    >>> transfer.send({"entropy": torch.zeros(2)})["entropy"]
+    tensor([0., 0.])
     """
-    row = torch.cat([one.view(BITS[one.itemsize]).flatten() for one in tensors.values()]).cpu()
-    pieces = row.split([one.numel() for one in tensors.values()])
-    return {
-        name: piece.clone().view(one.dtype).view(one.shape)
-        for (name, one), piece in zip(tensors.items(), pieces, strict=True)
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = budget
+        self._queues: dict[torch.device, _DeviceQueue] = {}
+        self._lock = threading.RLock()
+
+    def send(self, tensors: Mapping[str, Shaped[Tensor, "..."]]) -> ArrivingTensors:
+        """The same tensors on the CPU, once they are read; those that are there already are not copied."""
+        device = next((one.device for one in tensors.values() if one.is_cuda), None)
+        if device is None:
+            return ArrivingTensors(tensors, None)
+        with self._lock:
+            if device not in self._queues:
+                self._queues[device] = _DeviceQueue(device, self.budget)
+            arriving = ArrivingTensors(tensors, self)
+            self._queues[device].add(arriving)
+            return arriving
+
+    def wait(self) -> None:
+        """Returns when everything that was sent has arrived."""
+        with self._lock:
+            for queue in self._queues.values():
+                queue.wait()
+
+
+class _DeviceQueue:
+    """What waits on one GPU to be copied, and what is being copied."""
+
+    def __init__(self, device: torch.device, budget: int | None) -> None:
+        self.budget = int(BUDGET_SHARE * _get_free_device_bytes(device)) if budget is None else budget
+        self.pinned_left = int(PINNED_SHARE * (get_free_bytes() or 0))
+        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.waiting: list[tuple[ArrivingTensors, torch.cuda.Event]] = []
+        self.waiting_bytes = self.copied_bytes = 0
+        self.copies: deque[tuple[torch.cuda.Event, int, list[ArrivingTensors]]] = deque()  # the oldest first
+
+    def add(self, arriving: ArrivingTensors) -> None:
+        self.waiting.append((arriving, torch.cuda.current_stream(self.device).record_event()))
+        self.waiting_bytes += sum(one.nbytes for one in arriving.tensors.values() if one.is_cuda)
+        if self.waiting_bytes >= min(CHUNK, self.budget):
+            self.start_copies()
+        while self.copies and (self.copied_bytes + self.waiting_bytes > self.budget or self.copies[0][0].query()):
+            self._finish_oldest()
+
+    def wait(self) -> None:
+        self.start_copies()
+        while self.copies:
+            self._finish_oldest()
+
+    def start_copies(self) -> None:
+        """Begins to copy what waits; the stream of the copies first waits for the kernels that compute it."""
+        if not self.waiting:
+            return
+        with torch.no_grad(), torch.inference_mode(False), torch.cuda.stream(self.stream):
+            for _, computed in self.waiting:
+                self.stream.wait_event(computed)
+            arriving = [one for one, _ in self.waiting]
+            places = [(one, name) for one in arriving for name, tensor in one.tensors.items() if tensor.is_cuda]
+            sources = [one.tensors[name] for one, name in places]
+            targets = self._copy(sources)
+            for (one, name), source, target in zip(places, sources, targets, strict=True):
+                source.record_stream(self.stream)  # its memory may be used again once it has been copied
+                one.tensors[name] = target
+            self.copies.append((self.stream.record_event(), self.waiting_bytes, arriving))
+        self.copied_bytes += self.waiting_bytes
+        self.waiting, self.waiting_bytes = [], 0
+
+    def _copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """The CPU tensors that these will be copied to."""
+        small = [one for one in sources if one.nbytes <= SMALL]
+        packed = iter(unpack(self._copy_one(pack(small)), small) if small else [])
+        return [next(packed) if one.nbytes <= SMALL else self._copy_one(one) for one in sources]
+
+    def _copy_one(self, source: Tensor) -> Tensor:
+        pinned = source.nbytes <= self.pinned_left
+        self.pinned_left -= source.nbytes if pinned else 0
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+        return target.copy_(source, non_blocking=True)
+
+    def _finish_oldest(self) -> None:
+        done, size, arrived = self.copies.popleft()
+        done.synchronize()
+        self.copied_bytes -= size
+        for one in arrived:
+            one.transfer = None
+
+
+def pack(tensors: Sequence[Shaped[Tensor, "..."]]) -> UInt8[Tensor, " bytes"]:
+    """The bytes of tensors in one row, those of wide numbers first, so that each can be viewed in place."""
+    ordered = sorted(tensors, key=lambda one: -one.itemsize)
+    return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in ordered])
+
+
+def unpack(row: UInt8[Tensor, " bytes"], like: Sequence[Shaped[Tensor, "..."]]) -> list[Shaped[Tensor, "..."]]:
+    """The inverse of `pack`: views into the row, with the shapes and types of `like`.
+
+    >>> given = [torch.tensor([1], dtype=torch.int16), torch.tensor([[0.5]])]
+    >>> unpack(pack(given), given)
+    [tensor([1], dtype=torch.int16), tensor([[0.5000]])]
+    """
+    order = sorted(range(len(like)), key=lambda number: -like[number].itemsize)
+    pieces = row.split([like[number].nbytes for number in order])
+    found = {
+        number: piece.view(like[number].dtype).view(like[number].shape)
+        for number, piece in zip(order, pieces, strict=True)
     }
+    return [found[number] for number in range(len(like))]
+
+
+def _get_free_device_bytes(device: torch.device) -> int:
+    """The memory of a GPU that is free, or reserved by PyTorch and unused."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

@@ -43,6 +43,7 @@ def watch(
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
     own_thread: bool = False,
+    device_budget: int | None = None,
 ) -> Iterator[Record]:
     """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
 
@@ -60,6 +61,8 @@ def watch(
     - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
     - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
+    - `device_budget`: bytes of a GPU's memory for results on their way to the CPU, which they take while the model runs
+      on; by default a tenth of what is free. With 0 every layer waits for its copies.
 
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
     Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
@@ -88,7 +91,9 @@ def watch(
     if itself:
         every_probe = {**(probes or {}), "itself": _stay_at_query}
         settings = settings._replace(detail=settings.detail._replace(probes=every_probe))
-    settings = settings._replace(own_thread=own_thread)
+    if device_budget is not None:
+        check_counts(LensError, device_budget=device_budget)
+    settings = settings._replace(own_thread=own_thread, device_budget=device_budget)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}

@@ -34,6 +34,10 @@ class MeasureDetail(NamedTuple):
     queries: Selected | None = None  # positions in the document; None for all
     spans: Mapping[str, slice] | None = None
 
+    @property
+    def measures_all_queries(self) -> bool:
+        return self.every == 1 and self.queries is None
+
 
 class WatchSettings(NamedTuple):
     """The checked options of watch(): names of the layers, numbers of the heads (None: all), and the detail."""
@@ -42,6 +46,7 @@ class WatchSettings(NamedTuple):
     heads: tuple[int, ...] | None = None
     detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
+    device_budget: int | None = None  # bytes of results on a GPU that wait to be copied; None: a tenth of what is free
 
 
 class AttentionShape(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
@@ -55,6 +56,15 @@ def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
         n: LayerCacheState(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
         for n, layer in known.items()
     }
+
+
+def is_appended(cache: Any, layer: int | None, k: Float[Tensor, "batch kv_heads keys d"]) -> bool:
+    """Whether these keys are those of a cache layer that never writes to memory again, but appends to a copy."""
+    from transformers.cache_utils import DynamicLayer
+
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    own = layers[layer] if layer is not None and layer < len(layers) else None
+    return type(own) is DynamicLayer and own.keys is k
 
 
 class Location(NamedTuple):

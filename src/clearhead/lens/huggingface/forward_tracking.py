@@ -26,6 +26,7 @@ from clearhead.lens.huggingface.cache_positions import (
     count_seen_tokens,
     find_cache,
     find_context_layers,
+    is_appended,
     place_by_mask,
     read_layer_states,
 )
@@ -131,6 +132,7 @@ class ForwardTracker:
             tokens=tokens,
             cross=known.cross,
             static=not known.grows,
+            appended=is_appended(frame.cache, layer, got.k),
             out=known.out,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -78,13 +78,18 @@ def measure(
     asked: dict[str, Any] = {"pixels": pixels, "top": top, "received": received, "every": every}
     job = plan_job(call, **asked, spans=spans, offset=offset, logsumexp=logsumexp)
     if queries is None:
-        return run_job(job, backend)
+        return _use_long_keys(run_job(job, backend))
     if every != 1:
         raise ShapeError(f"queries= and every={every} exclude each other: a slice may have a step")
     selected = check_queries(queries, ShapeError)
     if not isinstance(selected, slice) and not all(-q.shape[2] <= row < q.shape[2] for row in selected):
         raise ShapeError(f"there are {q.shape[2]} queries, numbered from 0; got {list(selected)}")
-    return _run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend)
+    return _use_long_keys(_run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend))
+
+
+def _use_long_keys(found: Measures) -> Measures:
+    """Key numbers as int64, which can index; the kernels write int32."""
+    return replace(found, peak_key=found.peak_key.long(), top_keys=found.top_keys.long())
 
 
 def plan_job(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from clearhead.lens.capture.growing_call import BatchHistory, Reorder
 
 
+@runtime_checkable
 class Pending(Protocol):
     """An attention that is still being recorded."""
 
     history: BatchHistory
-    pieces: list[tuple[int, dict[str, Tensor]]]  # measures of queries, with the time of each
+    pieces: list[Any]  # measures of queries, with the time of each
 
     def sight(self, forward: Forward) -> Sight: ...
     def reorder(self, reorder: Reorder, first_number: int) -> None: ...
+    def measure_waiting(self) -> None: ...
+    def send_results(self) -> None: ...
 
 
 TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON

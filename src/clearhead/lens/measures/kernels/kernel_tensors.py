@@ -103,7 +103,7 @@ class KernelOutputs:
         if job.top:
             self.candidates = torch.empty(*shape, count_slots(job.top), dtype=torch.int32, device=device)
             self.candidates[..., 0] = 0
-        self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.long, device=device)
+        self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.int32, device=device)
         self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
         # Tiles add to the map, and in the Hopper row pass to `received`; the column pass writes that once.
         high, wide = job.blocks
