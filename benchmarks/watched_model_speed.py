@@ -86,6 +86,7 @@ def make_competitors(model: nn.Module, ids: torch.Tensor, *, few: bool) -> dict[
     competitors: dict[str, Callable[[], object]] = {"unwatched": run, "watched": run_watched}
     competitors["watched, top=0"] = lambda: run_watched(top=0)
     if not few:
+        competitors["watched, device_budget=0"] = lambda: run_watched(device_budget=0)
         chosen = {"queries": slice(-64, None), "spans": split_spans(tokens)}
         competitors["watched, 64 queries, 8 spans"] = lambda: run_watched(**chosen)
         if tokens == KEPT_AT:
