@@ -1,17 +1,15 @@
 // The centre pane: one map or two side by side, lines, or the picture; the cell under the pointer; the colour scale.
 
-import { afterQuiet, byId, make, makeSvg, oncePerFrame, refill, sharpen } from "../draw/elements.js";
-import { thickestLine } from "../draw/line_curves.js";
+import { afterQuiet, byId, make, oncePerFrame, refill } from "../draw/elements.js";
 import { headTitle, headFacts } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { announce } from "./export_menu.js";
 import { LinesView, captionOf, drawnHeads, roleOf } from "./lines_view.js";
+import { drawLegend, drawLineLegend } from "./map_legend.js";
 import { MapView } from "./map_view.js";
 import { makePicture } from "./picture_panel.js";
 import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
 import { Viewport } from "../state/viewport.js";
-
-const BAR = 88; // pixels of the scale
 
 export class Centre {
   constructor(explorer, shownOn) {
@@ -209,15 +207,8 @@ export class Centre {
     byId("resolution").textContent = lines.note;
     this.legend = null;
     if (!lines.data) refill(byId("legend"));
-    else this.drawLineLegend(lines.full);
+    else drawLineLegend(lines.full, lines.places.thick);
     if (lines.data || lines.problem) this.markReady();
-  }
-
-  /** The weights of lines by their thickness. */
-  drawLineLegend(full) {
-    const thick = thickestLine(Infinity);
-    const wedge = makeSvg("svg", { width: BAR, height: thick, class: "wedge", "aria-hidden": "true" }, makeSvg("path", { d: `M0 ${thick / 2}L${BAR} 0V${thick}Z` }));
-    refill(byId("legend"), make("span", { text: say("weight") }), make("span", { text: "0" }), wedge, make("span", { text: full === 1 ? "1" : full.toFixed(2) }));
   }
 
   /** After the map has moved: the tip stays with a cell that keys have chosen, or says what is under the pointer now. */
@@ -241,7 +232,7 @@ export class Centre {
     }
     this.legend = null;
     const most = this.pictures[0].drawn?.most;
-    if (most) this.drawLegend(explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
+    if (most) drawLegend(explorer, explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
     else refill(byId("legend"));
     byId("resolution").textContent = "";
     this.markReady();
@@ -347,20 +338,6 @@ export class Centre {
     const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${hides}/${odd}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
-    this.drawLegend(curve, ends, single, { hides, odd });
-  }
-
-  drawLegend(curve, ends, single, { hides, odd } = {}) {
-    const { explorer } = this;
-    const canvas = make("canvas", { "aria-hidden": "true" });
-    const context = sharpen(canvas, BAR, 9);
-    for (let x = 0; x < BAR; x++) {
-      context.fillStyle = explorer.scale.css(x / (BAR - 1));
-      context.fillRect(x, 0, 1.5, 9);
-    }
-    const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
-    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }),
-      hides ? make("span", { class: "swatch-label" }, make("span", { class: "swatch hatched", "aria-hidden": "true" }), say("hiddenKey")) : null,
-      odd ? make("span", { class: "swatch-label" }, make("span", { class: "swatch odd", "aria-hidden": "true" }), say("oddKey")) : null);
+    drawLegend(explorer, curve, ends, single, { hides, odd });
   }
 }
