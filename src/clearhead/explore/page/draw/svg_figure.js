@@ -54,7 +54,8 @@ function makeLinesFigure(explorer, lines) {
   const { look } = explorer;
   const { stage, svg: curves } = lines;
   const [width, height] = [Math.max(560, stage.scrollWidth), stage.offsetHeight];
-  const svg = makePaper(look, Math.ceil(width), Math.ceil(height + HEAD + FOOT));
+  const end = Math.ceil(height + HEAD + FOOT + 16);
+  const svg = makePaper(look, Math.ceil(width), end);
   const titles = lines.sets.map((heads) => captionOf(explorer, heads).map((part) => part.textContent));
   const compared = titles.length > 1;
   titles.forEach(([title, ...facts], i) => {
@@ -66,8 +67,9 @@ function makeLinesFigure(explorer, lines) {
   const [all, chosen, numbers] = [...curves.children].map((part) => part.cloneNode(true));
   if (dim) all.setAttribute("opacity", "0.13");
   const drawn = makeSvg("g", { transform: `translate(0 ${HEAD + lines.rows[0].offsetTop + lines.rows[0].offsetHeight})` }, all, chosen, numbers);
-  svg.append(drawn, ...lines.rows.flatMap((row) => [...row.children].map((token) => lineToken(token, look, lines))));
-  svg.append(makeCaveat(explorer, height + HEAD + FOOT - 12), makeSvg("text", { x: width - 12, y: height + HEAD + FOOT - 12, "text-anchor": "end", "font-size": 11, fill: look.soft, text: lines.note }));
+  const tokens = lines.rows.flatMap((row) => [...row.children].map((token) => lineToken(token, look, lines)));
+  svg.append(makeSvg("g", { transform: `translate(${round((width - stage.scrollWidth) / 2)} 0)` }, drawn, ...tokens));
+  svg.append(makeSvg("text", { x: 12, y: end - 28, "font-size": 11, fill: look.soft, text: lines.note }), makeCaveat(explorer, end - 12));
   return svg;
 }
 
