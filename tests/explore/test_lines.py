@@ -124,7 +124,8 @@ def test_the_page_has_a_line_for_each_weight_and_keeps_the_selection(watched, tm
     watched.settle()
     assert page.locator(".all-lines.dim").count() == 1
     own = {k: weight for (q, k), weight in expected(weights[0][1]).items() if q == 10}
-    assert sorted(page.locator(".line-numbers text").all_text_contents()) == sorted(f"{one:.2f}" for one in own.values())
+    numbers = page.locator(".line-numbers text").all_text_contents()
+    assert sorted(numbers) == sorted(f"{one:.2f}" for one in own.values())
     looks.click()
     watched.until("#subject", "K")
     assert "pins=tokens:10" in watched.fragment

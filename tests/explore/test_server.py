@@ -131,7 +131,8 @@ def test_thumbnails_are_bytes(server):
     ],
 )
 def test_other_hosts_are_refused(server, host):
-    status, body, _ = ask(server, "scene.json", headers={"Host": host.format(port=server.port).encode().decode("latin")})
+    sent = host.format(port=server.port).encode().decode("latin")
+    status, body, _ = ask(server, "scene.json", headers={"Host": sent})
     assert status == 403
     assert b"encoder" not in body
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -52,7 +53,8 @@ def lines(
     `head` is one head or several, of which the mean is drawn; by default all. `source` is a Sight, or weights as for
     `head_map`, of at most 64 tokens a side; weights below 0.02 have no line. `when` names a decoder's rows as there.
     """
-    cells = _average_heads(source, head, sample=sample, queries=queries, keys=keys, when=when)
+    read = partial(make_grid, source, sample=sample, queries=queries, keys=keys, when=when)
+    cells = _average_heads(read, head)
     rows, columns = len(cells.queries.positions), len(cells.keys.positions)
     if not cells.exact or max(rows, columns) > MAX_TOKENS:
         raise ShapeError(
@@ -74,13 +76,13 @@ def has_lines(sight: Sight) -> bool:
     return known and max(len(sight.queries), sight.keys) <= MAX_TOKENS
 
 
-def _average_heads(source: Source, head: int | Sequence[int] | None, *, sample: int, **names: Tokens | str) -> WeightGrid:
+def _average_heads(read: Callable[[int | None], WeightGrid], head: int | Sequence[int] | None) -> WeightGrid:
     """The weights of one head, or the mean of several."""
     if head is None or isinstance(head, int):
-        return make_grid(source, head, sample=sample, **names)  # type: ignore[arg-type]
+        return read(head)
     if not head:
         raise ShapeError("there are no heads to draw")
-    drawn = [make_grid(source, one, sample=sample, **names) for one in head]  # type: ignore[arg-type]
+    drawn = [read(one) for one in head]
     values: NDArray[np.float64] = np.mean([one.values for one in drawn], axis=0)
     return WeightGrid(values, drawn[0].queries, drawn[0].keys)
 
