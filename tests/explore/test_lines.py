@@ -167,6 +167,8 @@ def test_lines_on_a_phone_in_chinese_and_why_a_long_text_has_none(watched):
         watched.until("#subject", "end")
         assert "direction=by" in watched.fragment
         page.locator(".line-row.above .token").nth(9).focus()
+        page.keyboard.press("Enter")
+        assert "pins" not in watched.fragment  # it was pinned, and keeps the focus
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Home")
         assert page.evaluate("() => document.activeElement.textContent") == "人工"

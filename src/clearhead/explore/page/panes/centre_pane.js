@@ -109,10 +109,11 @@ export class Centre {
 
   /** Places the maps in the page, and keeps the keyboard focus. */
   place(chosen) {
+    const figures = chosen.map((one, i) => this.figure(one, i));
+    if (this.lined) return this.placeLines();
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
-    const figures = chosen.map((one, i) => this.figure(one, i));
-    refill(byId("maps"), ...(this.lined ? [this.linesFigure()] : figures));
+    refill(byId("maps"), ...figures);
     for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
     if (this.placing) held.focus({ preventScroll: true });
     this.placing = false;
@@ -124,11 +125,10 @@ export class Centre {
     const other = explorer.shapeOf(attention) !== this.shape;
     views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
     views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
-    const hint = i === 0 && !explorer.state.other && explorer.group.attentions.flatMap((each) => each.heads).length > 1;
     const close = explorer.state.other && i === 1;
     const caption = make("figcaption", {},
       make("span", { class: "caption" }, make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)),
-      hint ? this.compareButton() : null,
+      i === 0 && this.comparable ? this.compareButton() : null,
       close ? this.closeButton() : null);
     let body = views[i].element;
     if (this.pictured) {
@@ -139,8 +139,8 @@ export class Centre {
     return make("figure", { class: i ? "second" : "" }, caption, body);
   }
 
-  /** The lines of the chosen heads, of two heads in two colours. */
-  linesFigure() {
+  /** The lines of the chosen heads, of two heads in two colours; placed once, so that focus and scrolling stay. */
+  placeLines() {
     const { explorer, lines } = this;
     const sets = drawnHeads(explorer);
     const key = JSON.stringify([sets, document.documentElement.lang, explorer.state.rows]);
@@ -148,8 +148,15 @@ export class Centre {
     Object.assign(this, { lineKey: key, lineWeights: explorer.weights });
     const compared = sets.length > 1;
     const titles = sets.map((heads, i) => make("span", { class: `caption${compared ? ` line-head${i}` : ""}` }, ...captionOf(explorer, heads)));
-    const caption = make("figcaption", {}, make("span", { class: "captions" }, ...titles), compared ? this.closeButton() : this.compareButton());
-    return make("figure", {}, caption, lines.element);
+    this.lineFigure ??= make("figure", {}, make("figcaption"), lines.element);
+    refill(this.lineFigure.firstChild, make("span", { class: "captions" }, ...titles), compared ? this.closeButton() : this.comparable && this.compareButton());
+    if (byId("maps").firstChild !== this.lineFigure) refill(byId("maps"), this.lineFigure);
+  }
+
+  /** Whether a second head could be chosen. */
+  get comparable() {
+    const { group, state } = this.explorer;
+    return !state.other && group.attentions.flatMap((each) => each.heads).length > 1;
   }
 
   closeButton() {

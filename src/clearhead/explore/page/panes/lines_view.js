@@ -5,7 +5,7 @@ import { between, byId, make, makeSvg, refill } from "../draw/elements.js";
 import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
 import { oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
-import { headFacts, headTitle } from "../words/captions.js";
+import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
 
@@ -222,7 +222,7 @@ export class LinesView {
     this.explorer.store.set({ cursor: { q, k } });
     const [key, query] = [this.axes[0].label(k + this.first[0], 32), this.axes[1].label(q + this.first[1], 32)];
     const notes = this.data.map(({ values, columns }) => noteOf(query, key, values[q * columns + k]));
-    showTip(notes.map((note, set) => ({ ...note, head: headTitle(this.explorer, this.sets[set][0]) })), [event.clientX, event.clientY]);
+    showTip(notes.map((note, set) => ({ ...note, head: headName(this.explorer, this.sets[set][0]) })), [event.clientX, event.clientY]);
   }
 
   /** Arrow keys go along a row and to the other one. */
