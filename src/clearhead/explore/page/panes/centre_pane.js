@@ -109,11 +109,11 @@ export class Centre {
 
   /** Places the maps in the page, and keeps the keyboard focus. */
   place(chosen) {
-    const figures = chosen.map((one, i) => this.figure(one, i));
-    if (this.lined) return this.placeLines();
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
-    refill(byId("maps"), ...figures);
+    const figures = chosen.map((one, i) => this.figure(one, i));
+    if (this.lined) this.placeLines();
+    else refill(byId("maps"), ...figures);
     for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
     if (this.placing) held.focus({ preventScroll: true });
     this.placing = false;
