@@ -23,6 +23,12 @@ from tests.explore.browser import Watched
 from tests.explore.test_page import saved
 
 LEAST = attention_lines.LEAST_WEIGHT
+UNDER_POINTER = """() => {
+  const line = [...document.querySelectorAll(".all-lines path")].at(-1);
+  const at = line.getPointAtLength(line.getTotalLength() / 2).matrixTransform(line.getScreenCTM());
+  const { q, k } = document.elementFromPoint(at.x, at.y).dataset;
+  return [at.x, at.y, Number(q), Number(k)];
+}"""  # the middle of the thickest line, which is drawn last
 ODD_TOKENS = ["人工", "智能", "שלום", "🙂", "a" * 200, "<b>", "$5", "", "\u200f", "end"]
 
 
@@ -126,12 +132,16 @@ def test_the_page_has_a_line_for_each_weight_and_keeps_the_selection(watched, tm
     own = {k: weight for (q, k), weight in expected(weights[0][1]).items() if q == 10}
     numbers = page.locator(".line-numbers text").all_text_contents()
     assert sorted(numbers) == sorted(f"{one:.2f}" for one in own.values())
+    x, y, q, k = page.evaluate(UNDER_POINTER)
+    page.mouse.move(x, y)
+    watched.until("#tip", f"{weights[0][1][q, k]:.3f}"[:-1])
+    watched.until("#subject", "ABCDEFGHIJKLM"[q])  # the other panes follow
     looks.click()
     watched.until("#subject", "K")
     assert "pins=tokens:10" in watched.fragment
     page.mouse.move(2, 2)
     watched.settle()
-    assert page.locator(".line-curves g:nth-child(2) path").count() == len(own)  # still those of the pinned token
+    assert page.locator(".chosen-lines path").count() == len(own)  # still those of the pinned token
     drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
     strokes = [one for one in drawing.iter("{http://www.w3.org/2000/svg}path") if one.get("data-weight")]
     assert len(strokes) == len(expected(weights[0][1])) + len(own)

@@ -37,7 +37,7 @@ export class LinesView {
     this.rows = [1, 0].map((side) => make("div", { class: `line-row ${side ? "above" : "below"}`, role: "group" })); // keys, queries
     this.titles = ["above", "below"].map((side) => make("p", { class: `line-title ${side}` }));
     this.all = makeSvg("g", { class: "all-lines" });
-    this.chosen = makeSvg("g");
+    this.chosen = makeSvg("g", { class: "chosen-lines" });
     this.numbers = makeSvg("g", { class: "line-numbers" });
     this.svg = makeSvg("svg", { class: "line-curves", "aria-hidden": "true" }, this.all, this.chosen, this.numbers);
     this.stage = make("div", { class: "line-stage" }, this.titles[0], this.rows[0], this.svg, this.rows[1], this.titles[1]);
@@ -146,9 +146,12 @@ export class LinesView {
 
   dress({ queries, keys, cursor, faded }) {
     this.rows.forEach((row, side) => {
-      const [pinned, under] = side ? [queries, cursor?.q] : [keys, cursor?.k];
+      const [marked, under] = side ? [queries, cursor?.q] : [keys, cursor?.k];
+      const pins = this.explorer.pinnedOn(this.axes[side]).map((position) => position - this.first[side]);
+      const pinned = new Set(pins.filter((place) => marked.has(place)));
       for (const [place, token] of Array.from(row.children).entries()) {
         token.classList.toggle("pinned", pinned.has(place));
+        token.classList.toggle("current", marked.has(place) && !pinned.has(place));
         token.classList.toggle("cursor", under === place);
         token.classList.toggle("faded", side === 1 && faded(place));
         token.setAttribute("aria-pressed", String(pinned.has(place)));
