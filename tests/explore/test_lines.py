@@ -152,6 +152,8 @@ def test_the_page_has_a_line_for_each_weight_and_keeps_the_selection(watched, tm
     page.locator("#averaged").select_option("layer")
     check(watched, weights[0].mean(0))
     assert "averaged=layer" in watched.fragment
+    assert "mean of 3 heads" in watched.text("figcaption")
+    assert "about head 1 alone" in watched.text("figcaption")
     watched.open(path.as_uri(), "at=encoder.0.self/1&beside=encoder.1.self/2&drawing=lines")
     check(watched, weights[0][1], "#ad3f17")
     check(watched, weights[1][2], "#2362b5")

@@ -148,6 +148,7 @@ export class Centre {
     Object.assign(this, { lineKey: key, lineWeights: explorer.weights });
     const compared = sets.length > 1;
     const titles = sets.map((heads, i) => make("span", { class: `caption${compared ? ` line-head${i}` : ""}` }, ...captionOf(explorer, heads)));
+    if (sets[0].length > 1) titles.push(make("span", { class: "fact", text: say("meanBeside", { head: explorer.state.head }) }));
     this.lineFigure ??= make("figure", {}, make("figcaption"), lines.element);
     refill(this.lineFigure.firstChild, make("span", { class: "captions" }, ...titles), compared ? this.closeButton() : this.comparable && this.compareButton());
     if (byId("maps").firstChild !== this.lineFigure) refill(byId("maps"), this.lineFigure);

@@ -129,6 +129,7 @@ export const CHINESE = {
   meanLayer: "本层各头的平均",
   meanRole: "角色“{role}”的平均",
   meanOf: "{count} 个头的平均",
+  meanBeside: "文字和表格只针对头 {head}",
   linesAbove: "被关注的词元",
   linesBelow: "发出关注的词元",
   linesLeast: "小于 {least} 的权重不画线",

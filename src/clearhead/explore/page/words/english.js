@@ -129,6 +129,7 @@ export const ENGLISH = {
   meanLayer: "mean of the layer",
   meanRole: "mean of the role {role}",
   meanOf: "mean of {count} {count|head|heads}",
+  meanBeside: "text and table are about head {head} alone",
   linesAbove: "is looked at",
   linesBelow: "looks",
   linesLeast: "weights below {least} have no line",
