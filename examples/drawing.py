@@ -1,25 +1,20 @@
-"""Pictures of attention for the examples: all heads in one grid, or one head large. Chinese shows on every machine."""
+"""Pictures of attention for the examples: all heads in one grid. Chinese shows on every machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path as Curve
 from torch import Tensor
 
 from clearhead import shipped
 
 INK, PALE, FRAME = "#1f2d3d", "#dde4ea", "#d9480f"
-RAINBOW = LinearSegmentedColormap.from_list("", ["#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"])
 LOOK = {"font.family": ["DejaVu Sans", "Clearhead CJK"], "text.color": INK, "axes.labelcolor": INK}
 LOOK |= {"xtick.color": INK, "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0}
 fontManager.addfont(shipped.font())
@@ -57,23 +52,6 @@ def draw_heads(
         _save(figure, path)
 
 
-def draw_head(
-    weights: Tensor, reads: Sequence[str], writes: Sequence[str], path: Path, *, title: str, note: str
-) -> None:
-    """One head twice, from `(writes, reads)`: as threads between the words, and as a map."""
-    with matplotlib.rc_context({**LOOK, "xtick.labelsize": 12, "ytick.labelsize": 12}):
-        figure = Figure(figsize=(13.5, 5.3), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
-        _threads(left, weights, reads, writes)
-        image = _map(right, weights, reads, writes)
-        right.xaxis.tick_top()
-        right.spines[:].set_visible(False)
-        _scale(figure, image, right)
-        figure.suptitle(title, fontsize=16)
-        figure.supxlabel(note, fontsize=11)
-        _save(figure, path)
-
-
 def _map(axes: Axes, weights: Tensor, reads: Sequence[str], writes: Sequence[str]) -> Any:
     rows, columns = weights.shape
     image = axes.pcolormesh(weights.numpy(), cmap="Blues", vmin=0, vmax=1, edgecolors=PALE, linewidth=0.5)
@@ -81,30 +59,6 @@ def _map(axes: Axes, weights: Tensor, reads: Sequence[str], writes: Sequence[str
     axes.set_xticks([column + 0.5 for column in range(columns)], reads)
     axes.set_yticks([row + 0.5 for row in range(rows)], writes)
     return image
-
-
-def _threads(axes: Axes, weights: Tensor, reads: Sequence[str], writes: Sequence[str]) -> None:
-    """What is read on top, what is written below; a thread is as thick as its weight, and coloured as what is read."""
-    tops, bottoms = _centres(reads), _centres(writes)
-    colours = [RAINBOW(top) for top in tops]
-    for given, bottom in zip(weights.tolist(), bottoms, strict=True):
-        for weight, top, colour in zip(given, tops, colours, strict=True):
-            curve = Curve([(top, 1), (top, 0.4), (bottom, 0.6), (bottom, 0)], [Curve.MOVETO, *[Curve.CURVE4] * 3])
-            if weight > 0.04:  # less would not be seen
-                thread = {"linewidth": 10 * weight, "alpha": 0.25 + 0.5 * weight, "capstyle": "round"}
-                axes.add_patch(PathPatch(curve, fill=False, color=colour, **thread))
-    for words, centres, height, edge in ((reads, tops, 1.04, "bottom"), (writes, bottoms, -0.04, "top")):
-        for word, centre in zip(words, centres, strict=True):
-            axes.text(centre, height, word, ha="center", va=edge, fontsize=14)
-    axes.set(xlim=(-0.01, 1.01), ylim=(-0.14, 1.14))
-    axes.axis("off")
-
-
-def _centres(words: Sequence[str]) -> list[float]:
-    """Where words stand in a line from 0 to 1, each as wide as it is written; Chinese is twice as wide."""
-    widths = [sum(2.0 if letter > "\u2e7f" else 1.1 for letter in word) + 1.2 for word in words]
-    ends = list(accumulate(widths))
-    return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]
 
 
 def _upright(word: str) -> str:

@@ -23,12 +23,13 @@ from torch import Tensor
 
 import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
+from clearhead.explore import figures
 from clearhead.predictor import Predictor
 from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.alignment import cross_attention, merge_words, share_tokens
 from clearhead.text import Report
 from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
-from drawing import draw_head, draw_heads
+from drawing import draw_heads
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "translate-zh-en-tiny"
@@ -147,8 +148,7 @@ def look(translator: Predictor, folder: Path) -> bool:
     note = f"A row is the moment after a word was written: {found}"
     draw_heads(weights, reads, writes, heads, title=f"{sentence}  →  {answer}", note=note, framed=(layer, head))
     title = f"{name.capitalize()} has learned which word stands for which"
-    note = "Threads are as thick as attention weights. They cross where the languages order their words differently."
-    draw_head(weights[layer, head], reads, writes, best, title=title, note=note)
+    figures.save(figures.lines(weights[layer, head], keys=reads, queries=writes, title=title), best)
     print(f"   {heads} shows all of them. After a word was written,\n   {found}\n")
     print(f"   {best} shows {name}, which gives {share:.0%} of its attention to the right word.")
     print("   Nobody told it which one that is.\n")

@@ -168,16 +168,10 @@ def test_what_is_seen_of_cross_attention_is_every_head_of_every_layer(lesson: Mo
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 5, 10))
 
 
-def test_a_word_stands_in_the_middle_of_its_own_width() -> None:
-    drawing = importlib.import_module("drawing")
-    assert drawing._centres(["天", "天"]) == pytest.approx([0.25, 0.75])
-    narrow, wide = drawing._centres(["a", "天地"])
-    assert 0 < narrow < 0.5 < wide < 1
-
-
 def test_a_character_that_no_font_has_is_noticed(tmp_path: Path) -> None:
     drawing = importlib.import_module("drawing")
     look = {"title": "人工智能", "note": "圖書館"}
-    drawing.draw_head(torch.eye(2), ["人", "工"], ["a", "b"], tmp_path / "all.png", **look)
+    weights = torch.eye(2)[None, None]
+    drawing.draw_heads(weights, ["人", "工"], ["a", "b"], tmp_path / "all.png", **look)
     with pytest.warns(UserWarning, match="missing from font"):
-        drawing.draw_head(torch.eye(2), ["人", "\U00030000"], ["a", "b"], tmp_path / "none.png", **look)
+        drawing.draw_heads(weights, ["人", "\U00030000"], ["a", "b"], tmp_path / "none.png", **look)

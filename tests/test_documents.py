@@ -1,4 +1,4 @@
-"""What the documents say is true: their Python runs, their links lead somewhere, the two READMEs are in step."""
+"""What the documents say is true: their Python runs, their links lead somewhere, translations are in step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from clearhead.tasks import TASKS
 from clearhead.train.recipe import check_recipe, recipe_class
 
 ROOT = Path(__file__).resolve().parent.parent
-READMES = ["README.md", "README.zh-CN.md"]
-DOCUMENTS = [*READMES, "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+TRANSLATED = [("README.md", "README.zh-CN.md"), ("docs/explorer.md", "docs/explorer.zh-CN.md")]
+DOCUMENTS = [*TRANSLATED[0], "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
 
@@ -104,14 +104,18 @@ def test_commands_in_documents_are_targets_of_the_makefile(name: str) -> None:
     assert set(called) <= targets
 
 
-def test_the_readmes_are_in_step() -> None:
-    english, chinese = (read(name) for name in READMES)
+@pytest.mark.parametrize("names", TRANSLATED)
+def test_a_document_and_its_translation_are_in_step(names: tuple[str, str]) -> None:
+    english, chinese = (read(name) for name in names)
     assert headings(english) == headings(chinese)
     assert blocks(english) == blocks(chinese)
     assert code_in_prose(english) == code_in_prose(chinese)
-    # each links to the other, and else they link to the same, in the same order
-    assert [link.replace("README.zh-CN.md", "README.md") for link in links(english)] == links(chinese)
-    assert "README.zh-CN.md" in links(english)
+    # each links to the other, and else they link to the same in the same order, or to its translation
+    both = [[link.replace(".zh-CN.md", ".md") for link in links(document)] for document in (english, chinese)]
+    assert both[0] == both[1]
+    assert Path(names[1]).name in links(english)
+    assert Path(names[0]).name in links(chinese)
+    assert english.count("\n\n") == chinese.count("\n\n")  # paragraph by paragraph
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

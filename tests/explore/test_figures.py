@@ -677,6 +677,8 @@ def test_the_command_draws_a_translation(tmp_path):
     lines = [line.split("\t") for line in done.out.splitlines()]
     assert [Path(path).name for path, _ in lines] == [
         "alignment.png",
+        "lines-decoder.1.cross-2.png",
+        "lines-decoder.1.cross-5.png",
         "head-decoder.1.cross-2.png",
         "head-decoder.1.cross-5.png",
         *[Path(path).name for path, _ in lines if "heads-" in path],
@@ -691,7 +693,7 @@ def test_the_command_draws_a_translation(tmp_path):
     ]
     assert sum("heads-" in path for path, _ in lines) == 3
     assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path, _ in lines)
-    assert lines[1][1] == "decoder.1.cross, head 2: the weights of each token"
+    assert lines[3][1] == "decoder.1.cross, head 2: the weights of each token"
 
 
 def test_a_set_shows_the_weights_of_the_model():

@@ -18,6 +18,7 @@ LOOKS = [{"locale": "en-GB"}, {"locale": "zh-CN", "color_scheme": "dark"}]
 STATES = {
     "pinned": "at=decoder.1.cross/0&pins=target:10,target:3&step=11",
     "compared": "at=decoder.1.cross/0&beside=decoder.1.cross/4&direction=by&sort=entropy&role=alignment",
+    "lines": "at=decoder.1.cross/0&drawing=lines&pins=target:10",
 }
 
 

@@ -4,8 +4,10 @@ import http.client
 import json
 import re
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -114,10 +116,23 @@ def test_thumbnails_are_bytes(server):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "[::1]:{port}", "", "0.0.0.0:{port}"],
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "localhost.evil.example:{port}",
+        "127.0.0.1.evil.example:{port}",
+        "127.0.0.1:{port}@evil.example",
+        "127.0.0.1:",
+        "127.0.0.1:1234567",
+        "127.0.0.1:１",
+        "127.0.0.2:{port}",
+        "",
+        "0.0.0.0:{port}",
+    ],
 )
 def test_other_hosts_are_refused(server, host):
-    status, body, _ = ask(server, "scene.json", headers={"Host": host.format(port=server.port)})
+    sent = host.format(port=server.port).encode().decode("latin")
+    status, body, _ = ask(server, "scene.json", headers={"Host": sent})
     assert status == 403
     assert b"encoder" not in body
 
@@ -134,8 +149,52 @@ def test_two_hosts_or_none_are_refused(server):
             assert b" 403 " in plain.recv(200)
 
 
-def test_it_also_answers_to_localhost(server):
-    assert ask(server, "scene.json", headers={"Host": f"localhost:{server.port}"})[0] == 200
+@pytest.mark.parametrize("host", ["localhost:{port}", "localhost:9000", "127.0.0.1:1", "127.0.0.1", "[::1]:9000"])
+def test_every_name_and_port_of_this_machine_is_answered(server, host):
+    host = host.format(port=server.port)
+    assert ask(server, "scene.json", headers={"Host": host})[0] == 200
+    assert ask(server, "scene.json", headers={"Host": host, "Origin": f"http://{host}"})[0] == 200
+    for origin in (f"https://{host}", f"http://{host}0", "http://localhost:9", "http://evil.example", "null"):
+        assert ask(server, "scene.json", headers={"Host": host, "Origin": origin})[0] == 403
+
+
+@contextmanager
+def forwarded(port: int) -> Iterator[int]:
+    """Another port of this machine from which bytes go to `port` and back, as `ssh -L` does it."""
+
+    class Forward(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as far:
+                back = threading.Thread(target=self.copy, args=(far, self.request))
+                back.start()
+                self.copy(self.request, far)
+                back.join()
+
+        def copy(self, one: socket.socket, other: socket.socket) -> None:
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
+        yield listening.server_address[1]
+        listening.shutdown()
+
+
+def test_a_forwarded_port_works_as_with_ssh(live):
+    with forwarded(live.port) as port:
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}"):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection.request("GET", f"/{live.token}/scene.json", headers={"Host": host})
+            assert json.loads(connection.getresponse().read())["live"]
+            connection.close()
+            body, headers = json.dumps({"text": "da ba"}), {"Host": host, "Content-Type": "application/json"}
+            for origin, status in ((f"http://{host}", 200), (live.url[:-1], 403), ("http://evil.example", 403)):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                connection.request("POST", f"/{live.token}/look", body, {**headers, "Origin": origin})
+                reply = connection.getresponse()
+                assert (reply.status, bool(reply.read())) == (status, True)
+                connection.close()
 
 
 def test_other_sites_are_refused_but_a_link_may_lead_here(server):

@@ -238,6 +238,16 @@ def test_the_command_writes_a_page(folder, text, tmp_path, capsys):
     assert "page.html (" in capsys.readouterr().err
 
 
+def test_without_a_screen_the_command_says_the_address_and_how_to_forward_it(folder, text, capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.explore.server.Server.wait", lambda _: None)
+    monkeypatch.setattr("clearhead.explore.has_screen", lambda: False)
+    monkeypatch.setattr("webbrowser.open", None)  # a browser of text would take over the terminal
+    assert main(["look", str(folder), text, "--open"]) == 0
+    said = capsys.readouterr()
+    port = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/[\w-]+/\n", said.out)[1]
+    assert f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE" in said.err
+
+
 def test_a_page_replaces_a_page_and_no_other_file(folder, text, tmp_path, capsys, monkeypatch):
     page, command = tmp_path / "page.html", ["look", str(folder), text, "--out"]
     page.touch()  # as mktemp does

@@ -72,10 +72,12 @@ def look(
         if show:
             _open_browser(written.resolve().as_uri())
         return
-    with subjects.serve_subject(opened, port=port, browser=show) as server:
+    with subjects.serve_subject(opened, port=port) as server:
         print_output(server.url)
         flush_output()
         print_message("open this address in a browser on this machine; Ctrl-C ends it")
+        if show:
+            _open_browser(server.url, remote=f"ssh -L {server.port}:127.0.0.1:{server.port} THIS_MACHINE")
         with suppress(KeyboardInterrupt):
             server.wait()
 
@@ -137,8 +139,13 @@ def figures(
         flush_output()
 
 
-def _open_browser(address: str) -> None:
+def _open_browser(address: str, *, remote: str | None = None) -> None:
+    """Opens the address, or says what to do where there is no screen or no browser; `remote` forwards a server."""
     import webbrowser
 
-    if not webbrowser.open(address):
-        print_message(f"no browser was found; open {address}")
+    from clearhead.explore import has_screen
+
+    if has_screen() and webbrowser.open(address):  # without a screen, a browser of text would take over the terminal
+        return
+    elsewhere = f"; on another machine, run {remote} there and open the same address" if remote else ""
+    print_message(f"no browser was found here: open {address}{elsewhere}")

@@ -1,13 +1,15 @@
 """The local HTTP server of the page: it serves the page's files and the weights to browsers on this machine.
 
 It listens on the loopback address, checks the Host header (against DNS rebinding) and the Origin, serves only below a
-random path, and only files and requests that it knows by name.
+random path, and only files and requests that it knows by name. Any port of the loopback address is accepted, since
+`ssh -L` forwards another one.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import threading
 import webbrowser
@@ -23,6 +25,7 @@ from clearhead.explore.page_file import PAGE
 from clearhead.explore.page_requests import BINARY, PageRequests, Response
 
 HOST = "127.0.0.1"
+OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")
 CACHE = 64 * 2**20  # bytes of responses that are cached
 TIMEOUT = 30  # seconds that a request may take to arrive
 TYPES = {
@@ -48,7 +51,6 @@ class Server:
         self._server = _HttpServer((HOST, port), _Handler)
         self._server.owner = self
         self.port: int = self._server.server_address[1]
-        self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
         self._cache: OrderedDict[str, Response] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._server.serve_forever, name="clearhead-look", daemon=True)
@@ -169,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> Response:
         name, _ = self._read_request()
-        if self.headers.get("Origin") not in {f"http://{host}" for host in self.server.owner.hosts}:
+        if self.headers.get("Origin") is None:
             raise _HttpError(403, "only the page itself may send requests")
         if self.headers.get_content_type() != "application/json":
             raise _HttpError(415, "the content type must be application/json")
@@ -191,9 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_request(self) -> tuple[str, dict[str, str]]:
         """The name below the token and the query, after checking who sent the request."""
         owner = self.server.owner
-        if self.headers.get_all("Host", []) not in [[host] for host in owner.hosts]:
-            raise _HttpError(403, "this server is for this machine only")
-        if self.headers.get("Origin") not in {None, *(f"http://{host}" for host in owner.hosts)}:
+        hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
+        if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
+            raise _HttpError(403, "this server is for this machine only; open it as 127.0.0.1 or localhost")
+        if origins not in ([], [f"http://{hosts[0]}"]):
             raise _HttpError(403, "requests from other sites are refused")
         site, mode = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Mode", "")
         if site not in ("none", "same-origin") and mode != "navigate":

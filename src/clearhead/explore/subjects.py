@@ -95,9 +95,9 @@ def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> N
         scene.add_ablations(effects, None if ablations is None else ablations[place])
 
 
-def serve_subject(subject: Subject, *, port: int = 0, browser: bool = False) -> Server:
+def serve_subject(subject: Subject, *, port: int = 0) -> Server:
     """Starts the server of the page, which has all weights."""
-    return open_record(subject.record, title=subject.title, live=subject.live, port=port, browser=browser)
+    return open_record(subject.record, title=subject.title, live=subject.live, port=port, browser=False)
 
 
 def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """Figures of attention as PNG, SVG or PDF, drawn with matplotlib from recorded attention or plain tensors."""
 
 from clearhead.explore.figures.atlas import head_atlas
+from clearhead.explore.figures.attention_lines import lines
 from clearhead.explore.figures.confusion import confusion_matrix
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
@@ -21,6 +22,7 @@ __all__ = [
     "head_grid",
     "head_map",
     "head_overlays",
+    "lines",
     "measure_costs",
     "positional_encodings",
     "received",

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from clearhead.errors import ConfigError
 from clearhead.explore.figures import record_names
 from clearhead.explore.figures.atlas import find_roles, head_atlas
+from clearhead.explore.figures.attention_lines import has_lines, lines
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
 from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
@@ -118,6 +119,7 @@ class _CallFigures:
             draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
             yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
         yield from self._plan_media(crossing) if self.media is not None else self._plan_alignments(crossing)
+        yield from self._plan_lines(crossing)
         for one in self.chosen or [head for kind, head in self.best.items() if kind not in crossing]:
             name, large = f"head-{one.name}-{one.number}", self._plan_map(head_map, one)
             yield PlannedFigure(name, f"{one}: the weights of each token", large)
@@ -147,6 +149,13 @@ class _CallFigures:
             yield PlannedFigure(
                 "alignment", f"{one}: the source token with the largest weight for each target token", draw
             )
+
+    def _plan_lines(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
+        """Lines of the chosen heads, or of the best cross-attention or else self-attention, where texts are short."""
+        for one in self.chosen or [self.best[kind] for kind in crossing or self.kinds]:
+            if has_lines(self.forward[one.name]) and not (self.media is not None and self.forward[one.name].cross):
+                name, draw = f"lines-{one.name}-{one.number}", self._plan_map(lines, one)
+                yield PlannedFigure(name, f"{one}: lines between tokens, as thick as the weights", draw)
 
     def _plan_media(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
         """What each word looks at in a picture or sound: in the chosen heads or the best, and in all of that layer."""

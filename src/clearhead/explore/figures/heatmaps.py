@@ -50,7 +50,7 @@ def head_map(
     "read". The default is "written" in cross-attention, else "read".
     """
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
-    words = ("key: is looked at", f"query: {_describe_rows(source, when if queries is None else None) or 'looks'}")
+    words = ("key: is looked at", f"query: {describe_rows(source, when if queries is None else None) or 'looks'}")
     return _draw_single(cells, _default_title(source, head) if title is None else title, words)
 
 
@@ -72,12 +72,12 @@ def alignment(
     if isinstance(source, Sight) and queries is None:
         when = when or _choose_row_naming(source, head, sample)
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
-    named_by = _describe_rows(source, when) if queries is None else ""
+    named_by = describe_rows(source, when) if queries is None else ""
     side = f"target: {named_by}" if named_by else "target"
     return _draw_single(cells, _default_title(source, head) if title is None else title, ("source", side), framed=True)
 
 
-def _describe_rows(source: Source, when: str | None) -> str:
+def describe_rows(source: Source, when: str | None) -> str:
     """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
     if not isinstance(source, Sight):
         return ""

@@ -30,6 +30,13 @@ MIN_WIDTH = 4.2  # inches
 CAVEAT = "Where a head looks is not why the model answers."
 
 
+# Hues of lines from the first key to the last, on light and dark ground; LINE_COLOURS of colours.js is the same.
+LINE_COLOURS = (
+    ("#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"),
+    ("#7d9bff", "#3cc4d6", "#6bd47f", "#ffc14d", "#ff8f57", "#f07ba6"),
+)
+
+
 class Theme(NamedTuple):
     """Colours of a figure; scales differ in lightness, categories stay apart for the colour-blind."""
 
@@ -43,6 +50,7 @@ class Theme(NamedTuple):
     cyclic: Colormap  # angles
     categorical: tuple[str, ...]  # after Paul Tol
     sequential_lines: Colormap  # for lines in an order, such as layers
+    line_hues: Colormap  # lines between tokens, from the first key to the last
     dark: bool = False
 
 
@@ -65,6 +73,7 @@ LIGHT = Theme(
     cyclic=matplotlib.colormaps["twilight"],
     categorical=("#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#ddcc77", "#44aa99", "#aa4499", "#999933"),
     sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.0, 0.88),
+    line_hues=_make_colormap(*LINE_COLOURS[0]),
 )
 DARK = Theme(
     background="#15181f",
@@ -77,6 +86,7 @@ DARK = Theme(
     cyclic=matplotlib.colormaps["twilight_shifted"],
     categorical=("#77aadd", "#ee8866", "#44bb99", "#99ddff", "#ffaabb", "#eedd88", "#bbcc33", "#dd99dd", "#aaaa00"),
     sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.3, 1.0),
+    line_hues=_make_colormap(*LINE_COLOURS[1]),
     dark=True,
 )
 THEMES = {"light": LIGHT, "dark": DARK}

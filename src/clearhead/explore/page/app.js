@@ -61,7 +61,7 @@ class Page {
       this.applyTheme();
       return this.renewPanes();
     }
-    if (any("name", "head", "other", "direction", "drawing", "curve", "rows")) this.centre.build();
+    if (any("name", "head", "other", "direction", "drawing", "averaged", "curve", "rows")) this.centre.build();
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
@@ -128,7 +128,7 @@ class Page {
       switchLanguage: () => store.set({ language: nextLanguage() }),
       switchRows: () => currentRows(explorer) && store.set({ rows: currentRows(explorer) === "written" ? "read" : "written" }),
       play: () => this.texts.play(),
-      switchDrawing: () => store.set({ drawing: centre.pictured ? "map" : "picture" }),
+      switchDrawing: () => store.set({ drawing: centre.nextDrawing }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
     on("language", "click", actions.switchLanguage);
@@ -141,10 +141,11 @@ class Page {
     on("copy-link", "click", () => copyLink(explorer));
     on("curve", "change", (event) => store.set({ curve: event.target.value }));
     on("colours", "change", (event) => store.set({ colours: event.target.value }));
+    on("averaged", "change", (event) => store.set({ averaged: event.target.value }));
     on("views", "change", (event) => this.replace(explorer.source.scene(Number(event.target.value))));
     on("skip", "click", (event) => {
       event.preventDefault(); // the address is for the view
-      document.querySelector(".map-canvas, .map-view .picture")?.focus();
+      document.querySelector(".map-canvas, .map-view .picture, .lines-view .token[tabindex='0']")?.focus();
     });
     on("another", "submit", (event) => this.readAnotherText(event));
     on("another-text", "input", () => this.warnOfLength());

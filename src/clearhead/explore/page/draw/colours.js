@@ -31,6 +31,12 @@ export const ROLE_COLOURS = {
   "none of these": ["#9a978e", "#83868e"],
 };
 
+// Hues of lines from the first key to the last, on light and dark ground; LINE_COLOURS of figures/style.py is the same, a test compares.
+export const LINE_COLOURS = [
+  ["#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"],
+  ["#7d9bff", "#3cc4d6", "#6bd47f", "#ffc14d", "#ff8f57", "#f07ba6"],
+];
+
 export const COLOUR_NAMES = Object.keys(SCALES);
 
 /** Whether the page is dark: as chosen, or as the system is. */
@@ -100,6 +106,16 @@ function luminance(colour) {
     return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
   });
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+/** A hue for each of so many keys. */
+export function lineColours(count, dark) {
+  const stops = LINE_COLOURS[dark ? 1 : 0].map(rgbOf);
+  return Array.from({ length: count }, (_, i) => {
+    const place = count > 1 ? (i / (count - 1)) * (stops.length - 1) : 0;
+    const low = Math.min(Math.floor(place), stops.length - 2);
+    return `#${mixColours(stops[low], stops[low + 1], place - low).map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+  });
 }
 
 /** The colour of a role. */

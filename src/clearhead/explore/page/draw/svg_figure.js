@@ -2,6 +2,7 @@
 
 import { cutTo, labelFont, leaning, leaningRoom, rulerStep, upright } from "./axis_labels.js";
 import { headFacts, headTitle } from "../words/captions.js";
+import { captionOf } from "../panes/lines_view.js";
 import { make, makeSvg } from "./elements.js";
 import { say } from "../words/languages.js";
 import { cellColours } from "./map_cells.js";
@@ -13,17 +14,14 @@ const FOOT = 40;
 
 /** @returns {SVGSVGElement} */
 export function makeFigure(explorer, centre) {
+  if (centre.lined) return makeLinesFigure(explorer, centre.lines);
   const chosen = centre.chosen;
   const drawn = centre.pictured ? centre.pictures.slice(0, chosen.length).map((one) => one.toCanvas()) : [];
   const widths = centre.pictured ? drawn.map((one) => one.width + 24) : centre.views.map((view) => view.element.clientWidth);
   const height = centre.pictured ? Math.max(...drawn.map((one) => one.height)) + 16 : Math.max(...centre.views.map(mapHeight));
   const width = Math.max(560, widths.slice(0, chosen.length).reduce((sum, wide) => sum + wide, 0));
   const { look } = explorer;
-  const svg = makeSvg("svg", {
-    xmlns: "http://www.w3.org/2000/svg", width: Math.ceil(width), height: Math.ceil(height + HEAD + FOOT),
-    viewBox: `0 0 ${Math.ceil(width)} ${Math.ceil(height + HEAD + FOOT)}`, "font-family": look.family.replaceAll('"', "'"), "font-size": 13, fill: look.ink,
-  });
-  svg.append(makeSvg("rect", { width: "100%", height: "100%", fill: look.paper }));
+  const svg = makePaper(look, Math.ceil(width), Math.ceil(height + HEAD + FOOT));
   let left = 0;
   chosen.forEach((one, i) => {
     const group = makeSvg("g", { transform: `translate(${left} 0)` });
@@ -35,9 +33,56 @@ export function makeFigure(explorer, centre) {
     svg.append(group);
     left += widths[i];
   });
-  svg.append(makeSvg("text", { x: 12, y: height + HEAD + FOOT - 12, "font-size": 11, fill: look.soft, text: `${say("caveat")} · clearhead · ${explorer.scene.title ?? ""}` }));
+  svg.append(makeCaveat(explorer, height + HEAD + FOOT - 12));
   if (!centre.pictured) svg.append(...legend(centre.views[0], look, width, height + HEAD + FOOT - 12));
   return svg;
+}
+
+/** An SVG of one colour. */
+function makePaper(look, width, height) {
+  const svg = makeSvg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": look.family.replaceAll('"', "'"), "font-size": 13, fill: look.ink });
+  svg.append(makeSvg("rect", { width: "100%", height: "100%", fill: look.paper }));
+  return svg;
+}
+
+function makeCaveat({ look, scene }, y) {
+  return makeSvg("text", { x: 12, y, "font-size": 11, fill: look.soft, text: `${say("caveat")} · clearhead · ${scene.title ?? ""}` });
+}
+
+/** The lines with their tokens, placed as on the page. */
+function makeLinesFigure(explorer, lines) {
+  const { look } = explorer;
+  const { stage, svg: curves } = lines;
+  const [width, height] = [Math.max(560, stage.scrollWidth), stage.offsetHeight];
+  const end = Math.ceil(height + HEAD + FOOT + 16);
+  const svg = makePaper(look, Math.ceil(width), end);
+  const titles = lines.sets.map((heads) => captionOf(explorer, heads).map((part) => part.textContent));
+  const compared = titles.length > 1;
+  titles.forEach(([title, ...facts], i) => {
+    const x = 12 + (i * width) / 2;
+    svg.append(makeSvg("text", { x, y: 20, "font-weight": 600, fill: compared ? [look.accent, look.second][i] : look.ink, text: title }));
+    svg.append(makeSvg("text", { x, y: 38, "font-size": 11, fill: look.soft, text: facts.join(" · ") }));
+  });
+  const dim = lines.all.classList.contains("dim");
+  const [all, chosen, numbers] = [...curves.children].map((part) => part.cloneNode(true));
+  if (dim) all.setAttribute("opacity", "0.13");
+  const drawn = makeSvg("g", { transform: `translate(0 ${HEAD + lines.rows[0].offsetTop + lines.rows[0].offsetHeight})` }, all, chosen, numbers);
+  const tokens = lines.rows.flatMap((row) => [...row.children].map((token) => lineToken(token, look, lines)));
+  svg.append(makeSvg("g", { transform: `translate(${round((width - stage.scrollWidth) / 2)} 0)` }, drawn, ...tokens));
+  svg.append(makeSvg("text", { x: 12, y: end - 28, "font-size": 11, fill: look.soft, text: lines.note }), makeCaveat(explorer, end - 12));
+  return svg;
+}
+
+/** A token of a row, across or upright as on the page. */
+function lineToken(token, look, { stage }) {
+  const upright = stage.classList.contains("upright");
+  const above = token.parentNode.classList.contains("above");
+  const x = round(token.offsetLeft + token.offsetWidth / 2);
+  const y = round(HEAD + token.offsetTop + (upright ? (above ? token.offsetHeight - 5 : 5) : token.offsetHeight / 2 + 5));
+  const strong = token.classList.contains("pinned") ? 600 : 400;
+  const fill = token.classList.contains("special") || token.classList.contains("faded") ? look.soft : look.ink;
+  const anchor = !upright ? "middle" : above ? "end" : "start";
+  return makeSvg("text", { x, y, "text-anchor": anchor, "font-size": upright ? 14 : 15, "font-weight": strong, fill, style: upright ? "writing-mode: vertical-rl" : null, text: token.textContent });
 }
 
 function mapHeight(view) {

@@ -1,15 +1,15 @@
-// The centre pane: one map or two side by side, or the picture; the cell under the pointer; the colour scale.
+// The centre pane: one map or two side by side, lines, or the picture; the cell under the pointer; the colour scale.
 
-import { afterQuiet, byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
+import { afterQuiet, byId, make, oncePerFrame, refill } from "../draw/elements.js";
 import { headTitle, headFacts } from "../words/captions.js";
-import { say } from "../words/languages.js";
+import { say, sayRole } from "../words/languages.js";
 import { announce } from "./export_menu.js";
+import { LinesView, captionOf, drawnHeads, roleOf } from "./lines_view.js";
+import { drawLegend, drawLineLegend } from "./map_legend.js";
 import { MapView } from "./map_view.js";
 import { makePicture } from "./picture_panel.js";
 import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
 import { Viewport } from "../state/viewport.js";
-
-const BAR = 88; // pixels of the scale
 
 export class Centre {
   constructor(explorer, shownOn) {
@@ -19,6 +19,7 @@ export class Centre {
     this.picture = null;
     this.stale = true;
     this.repaint = oncePerFrame(() => this.paint());
+    this.lines = new LinesView(explorer, (cell) => this.pin(this.views[0], cell), () => this.repaint());
     this.keepView = afterQuiet(120, () => this.rememberView());
     this.hands = {
       cursor: (view, cell, place, keyed) => this.placing || this.point(view, cell, place, keyed),
@@ -51,6 +52,18 @@ export class Centre {
     return Boolean(pictured) && state.drawing !== "map";
   }
 
+  /** Whether the centre shows lines instead of the matrix. */
+  get lined() {
+    const { pictured, state } = this.explorer;
+    return !pictured && state.drawing === "lines";
+  }
+
+  /** The drawing after the current one: matrix, then lines of texts, or a picture or sound. */
+  get nextDrawing() {
+    if (this.explorer.pictured) return this.pictured ? "map" : "picture";
+    return this.lined ? "map" : "lines";
+  }
+
   get chosen() {
     const { name, head, other } = this.explorer.state;
     return other ? [{ name, head }, other] : [{ name, head }];
@@ -65,27 +78,42 @@ export class Centre {
       this.viewport = new Viewport(...attention.counts);
       this.stale = true;
     }
-    byId("drawings").hidden = !explorer.pictured;
-    byId("drawings").lastElementChild.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
-    for (const button of byId("drawings").querySelectorAll("button")) {
-      button.setAttribute("aria-pressed", String((button.value === "picture") === this.pictured));
-    }
-    byId("map-foot").classList.toggle("pictured", this.pictured);
+    this.showDrawings();
     byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
     const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
     for (const tiles of explorer.weights.tiles.values()) if (!shown.has(tiles)) tiles.rest();
     while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
     this.views.length = chosen.length;
-    byId("maps").classList.toggle("two", chosen.length > 1);
+    byId("maps").classList.toggle("two", chosen.length > 1 && !this.lined);
     this.place(chosen);
     this.repaint();
+  }
+
+  /** The switch between matrix, lines and picture, and which heads lines are of. */
+  showDrawings() {
+    const { explorer, lined, pictured } = this;
+    const shown = pictured ? "picture" : lined ? "lines" : "map";
+    for (const button of byId("drawings").querySelectorAll("button")) {
+      button.hidden = button.value === (explorer.pictured ? "lines" : "picture");
+      button.setAttribute("aria-pressed", String(button.value === shown));
+      if (button.value === "picture") button.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
+    }
+    byId("map-foot").classList.toggle("pictured", pictured);
+    byId("map-foot").classList.toggle("lined", lined);
+    const role = roleOf(explorer);
+    byId("averaged-label").hidden = !lined || Boolean(explorer.state.other);
+    byId("averaged").value = explorer.state.averaged === "role" && !role ? "head" : explorer.state.averaged;
+    byId("averaged-role").hidden = byId("averaged-role").disabled = !role;
+    byId("averaged-role").textContent = role ? say("meanRole", { role: sayRole(role) }) : "";
   }
 
   /** Places the maps in the page, and keeps the keyboard focus. */
   place(chosen) {
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
-    refill(byId("maps"), ...chosen.map((one, i) => this.figure(one, i)));
+    const figures = chosen.map((one, i) => this.figure(one, i));
+    if (this.lined) this.placeLines();
+    else refill(byId("maps"), ...figures);
     for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
     if (this.placing) held.focus({ preventScroll: true });
     this.placing = false;
@@ -97,12 +125,11 @@ export class Centre {
     const other = explorer.shapeOf(attention) !== this.shape;
     views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
     views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
-    const hint = i === 0 && !explorer.state.other && explorer.group.attentions.flatMap((each) => each.heads).length > 1;
     const close = explorer.state.other && i === 1;
     const caption = make("figcaption", {},
       make("span", { class: "caption" }, make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)),
-      hint ? this.compareButton() : null,
-      close ? make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => explorer.store.set({ other: null }) } }) : null);
+      i === 0 && this.comparable ? this.compareButton() : null,
+      close ? this.closeButton() : null);
     let body = views[i].element;
     if (this.pictured) {
       this.pictures ??= [];
@@ -110,6 +137,32 @@ export class Centre {
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
+  }
+
+  /** The lines of the chosen heads, of two heads in two colours; placed once, so that focus and scrolling stay. */
+  placeLines() {
+    const { explorer, lines } = this;
+    const sets = drawnHeads(explorer);
+    const key = JSON.stringify([sets, document.documentElement.lang, explorer.state.rows]);
+    if (this.lineKey !== key || this.lineWeights !== explorer.weights) lines.show(sets);
+    Object.assign(this, { lineKey: key, lineWeights: explorer.weights });
+    const compared = sets.length > 1;
+    const titles = sets.map((heads, i) => make("span", { class: `caption${compared ? ` line-head${i}` : ""}` }, ...captionOf(explorer, heads)));
+    if (sets[0].length > 1) titles.push(make("span", { class: "fact", text: say("meanBeside", { head: explorer.state.head }) }));
+    this.lineFigure ??= make("figure", {}, make("figcaption"), lines.element);
+    refill(this.lineFigure.firstChild, make("span", { class: "captions" }, ...titles), compared ? this.closeButton() : this.comparable && this.compareButton());
+    if (byId("maps").firstChild !== this.lineFigure) refill(byId("maps"), this.lineFigure);
+  }
+
+  /** Whether a second head could be chosen. */
+  get comparable() {
+    const { group, state } = this.explorer;
+    return !state.other && group.attentions.flatMap((each) => each.heads).length > 1;
+  }
+
+  closeButton() {
+    const { store } = this.explorer;
+    return make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => store.set({ other: null }) } });
   }
 
   /** Chooses a second head with the next click on one, for those who have no Shift key. */
@@ -129,6 +182,7 @@ export class Centre {
     if (!byId("maps").firstChild) return;
     if (this.pictured) return this.paintPictures();
     const marks = this.marks();
+    if (this.lined) return this.paintLines(marks);
     for (const [i, view] of views.entries()) {
       if (this.stale && i === 0) {
         view.layout(explorer.look);
@@ -143,12 +197,26 @@ export class Centre {
     }
     this.paintLegend(views[0]);
     byId("resolution").textContent = resolutionNote(views[0]);
-    if (views[0].tiles.base && !document.documentElement.dataset.ready) {
-      document.documentElement.dataset.ready = "map";
-      performance.mark("clearhead:first-map");
-      this.painted();
-    }
+    if (views[0].tiles.base) this.markReady();
     if (this.tipped) this.followTip();
+  }
+
+  /** Says once that something is painted. */
+  markReady() {
+    if (document.documentElement.dataset.ready) return;
+    document.documentElement.dataset.ready = "map";
+    performance.mark("clearhead:first-map");
+    this.painted();
+  }
+
+  paintLines(marks) {
+    const { lines } = this;
+    lines.paint(marks);
+    byId("resolution").textContent = lines.note;
+    this.legend = null;
+    if (!lines.data) refill(byId("legend"));
+    else drawLineLegend(lines.full, lines.places.thick);
+    if (lines.data || lines.problem) this.markReady();
   }
 
   /** After the map has moved: the tip stays with a cell that keys have chosen, or says what is under the pointer now. */
@@ -172,14 +240,10 @@ export class Centre {
     }
     this.legend = null;
     const most = this.pictures[0].drawn?.most;
-    if (most) this.drawLegend(explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
+    if (most) drawLegend(explorer, explorer.curveOf(explorer.attention), ["0", most.toFixed(2)], true);
     else refill(byId("legend"));
     byId("resolution").textContent = "";
-    if (!document.documentElement.dataset.ready) {
-      document.documentElement.dataset.ready = "map";
-      performance.mark("clearhead:first-map");
-      this.painted();
-    }
+    this.markReady();
   }
 
   /** Queries and keys to mark, counted from the first of the attention. */
@@ -221,6 +285,7 @@ export class Centre {
   }
 
   zoom(factor) {
+    if (this.lined) return;
     const { cursor } = this.explorer.state;
     if (cursor && cursor.q !== null && cursor.k !== null) {
       this.viewport.zoom(factor, this.viewport.x(cursor.k + 0.5), this.viewport.y(cursor.q + 0.5));
@@ -229,11 +294,13 @@ export class Centre {
   }
 
   fit() {
+    if (this.lined) return;
     this.viewport.fit();
     this.hands.moved();
   }
 
   pan(across, down) {
+    if (this.lined) return;
     this.viewport.pan(across, down);
     this.hands.moved();
   }
@@ -242,7 +309,7 @@ export class Centre {
   centreOn(axis, position) {
     const { attention } = this.explorer;
     const { viewport } = this;
-    if (this.pictured) return this.explorer.point(this.explorer.axes[axis], position);
+    if (this.pictured || this.lined) return this.explorer.point(this.explorer.axes[axis], position);
     const [query, key] = viewport.centre;
     const fit = viewport.fitCell;
     if (Math.min(...viewport.cell) < 12 && Math.min(...fit) < 12) viewport.zoom(24 / Math.min(...viewport.cell));
@@ -279,20 +346,6 @@ export class Centre {
     const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${hides}/${odd}/${document.documentElement.lang}`;
     if (this.legend === key) return;
     this.legend = key;
-    this.drawLegend(curve, ends, single, { hides, odd });
-  }
-
-  drawLegend(curve, ends, single, { hides, odd } = {}) {
-    const { explorer } = this;
-    const canvas = make("canvas", { "aria-hidden": "true" });
-    const context = sharpen(canvas, BAR, 9);
-    for (let x = 0; x < BAR; x++) {
-      context.fillStyle = explorer.scale.css(x / (BAR - 1));
-      context.fillRect(x, 0, 1.5, 9);
-    }
-    const what = [say(single ? "weight" : "shareOf"), ...(curve === "linear" ? [] : [say(curve)])].join(" · ");
-    refill(byId("legend"), make("span", { text: what }), make("span", { text: ends[0] }), canvas, make("span", { text: ends[1] }),
-      hides ? make("span", { class: "swatch-label" }, make("span", { class: "swatch hatched", "aria-hidden": "true" }), say("hiddenKey")) : null,
-      odd ? make("span", { class: "swatch-label" }, make("span", { class: "swatch odd", "aria-hidden": "true" }), say("oddKey")) : null);
+    drawLegend(explorer, curve, ends, single, { hides, odd });
   }
 }

@@ -29,6 +29,7 @@ export function announce(text) {
 }
 
 export function saveSvg(explorer, centre) {
+  if (centre.lined && !centre.lines.data) return announce(centre.lines.problem || say("loading"));
   save(explorer, "svg", svgText(makeFigure(explorer, centre)), "image/svg+xml");
 }
 
@@ -37,6 +38,7 @@ function svgText(svg) {
 }
 
 export async function savePng(explorer, centre) {
+  if (centre.lined && !centre.lines.data) return announce(centre.lines.problem || say("loading"));
   const svg = makeFigure(explorer, centre);
   const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
   const image = new Image();
@@ -74,7 +76,8 @@ async function selectionOf(explorer, centre) {
   }
   return {
     format: 1, title: scene.title, link: fragmentOf(state), direction: state.direction === "at" ? "looks at" : "is looked at by",
-    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found, window: windowOf(centre.views[0]), ...(state.other ? { second_window: windowOf(centre.views[1]) } : {}),
+    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found,
+    window: await windowOf(centre, 0), ...(state.other ? { second_window: await windowOf(centre, 1) } : {}),
   };
 }
 
@@ -84,12 +87,14 @@ function exported(weight) {
 }
 
 /** The weights on the screen, if they are few and exact; null for what the mask hides. */
-function windowOf(view) {
-  const { q0, q1, k0, k1 } = view.viewport.window;
+async function windowOf(centre, which) {
+  const view = centre.views[which];
+  const { q0, q1, k0, k1 } = centre.lined ? { q0: 0, q1: view.viewport.queries, k0: 0, k1: view.viewport.keys } : view.viewport.window;
   const [query, key] = view.attention.first;
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
   const { blocks, exact } = view.plot?.resolution ?? { blocks: view.tiles.shown, exact: true }; // none where a picture is shown
   if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return { ...window, shown: { queries: blocks[0], keys: blocks[1], exact } };
+  if (centre.lined) return { ...window, weights: rowsOf(await view.explorer.matrixOf(view.chosen), q1, k1) };
   const rows = [];
   for (let q = q0; q < q1; q++) {
     const row = [];
@@ -101,6 +106,12 @@ function windowOf(view) {
     rows.push(row);
   }
   return { ...window, weights: rows };
+}
+
+/** All rows of a matrix of weights; null if it is one of blocks. */
+function rowsOf({ rows, columns, values, exact }, queries, keys) {
+  if (exact === false || rows !== queries || columns !== keys) return null;
+  return Array.from({ length: rows }, (_, q) => Array.from(values.subarray(q * columns, (q + 1) * columns), (weight) => (isHidden(weight) ? null : exported(weight))));
 }
 
 export async function saveJson(explorer, centre) {

@@ -22,7 +22,7 @@ function keyTable(explorer, centre, actions) {
     ["← →", "keyHeads", { ArrowLeft: () => explorer.moveHead(-1), ArrowRight: () => explorer.moveHead(1) }],
     ["↑ ↓", "keyLayers", { ArrowUp: () => explorer.moveLayer(-1), ArrowDown: () => explorer.moveLayer(1) }],
     ["1 2 3", "keyTabs", { 1: group(0), 2: group(1), 3: group(2), 4: group(3) }],
-    ["h m k", "keyFocus", { h: () => focusOn(".head[tabindex='0']"), m: () => focusOn(".map-canvas, .map-view .picture"), k: () => focusOn("#shaded .token[tabindex='0'], #shaded .picture") }],
+    ["h m k", "keyFocus", { h: () => focusOn(".head[tabindex='0']"), m: () => focusOn(".map-canvas, .map-view .picture, .lines-view .token[tabindex='0']"), k: () => focusOn("#shaded .token[tabindex='0'], #shaded .picture") }],
     ["← ↑ ↓ →", "keyCell", {}],
     ["p", "keyPin", { p: actions.pinCursor }],
     ["r", "keyReverse", { r: () => store.set({ direction: explorer.state.direction === "at" ? "by" : "at" }) }],

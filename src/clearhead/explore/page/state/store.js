@@ -22,7 +22,8 @@ export const DEFAULTS = {
   role: null, // only heads of this role stand out
   curve: "auto",
   colours: "ember",
-  drawing: "auto", // "map" or "picture"
+  drawing: "auto", // "map", "lines" or "picture"
+  averaged: "head", // lines are of one head, or of the mean of all heads of its "layer" or "role"
   rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
@@ -58,7 +59,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "rows", "theme", "language", "keys"];
+const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "averaged", "rows", "theme", "language", "keys"];
 
 /** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
@@ -86,7 +87,8 @@ const CHOICES = {
   order: ["down", "up"],
   curve: ["auto", "linear", "root", "log"],
   colours: ["ember", "cividis", "ink"],
-  drawing: ["auto", "map", "picture"],
+  drawing: ["auto", "map", "lines", "picture"],
+  averaged: ["head", "layer", "role"],
   rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: LANGUAGE_CODES,

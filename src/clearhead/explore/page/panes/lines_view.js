@@ -1,0 +1,278 @@
+// Lines: the tokens looked at above, those that look below, and between them lines as thick as the weights.
+
+import { lineColours, roleColour } from "../draw/colours.js";
+import { between, byId, make, makeSvg, refill } from "../draw/elements.js";
+import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
+import { oddText } from "../data/number_format.js";
+import { formatNumber } from "../data/tokens.js";
+import { headFacts, headName, headTitle } from "../words/captions.js";
+import { say, sayRole } from "../words/languages.js";
+import { hideTip, noteOf, showTip } from "./tips.js";
+
+const LETTERS = 20; // of a token's label
+
+/** The sets of heads that are drawn, each as the mean of its heads: one, or two that are compared. */
+export function drawnHeads(explorer) {
+  const { name, head, other, averaged } = explorer.state;
+  const own = { name, head };
+  if (other) return [[own], [other]];
+  if (averaged === "layer") return [explorer.attention.heads.map((one) => ({ name, head: one.number }))];
+  const role = roleOf(explorer);
+  if (averaged !== "role" || !role) return [[own]];
+  const shape = explorer.shapeOf(explorer.attention);
+  const same = explorer.group.attentions.filter((one) => explorer.shapeOf(one) === shape);
+  return [same.flatMap((one) => one.heads.filter((each) => each.role === role).map((each) => ({ name: one.name, head: each.number })))];
+}
+
+/** The role of the chosen head; null if it has none. */
+export function roleOf(explorer) {
+  const { role } = explorer.headOf(explorer.state);
+  return role && role !== "none of these" ? role : null;
+}
+
+export class LinesView {
+  /** @param {any} explorer @param {(cell: {q: number | null, k: number | null}) => void} pin @param {() => void} arrived called when weights have arrived */
+  constructor(explorer, pin, arrived) {
+    Object.assign(this, { explorer, pin, arrived });
+    this.rows = [1, 0].map((side) => make("div", { class: `line-row ${side ? "above" : "below"}`, role: "group" })); // keys, queries
+    this.titles = ["above", "below"].map((side) => make("p", { class: `line-title ${side}` }));
+    this.all = makeSvg("g", { class: "all-lines" });
+    this.chosen = makeSvg("g", { class: "chosen-lines" });
+    this.numbers = makeSvg("g", { class: "line-numbers" });
+    this.svg = makeSvg("svg", { class: "line-curves", "aria-hidden": "true" }, this.all, this.chosen, this.numbers);
+    this.stage = make("div", { class: "line-stage" }, this.titles[0], this.rows[0], this.svg, this.rows[1], this.titles[1]);
+    this.message = make("div", { class: "line-message" });
+    this.element = make("div", { class: "map-view lines-view" }, this.stage, this.message);
+    this.listen();
+  }
+
+  /** Shows these sets of heads once their weights are there. */
+  async show(sets) {
+    const { explorer } = this;
+    const { attention } = explorer;
+    const turn = (this.turn = (this.turn ?? 0) + 1);
+    const { weights } = explorer;
+    this.axes = [attention.keys, attention.queries].map((name) => explorer.axes[name]);
+    this.first = [attention.first[1], attention.first[0]];
+    this.counts = [attention.counts[1], attention.counts[0]];
+    this.sets = sets;
+    this.data = null;
+    if (Math.max(...attention.counts) > MOST_TOKENS) return this.fail(say("linesTooLong", { most: MOST_TOKENS, queries: attention.counts[0], keys: attention.counts[1] }));
+    this.say(say("loading"));
+    try {
+      const found = await Promise.all(sets.map((heads) => Promise.all(heads.map((one) => explorer.matrixOf(one)))));
+      if (turn !== this.turn || weights !== explorer.weights) return;
+      if (found.flat().some((one) => one.rows !== attention.counts[0] || one.columns !== attention.counts[1] || one.exact === false)) return this.fail(say("linesUnknown"));
+      this.data = found.map(meanWeights);
+      this.lines = this.data.map(listLines);
+      this.full = fullWeight(this.data);
+      this.odd = this.data.some(({ values }) => values.some((weight) => oddText(weight)));
+      this.say("");
+    } catch (problem) {
+      if (turn === this.turn) this.fail(problem.message);
+    }
+    this.arrived();
+  }
+
+  /** Says why there are no lines, and offers the map. */
+  fail(problem) {
+    const button = make("button", { type: "button", class: "small", text: say("showMap"), on: { click: () => this.explorer.store.set({ drawing: "map" }) } });
+    this.say(problem, button);
+    this.problem = problem;
+    this.arrived();
+  }
+
+  say(text, ...more) {
+    this.problem = "";
+    this.stage.hidden = Boolean(text);
+    this.message.hidden = !text;
+    refill(this.message, make("p", { text }), ...more);
+  }
+
+  /** Draws the lines, and those of the selected tokens alone in full. */
+  paint(marks) {
+    if (!this.data) return;
+    this.buildRows();
+    this.arrange();
+    this.dress(marks);
+    this.drawChosen(marks);
+  }
+
+  buildRows() {
+    const { axes, counts, first } = this;
+    const key = [...axes.map((axis) => axis.name), ...counts, ...first, document.documentElement.lang].join("/");
+    if (this.built === key && this.builtAxes === axes[0].tokens) return;
+    this.built = key;
+    this.builtAxes = axes[0].tokens;
+    this.arranged = "";
+    this.titles.forEach((title, side) => (title.textContent = say(side ? "linesBelow" : "linesAbove")));
+    this.rows.forEach((row, side) => {
+      const axis = axes[side];
+      row.dir = axis.direction;
+      row.setAttribute("aria-label", say(side ? "linesBelow" : "linesAbove"));
+      refill(row, ...Array.from({ length: counts[side] }, (_, place) => this.makeToken(axis, place + first[side], place)));
+    });
+  }
+
+  makeToken(axis, position, place) {
+    const special = axis.special[position] ? " special" : "";
+    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto" });
+    token.title = `${position}: ${axis.label(position, 60)}`;
+    return token;
+  }
+
+  /** Places the lines where the tokens stand; labels are upright where they would not fit beside each other. */
+  arrange() {
+    const { element, explorer, rows, stage, svg } = this;
+    const key = [element.clientWidth, element.clientHeight, explorer.look.paper, this.turn, explorer.step].join("/");
+    if (this.arranged === key) return;
+    this.arranged = key;
+    stage.classList.remove("upright");
+    stage.classList.toggle("upright", stage.scrollWidth > element.clientWidth + 1);
+    const centres = rows.map((row) => Array.from(row.children, (token) => token.offsetLeft + token.offsetWidth / 2));
+    const pitches = centres.map((places) => (places.length > 1 ? Math.abs(places.at(-1) - places[0]) / (places.length - 1) : Infinity));
+    this.places = { above: centres[0], below: centres[1], height: svg.clientHeight, room: roomForNumbers(this.sets.length), thick: thickestLine(Math.min(...pitches)), full: this.full };
+    const hidden = explorer.stepped ? explorer.step - this.first[1] : Infinity;
+    this.drawn = this.lines.map((lines) => lines.filter(({ q }) => q < hidden));
+    refill(this.all, ...this.drawn.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))));
+  }
+
+  /** Of one set of heads, a hue for each key; of two that are compared, the colours of first and second. */
+  colourOf(set, { k }) {
+    const { look } = this.explorer;
+    if (this.sets.length > 1) return set ? look.second : look.accent;
+    return lineColours(this.counts[0], look.dark)[k];
+  }
+
+  dress({ queries, keys, cursor, faded }) {
+    this.rows.forEach((row, side) => {
+      const [marked, under] = side ? [queries, cursor?.q] : [keys, cursor?.k];
+      const pins = this.explorer.pinnedOn(this.axes[side]).map((position) => position - this.first[side]);
+      const pinned = new Set(pins.filter((place) => marked.has(place)));
+      for (const [place, token] of Array.from(row.children).entries()) {
+        token.classList.toggle("pinned", pinned.has(place));
+        token.classList.toggle("current", marked.has(place) && !pinned.has(place));
+        token.classList.toggle("cursor", under === place);
+        token.classList.toggle("faded", side === 1 && faded(place));
+        token.setAttribute("aria-pressed", String(pinned.has(place)));
+      }
+    });
+  }
+
+  /** Whether a line belongs to what is pointed at, or else to what is pinned; null if nothing is. */
+  chooser({ queries, keys, cursor }) {
+    const [q, k] = [cursor?.q ?? null, cursor?.k ?? null];
+    if (q !== null || k !== null) return (line) => (q === null || line.q === q) && (k === null || line.k === k);
+    return queries.size || keys.size ? (line) => queries.has(line.q) || keys.has(line.k) : null;
+  }
+
+  drawChosen(marks) {
+    const chooses = this.chooser(marks);
+    this.all.classList.toggle("dim", Boolean(chooses));
+    const found = chooses ? this.drawn.map((lines) => lines.filter(chooses)) : [];
+    refill(this.chosen, ...found.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))));
+    refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
+  }
+
+  /** The weights of the chosen lines at their other ends; those of several tokens are added. */
+  numbersOf(lines, set, { queries, keys, cursor }) {
+    const pointed = Number.isInteger(cursor?.q) || Number.isInteger(cursor?.k);
+    const fromQueries = pointed ? Number.isInteger(cursor.q) : queries.size > 0 || !keys.size;
+    const sums = new Map();
+    for (const { q, k, weight } of lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
+    const { above, below, height } = this.places;
+    const compared = this.sets.length > 1;
+    return [...sums].map(([place, weight]) => makeSvg("text", {
+      x: Math.round((fromQueries ? above : below)[place] * 10) / 10, y: fromQueries ? 11 + set * 12 : height - 3 - (compared ? (1 - set) * 12 : 0),
+      "text-anchor": "middle", "font-size": 10.5, fill: compared ? this.colourOf(set, { k: 0 }) : this.explorer.look.ink, text: formatNumber(weight, 2),
+    }));
+  }
+
+  listen() {
+    const cellOf = (event) => {
+      const token = event.target.closest?.(".token");
+      if (!token) return null;
+      const place = Number(token.dataset.place);
+      return token.parentNode === this.rows[1] ? { q: place, k: null } : { q: null, k: place };
+    };
+    const point = (cursor) => this.explorer.store.set({ cursor });
+    for (const row of this.rows) {
+      row.addEventListener("click", (event) => cellOf(event) && this.pin(cellOf(event)));
+      row.addEventListener("pointerover", (event) => point(cellOf(event)));
+      row.addEventListener("pointerleave", () => point(null));
+      row.addEventListener("focusout", () => point(null));
+      row.addEventListener("keydown", (event) => this.step(event, row));
+      row.addEventListener("focusin", (event) => {
+        for (const token of row.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
+        event.target.tabIndex = 0;
+        if (!event.target.matches(":focus-visible")) return;
+        point(cellOf(event));
+        byId("live").textContent = this.describe(cellOf(event));
+      });
+    }
+    this.svg.addEventListener("pointerover", (event) => this.tellLine(event));
+    this.svg.addEventListener("pointerleave", () => {
+      hideTip();
+      point(null);
+    });
+  }
+
+  /** The tip of the line under the pointer. */
+  tellLine(event) {
+    const path = event.target.closest?.("path");
+    if (!path) return;
+    const [q, k] = [Number(path.dataset.q), Number(path.dataset.k)];
+    this.explorer.store.set({ cursor: { q, k } });
+    const [key, query] = [this.axes[0].label(k + this.first[0], 32), this.axes[1].label(q + this.first[1], 32)];
+    const notes = this.data.map(({ values, columns }) => noteOf(query, key, values[q * columns + k]));
+    showTip(notes.map((note, set) => ({ ...note, head: headName(this.explorer, this.sets[set][0]) })), [event.clientX, event.clientY]);
+  }
+
+  /** Arrow keys go along a row and to the other one. */
+  step(event, row) {
+    const right = row.dir === "rtl" ? -1 : 1;
+    const by = { ArrowLeft: -right, ArrowRight: right, Home: -1e9, End: 1e9 }[event.key];
+    const other = { ArrowUp: this.rows[0], ArrowDown: this.rows[1] }[event.key];
+    if ((!by && !other) || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const tokens = [...row.children];
+    const place = tokens.indexOf(document.activeElement);
+    if (by) return tokens[between(0, place + by, tokens.length - 1)].focus();
+    if (other !== row) other.children[between(0, place, other.children.length - 1)].focus();
+  }
+
+  /** The lines of a token in words, the largest weights first. */
+  describe({ q, k }) {
+    const lines = this.drawn[0].filter((line) => (q === null ? line.k === k : line.q === q)).reverse();
+    const [own, far] = q === null ? [0, 1] : [1, 0];
+    const label = (side, place) => this.axes[side].label(place + this.first[side], 24);
+    const found = lines.slice(0, 6).map((line) => `${label(far, far ? line.q : line.k)} ${formatNumber(line.weight, 2)}`);
+    return `${label(own, q ?? k)} ${say(q === null ? "lookedAtBy" : "looksAt")}: ${found.join(", ") || say("linesNone", { least: LEAST_WEIGHT })}`;
+  }
+
+  /** What the foot of the page says about the lines. */
+  get note() {
+    if (!this.data) return "";
+    const parts = [say(this.lines.some((lines) => lines.length) ? "linesLeast" : "linesNone", { least: LEAST_WEIGHT })];
+    const error = Math.max(...this.sets.flat().map((one) => this.explorer.source.precision(one.name, one.head)));
+    parts.push(error < 0.00005 ? say("exact") : say("rounded", { error: Number(error.toPrecision(1)) }));
+    if (this.odd) parts.push(say("oddNote"));
+    return parts.join(" · ");
+  }
+}
+
+/** The caption of a set of heads: a head with its facts, or what its heads have in common. */
+export function captionOf(explorer, heads) {
+  const [one] = heads;
+  if (heads.length === 1) return [make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)];
+  const role = explorer.state.averaged === "role" ? explorer.headOf(one).role : null;
+  const title = headTitle(explorer, one).split(" · ").slice(role ? 1 : 0, -1).join(" · ");
+  const facts = [];
+  if (role) {
+    const dot = make("span", { class: "dot" });
+    dot.style.backgroundColor = roleColour(role, explorer.dark);
+    facts.push(make("span", { class: "fact" }, dot, sayRole(role)));
+  }
+  return [make("strong", { text: [title, say("meanOf", { count: heads.length })].filter(Boolean).join(" · ") }), ...facts];
+}

@@ -1,0 +1,193 @@
+"""Lines between tokens, on the page and as a figure: every weight has the line that it should have, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+
+from clearhead import Mask
+from clearhead.errors import ShapeError
+from clearhead.explore import Scene, figures, from_weights, open_record
+from clearhead.explore.figures import attention_lines, figure_set, style
+from clearhead.explore.page_file import PAGE, render_page
+from tests.explore import media_records, records
+from tests.explore.browser import Watched
+from tests.explore.test_page import saved
+
+LEAST = attention_lines.LEAST_WEIGHT
+UNDER_POINTER = """() => {
+  const line = [...document.querySelectorAll(".all-lines path")].at(-1);
+  const at = line.getPointAtLength(line.getTotalLength() / 2).matrixTransform(line.getScreenCTM());
+  const { q, k } = document.elementFromPoint(at.x, at.y).dataset;
+  return [at.x, at.y, Number(q), Number(k)];
+}"""  # the middle of the thickest line, which is drawn last
+ODD_TOKENS = ["人工", "智能", "שלום", "🙂", "a" * 200, "<b>", "$5", "", "\u200f", "end"]
+
+
+def drawn(figure: Figure) -> dict[tuple[int, int], PathPatch]:
+    """The lines of a figure by query and key."""
+    patches = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, PathPatch)]
+    return {tuple(int(part) for part in patch.get_gid().split("-")[1:]): patch for patch in patches}
+
+
+def expected(weights: torch.Tensor) -> dict[tuple[int, int], float]:
+    """The weights that have a line."""
+    return {(q, k): weights[q, k].item() for q, k in (weights >= LEAST).nonzero().tolist()}
+
+
+def test_a_figure_has_a_line_as_thick_as_each_weight():
+    record = records.drawn(13, heads=3, mask=Mask.causal())
+    weights = records.weights_of(record["encoder.0.self"]).double()
+    for head, wanted in ((1, weights[1]), ([0, 2], weights[[0, 2]].mean(0)), (None, weights.mean(0))):
+        lines, known = drawn(figures.lines(record["encoder.0.self"], head)), expected(wanted)
+        assert set(lines) == set(known)
+        assert not any(k > q for q, k in lines)  # hidden
+        thick = np.array([lines[cell].get_linewidth() for cell in known])
+        shares = thick / np.array(list(known.values()))
+        assert np.allclose(shares[thick > 0.5], shares[thick.argmax()], rtol=1e-4)
+    notes = figures.lines(record["encoder.0.self"], [0, 2]).get_supxlabel()
+    assert "weights below 0.02" in notes.replace("\n", " ")
+
+
+def test_a_figure_takes_any_tokens_and_says_why_it_cannot_be_drawn():
+    weights = torch.eye(10) * 0.7 + 0.03
+    weights[3] = torch.nan
+    for theme in ("light", "dark"):
+        with figures.theme(theme):
+            figure = figures.lines(weights, keys=ODD_TOKENS)
+    assert len(drawn(figure)) == 90
+    figure.canvas.draw()
+    assert "not finite" in figure.get_supxlabel().replace("\n", " ")
+    assert len(drawn(figures.lines(torch.full((64, 3), 1 / 3), queries=ODD_TOKENS * 7))) == 192
+    with pytest.raises(ShapeError, match="at most 64 tokens a side, got 65 queries × 3 keys"):
+        figures.lines(torch.full((65, 3), 1 / 3))
+    with pytest.raises(ShapeError, match="no heads"):
+        figures.lines(torch.rand(2, 5, 5), [])
+
+
+def test_broad_heads_have_thin_lines():
+    thick = [line.get_linewidth() for line in drawn(figures.lines(torch.full((5, 20), 0.05))).values()]
+    assert max(thick) <= attention_lines.THICKEST / 4 + 1e-6
+
+
+def test_a_set_of_figures_has_lines_of_short_texts_only():
+    def names(record, heads=()) -> list[str]:
+        return [one.name for one in figure_set.list_record_figures(record, heads) if one.name.startswith("lines-")]
+
+    assert names(records.translator(11, 7))[0].startswith("lines-decoder.")
+    assert names(records.translator(11, 7), ["encoder.1.self:2"]) == ["lines-encoder.1.self-2"]
+    assert names(records.drawn(64, heads=1)) == ["lines-encoder.0.self-0"]
+    assert names(records.drawn(65, heads=1)) == []
+    assert names(media_records.captioned()) == []
+
+
+def test_page_and_figures_draw_lines_in_the_same_colours():
+    found = re.search(r"LINE_COLOURS = (\[.*?\]);", (PAGE / "draw" / "colours.js").read_text(encoding="utf-8"), re.S)
+    assert json.loads(re.sub(r",\s*\]", "]", found[1])) == [list(colours) for colours in style.LINE_COLOURS]
+    first, *_, last = drawn(figures.lines(torch.eye(4))).values()
+    assert (to_hex(first.get_edgecolor()), to_hex(last.get_edgecolor())) == ("#4263eb", "#a61e4d")
+
+
+# The page
+
+
+def on_page(watched: Watched, colour: str | None = None) -> dict[tuple[int, int], float]:
+    """The weights of the lines on the page by query and key, of all or of one colour."""
+    script = """() => [...document.querySelectorAll('.all-lines path')].map((path) => [
+        Number(path.dataset.q), Number(path.dataset.k), Number(path.dataset.weight), path.getAttribute('stroke')])"""
+    found = watched.page.evaluate(script)
+    return {(q, k): weight for q, k, weight, stroke in found if colour in (None, stroke)}
+
+
+def check(watched: Watched, weights: torch.Tensor, colour: str | None = None) -> None:
+    watched.settle()
+    lines, known = on_page(watched, colour), expected(weights)
+    assert set(lines) == set(known)
+    assert max(abs(lines[cell] - known[cell]) for cell in known) < 1e-4
+
+
+def test_the_page_has_a_line_for_each_weight_and_keeps_the_selection(watched, tmp_path):
+    record = records.drawn(13, layers=2, heads=3, mask=Mask.causal(), texts=[*"ABCDEFGHIJKLM"])
+    weights = [records.weights_of(record[f"encoder.{layer}.self"]) for layer in (0, 1)]
+    path = tmp_path / "page.html"
+    path.write_text(render_page(Scene(record)), encoding="utf-8")
+    watched.open(path.as_uri(), "at=encoder.0.self/1")
+    page = watched.page
+    page.keyboard.press("v")
+    assert "drawing=lines" in watched.fragment
+    check(watched, weights[0][1])
+    assert "weights below 0.02 have no line" in watched.text("#resolution")
+    looks = page.locator(".line-row.below .token", has_text="K")
+    looks.hover()
+    watched.settle()
+    assert page.locator(".all-lines.dim").count() == 1
+    own = {k: weight for (q, k), weight in expected(weights[0][1]).items() if q == 10}
+    numbers = page.locator(".line-numbers text").all_text_contents()
+    assert sorted(numbers) == sorted(f"{one:.2f}" for one in own.values())
+    x, y, q, k = page.evaluate(UNDER_POINTER)
+    page.mouse.move(x, y)
+    watched.until("#tip", f"{weights[0][1][q, k]:.3f}"[:-1])
+    watched.until("#subject", "ABCDEFGHIJKLM"[q])  # the other panes follow
+    looks.click()
+    watched.until("#subject", "K")
+    assert "pins=tokens:10" in watched.fragment
+    page.mouse.move(2, 2)
+    watched.settle()
+    assert page.locator(".chosen-lines path").count() == len(own)  # still those of the pinned token
+    drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
+    strokes = [one for one in drawing.iter("{http://www.w3.org/2000/svg}path") if one.get("data-weight")]
+    assert len(strokes) == len(expected(weights[0][1])) + len(own)
+    assert saved(watched, "#save-png").startswith(b"\x89PNG")
+    window = json.loads(saved(watched, "#save-json"))["window"]["weights"]
+    assert window[3][4:] == [None] * 9  # hidden
+    assert window[12] == pytest.approx(weights[0][1][12].tolist(), abs=1e-4)
+    page.locator("#averaged").select_option("layer")
+    check(watched, weights[0].mean(0))
+    assert "averaged=layer" in watched.fragment
+    assert "mean of 3 heads" in watched.text("figcaption")
+    assert "about head 1 alone" in watched.text("figcaption")
+    watched.open(path.as_uri(), "at=encoder.0.self/1&beside=encoder.1.self/2&drawing=lines")
+    check(watched, weights[0][1], "#ad3f17")
+    check(watched, weights[1][2], "#2362b5")
+    page.locator("#drawings button", has_text="matrix").click()
+    watched.settle()
+    assert page.locator(".map-canvas").count() == 2
+
+
+@pytest.mark.parametrize(
+    "watched", [{"locale": "zh-CN", "viewport": {"width": 390, "height": 800}, "has_touch": True}], indirect=True
+)
+def test_lines_on_a_phone_in_chinese_and_why_a_long_text_has_none(watched):
+    weights = torch.rand(2, 1, 10, 10, generator=torch.Generator().manual_seed(7)).pow(4)
+    weights = weights / weights.sum(-1, keepdim=True)
+    with open_record(from_weights(weights, ODD_TOKENS), browser=False) as opened:
+        watched.open(opened.url, "at=encoder.1.self/0&drawing=lines")
+        check(watched, weights[1, 0])
+        page = watched.page
+        assert page.locator(".line-row.above .token").count() == 10
+        sizes = [one.bounding_box() for one in page.locator(".line-row .token").all()]
+        assert all(size["width"] >= 24 and size["height"] >= 24 for size in sizes)
+        page.locator(".line-row.above .token").nth(9).tap()
+        watched.until("#subject", "end")
+        assert "direction=by" in watched.fragment
+        page.locator(".line-row.above .token").nth(9).focus()
+        page.keyboard.press("Enter")
+        assert "pins" not in watched.fragment  # it was pinned, and keeps the focus
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Home")
+        assert page.evaluate("() => document.activeElement.textContent") == "人工"
+        assert watched.text("#live").startswith("人工 关注")
+    with open_record(records.drawn(65, heads=1), browser=False) as opened:
+        watched.open(opened.url, "drawing=lines")
+        watched.until(".line-message", "连线只适合每边不超过 64 个词元的文本；这里下方有 65 个，上方有 65 个。")
+        page.locator(".line-message button").tap()
+        page.locator(".map-canvas").wait_for()
+        watched.settle()
