@@ -111,7 +111,7 @@ class HuggingFaceReader:
         return trace._replace(text=self.written_text(trace))
 
     def continue_trace(self, model: Any, trace: Trace, written: Sequence[int], *, options: HuggingFaceOptions) -> Trace:
-        """The same text with an answer that begins with these tokens, and `most` or 64 tokens in all, if so many fit."""
+        """The same text with an answer that begins with these tokens; it has `most` or 64 in all, if so many fit."""
         beams, most = options.beams or 1, options.most or MAX_NEW_TOKENS
         ended = written[-1] in _find_ends(model)
         if "source" in trace.reads:
@@ -127,11 +127,9 @@ class HuggingFaceReader:
         return made._replace(text=self.written_text(made))
 
     def written_text(self, trace: Trace) -> str:
-        if "target" in trace.reads:
-            text: str = self.tokenizer.decode(list(trace.writes), skip_special_tokens=True)
-            return text
-        text = self.tokenizer.decode(trace.reads["tokens"][trace.prompt :])
-        return text
+        pair = "target" in trace.reads
+        tokens = list(trace.writes) if pair else trace.reads["tokens"][trace.prompt :]
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=pair))
 
     def _generate(
         self, model: Any, numbers: list[int], beams: int, most: int | None, begin: Sequence[int] = ()

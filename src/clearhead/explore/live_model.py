@@ -195,9 +195,9 @@ class LiveModel:
         return {"text": new.text, "before_text": old.text}
 
     def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
-        """A record of the same input with the answer of `continue_answer`; other parts of the text stay as they were."""
+        """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
         with self._cancellable():
-            old, new = self._continue(record, number, place, choice)
+            _, new = self._continue(record, number, place, choice)
             given = record.calls[number].about.get("input", "")
             parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.get("input") == given}
             own = option_names(self.task.options, "look")

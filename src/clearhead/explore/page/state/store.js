@@ -23,6 +23,7 @@ export const DEFAULTS = {
   curve: "auto",
   colours: "ember",
   drawing: "auto", // "map" or "picture"
+  shading: "chance", // of the answer: by the probability of its tokens, or by "attention"
   rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
@@ -58,7 +59,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "rows", "theme", "language", "keys"];
+const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "shading", "rows", "theme", "language", "keys"];
 
 /** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
@@ -87,6 +88,7 @@ const CHOICES = {
   curve: ["auto", "linear", "root", "log"],
   colours: ["ember", "cividis", "ink"],
   drawing: ["auto", "map", "picture"],
+  shading: ["chance", "attention"],
   rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: LANGUAGE_CODES,
