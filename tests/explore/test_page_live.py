@@ -16,6 +16,7 @@ from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
 from tests.explore.browser import Watched
 from tests.explore.test_page import SENTENCE, START, token
+from tests.explore.test_page_access import AUDIT
 
 SICK = "他昨天没有去学校，因为他病了。"
 GIVEN = "Yesterday he stayed at home because he was sick."
@@ -106,25 +107,6 @@ def test_more_tokens_than_positions_are_refused_by_number(tmp_path):
         reader.traces(model, "x" * 17, answer=None, options=HuggingFaceOptions())
 
 
-def contrast(watched: Watched, selector: str) -> float:
-    """The least contrast of text and ground among these elements."""
-    return watched.page.evaluate(
-        """(selector) => {
-          const light = (colour) => {
-            const [red, green, blue] = colour.match(/[\\d.]+/g).slice(0, 3).map((value) => value / 255)
-              .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-            return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-          };
-          return Math.min(...[...document.querySelectorAll(selector)].map((one) => {
-            const { color, backgroundColor } = getComputedStyle(one);
-            const [dark, bright] = [light(color), light(backgroundColor)].sort((a, b) => a - b);
-            return (bright + 0.05) / (dark + 0.05);
-          }));
-        }""",
-        selector,
-    )
-
-
 def greens(watched: Watched, selector: str) -> list[int]:
     """How green the ground of each element is: the deeper the violet, the less."""
     return watched.page.evaluate(
@@ -153,7 +135,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     ground = greens(watched, "#output-text .token")
     assert [round(240 - 81 * (1 - chance)) for chance in about["chances"]] == pytest.approx(ground, abs=1)
     assert "or: He 87 %" in marked.first.get_attribute("title")
-    assert contrast(watched, "#output-text .token") >= 4.5
+    assert watched.page.evaluate(AUDIT) == []
     page.locator("#next-surprise").click()
     watched.until("#next h2", f"alternatives to {marked.first.inner_text()}")
     assert page.locator("#next .alternative").count() == 0  # no model, nothing to go on with
@@ -161,7 +143,8 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     page.keyboard.press("t")  # dark
     page.keyboard.press("l")
     watched.until("#chances", f"{len(best)} 处中有 {len(wrong)} 处模型不同意")
-    assert contrast(watched, "#output-text .token") >= 4.5
+    watched.settle()
+    assert watched.page.evaluate(AUDIT) == []
     page.locator('#chances button[value="attention"]').click()
     page.locator(".chance-legend").wait_for(state="detached")
     assert "shading=attention" in watched.fragment
@@ -186,6 +169,8 @@ def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(wat
         assert watched.text("#continued").split() == want.text.split()
         assert watched.text(".before-after del").split() == ["he", "was"]
         assert watched.text("#continued ins").split() == ["he's"]
+        watched.settle()
+        assert page.evaluate(AUDIT) == []
         page.locator("#open-continued").click()
         watched.until("#notes", "the model was made to write 's, and then went on by itself")
         token(watched, "#output-text", "'s").wait_for()
@@ -232,6 +217,8 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert watched.text("#hidden-answer").split() == want.text.split()
     assert f"→ {loss:.2f}" in watched.text("#hiding")
     assert page.locator("#source-text .token.concealed").all_inner_texts() == ["世界"]
+    watched.settle()
+    assert page.evaluate(AUDIT) == []
     page.locator("#hide-word").click()
     page.locator("#hidden-answer").wait_for(state="detached")
     assert page.locator(".token.concealed").count() == 0

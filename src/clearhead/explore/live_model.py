@@ -282,6 +282,7 @@ def _restore_trace(call: Forward) -> Trace:
     order = ["source", "target", "tokens"]  # what is written comes last
     reads = {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)}
     about = call.about
+    parts: list[Any] = about.get("parts", [])
     return Trace(
         reads,
         about.get("written", []),
@@ -289,7 +290,7 @@ def _restore_trace(call: Forward) -> Trace:
         bool(about.get("given")),
         notes=about.get("notes", []),
         surfaces=about.get("surfaces", {}),
-        parts=[AnswerPart(*part) for part in about.get("parts", [])],
+        parts=[AnswerPart(*part) for part in parts],
         media=_restore_media(call),
         prompt=about.get("prompt", 0),
         forced=about.get("forced", 0),

@@ -300,7 +300,7 @@ def read_details(forward: Forward) -> CallMetadata:
     if is_number(about.get("loss")):
         found["loss"] = about["loss"]
     if isinstance(chances := about.get("chances"), list) and isinstance(ranks := about.get("ranks"), list):
-        found["chances"] = [round(one, 6) if is_number(one) else None for one in chances]
+        found["chances"] = [round(float(one), 6) if one is not None and is_number(one) else None for one in chances]
         found["ranks"] = [one if type(one) is int else None for one in ranks]
     if type(prompt := about.get("prompt")) is int:
         found["prompt"] = prompt
