@@ -167,3 +167,17 @@ def test_a_function_that_takes_no_such_mask_is_named(monkeypatch):
     refused = pytest.raises(LensError, match=r"set_attn_implementation\('sdpa'\)")
     with implementation(model, "own"), refused, hide(model, {"tokens": [0]}):
         model(input_ids=tokens())
+
+
+@pytest.mark.unchecked
+def test_a_compiled_model_notices_what_is_hidden_and_shown_again():
+    torch.manual_seed(3)
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11, width=24, heads=3, layers=1)).eval()
+    ids, compiled = torch.randint(11, (2, 7)), torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        before = compiled(ids)
+        with hide(compiled, {"tokens": [1, 3]}):
+            found = compiled(ids)
+        assert torch.equal(compiled(ids), before)
+        torch.testing.assert_close(found, model(ids, mask=mask_of(7, [1, 3])))
+    assert not torch.allclose(before, found)

@@ -118,7 +118,12 @@ class LiveModel:
 
         `hidden` has positions of tokens by text, as `clearhead.hide` takes them: their keys are masked in all layers.
         """
-        ids = record.calls[call].ids
+        ids, context = record.calls[call].ids, getattr(self.task, "context", None)
+        if hidden and isinstance(context, int) and "tokens" in ids and ids["tokens"].shape[1] >= context:
+            raise LensError(
+                f"the text fills the model's context of {context:,} tokens, which moves on while it writes, so that "
+                "positions are not fixed; hide words in a shorter text"
+            )
         for text, positions in (hidden or {}).items():
             tokens = ids[text].shape[1] if text in ids else 0
             if outside := [place for place in positions if not 0 <= place < tokens]:

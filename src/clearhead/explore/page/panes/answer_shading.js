@@ -21,29 +21,33 @@ function isSurprising(output, place) {
 }
 
 /** The places that count as the answer: of a language model those after its prompt, or all if there is nothing after it. */
-function answerPlaces({ output }) {
+function answerPlaces(output) {
   const first = Math.max(0, (output.prompt ?? 0) - 1);
-  const places = output.chances.map((_, place) => place);
-  const after = places.filter((place) => place >= first && Number.isFinite(output.chances[place]));
+  const places = output.chances.map((_, place) => place).filter((place) => Number.isFinite(output.chances[place]));
+  const after = places.filter((place) => place >= first);
   return after.length ? after : places;
 }
 
-function surprisingPlaces(explorer) {
-  const { scene } = explorer;
-  if (scene.surprises === undefined) scene.surprises = new Set(answerPlaces(scene).filter((place) => isSurprising(scene.output, place)));
-  return scene.surprises;
+const found = new WeakMap(); // by output: its places, and those that are surprising
+
+function placesOf({ scene: { output } }) {
+  if (!found.has(output)) {
+    const places = answerPlaces(output);
+    found.set(output, { count: places.length, surprises: new Set(places.filter((place) => isSurprising(output, place))) });
+  }
+  return found.get(output);
 }
 
 /** What a text shows, with the shades, marks and notes of probabilities; unchanged where there are none. */
 export function withChances(explorer, axis, shown) {
   const { look, scene, state } = explorer;
   if (!scene.output?.chances || !explorer.decodes(axis)) return shown;
-  const surprises = surprisingPlaces(explorer);
+  const { surprises } = placesOf(explorer);
   const at = (position) => placeOf(explorer, axis, position);
   const noted = { ...shown, marked: (position) => surprises.has(at(position)), noteOn: (position) => describe(scene.output, at(position)) };
   if (state.shading !== "chance") return noted;
   const shade = (position) => (at(position) === null ? 0 : 1 - scene.output.chances[at(position)]);
-  return { ...noted, shade, scale: { css: (share) => mix(look.chip, look.doubt, share), ink: () => look.ink } };
+  return { ...noted, shade, averaged: true, scale: { css: (share) => mix(look.chip, look.doubt, share), ink: () => look.ink } };
 }
 
 /** " · probability 54 % · or: 's 31 %, is 4 %" */
@@ -64,9 +68,9 @@ export function paintChances(explorer) {
   const box = byId("chances");
   box.hidden = !scene.output?.chances || !scene.output.axis;
   if (box.hidden) return;
-  const count = surprisingPlaces(explorer).size;
+  const { count: places, surprises: { size: count } } = placesOf(explorer);
   const kind = scene.output.given ? "disagrees" : "surprising";
-  const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places: answerPlaces(scene).length }) });
+  const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places }) });
   const next = make("button", { type: "button", class: "word", id: "next-surprise", title: say("nextSurprise"), on: { click: () => goToNext(explorer) } }, ...sayAround(kind, { number }));
   const legend = make("span", { class: "chance-legend" }, formatPercent(1), make("span", { class: "chance-bar", "aria-hidden": "true" }), formatPercent(0));
   const choice = (value, phrase) => make("button", { type: "button", value, text: say(phrase), "aria-pressed": String(state.shading === value), on: { click: () => store.set({ shading: value }) } });
@@ -81,7 +85,7 @@ function goToNext(explorer) {
   const axis = explorer.axes[explorer.scene.output.axis];
   const shift = axis.name === axis.reads ? 1 : 0;
   const last = explorer.pinnedOn(axis).at(-1) ?? -1;
-  const positions = [...surprisingPlaces(explorer)].map((place) => place + shift);
+  const positions = [...placesOf(explorer).surprises].map((place) => place + shift);
   const next = positions.find((position) => position > last) ?? positions[0];
   explorer.store.set({ pins: [] });
   explorer.pin(axis.name, next);

@@ -9,7 +9,7 @@ import { formatCount } from "../data/tokens.js";
  * @typedef {{shade: ((position: number) => number) | null, pinned: Set<number>, cursor: number | null,
  *   current: number | null, fadedFrom: number, focus: number | null, scale?: {css: any, ink: any},
  *   marked?: (position: number) => boolean, noteOn?: (position: number) => string,
- *   concealed?: (position: number) => boolean}} Shown
+ *   concealed?: (position: number) => boolean, averaged?: boolean}} Shown
  */
 
 export class TokenFlow {
@@ -153,10 +153,15 @@ export class TokenFlow {
     for (let x = 0; x < width; x++) {
       const from = Math.floor((x / width) * count);
       const to = Math.max(from + 1, Math.floor(((x + 1) / width) * count));
-      let most = 0;
-      if (this.shown.shade) for (let position = from; position < to; position++) most = Math.max(most, this.shown.shade(position));
-      if (most < 0.02) continue;
-      context.fillStyle = scale.css(most);
+      let [most, sum] = [0, 0];
+      for (let position = from; this.shown.shade && position < to; position++) {
+        const shade = this.shown.shade(position);
+        most = Math.max(most, shade);
+        sum += shade;
+      }
+      const share = this.shown.averaged ? sum / (to - from) : most;
+      if (share < 0.02) continue;
+      context.fillStyle = scale.css(share);
       context.fillRect(x, 0, 1, 16);
     }
     const box = [(this.start / count) * width, Math.max(4, (Math.min(this.page, count) / count) * width)];

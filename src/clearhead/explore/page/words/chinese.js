@@ -245,6 +245,7 @@ export const CHINESE = {
     "the text has {count} tokens; the model reads {most} at most": "文本有 {count} 个词元；模型最多读取 {most} 个。",
     "text and answer have {count} tokens; the page takes {most} at most": "文本和输出共有 {count} 个词元；本页最多接受 {most} 个。",
     "cancelled": "已取消",
+    "the text fills the model's context of {count} tokens, which moves on while it writes, so that positions are not fixed; hide words in a shorter text": "文本占满了模型 {count} 个词元的上下文，写作时上下文会移动，位置并不固定；请用较短的文本来隐藏词。",
     "this model does not write token by token, so it cannot go on from another token": "这个模型不是逐个词元地写，因此不能从另一个词元接着写。",
     "CTC alone neither samples nor takes a prefix; use ctc_weight below 1": "单独的 CTC 不能从给定的开头接着写；请使用小于 1 的 ctc_weight。",
     "not found": "没有找到：clearhead look 重新启动后，地址会改变。",
