@@ -178,6 +178,21 @@ def look_through(
             raise DataError(f"there is nothing to look at: {shown!r} has no tokens")
         if check is not None:
             check(traces)
+    return look_at_traces(model, task, traces, shown, name=name, keep=keep, **options)
+
+
+def look_at_traces(
+    model: nn.Module,
+    task: Traceable,
+    traces: Sequence[Trace],
+    shown: str,
+    *,
+    name: str,
+    keep: str = "qk",
+    **options: Any,
+) -> Record:
+    """What every head looks at in these forward passes over one input; `shown` is that input as text, or its name."""
+    with torch.inference_mode():
         longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
         options = {"norms": True, "pixels": _pixels(model, longest), **options}
         with watch(model, keep=keep, own_thread=True, **options) as record:
@@ -208,8 +223,9 @@ def _pixels(model: nn.Module, tokens: int) -> int:
 
 
 def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
-    """The answer of a forward pass, its loss, and the most probable tokens at each place."""
+    """The answer of a forward pass, its loss, the probability of each token, and the most probable ones beside it."""
     about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
+    about.update({"prompt": trace.prompt, "forced": trace.forced})
     if trace.parts:
         about["parts"] = [list(part) for part in trace.parts]
     if scores is None or not trace.writes:
@@ -217,12 +233,17 @@ def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens
     kind = list(trace.reads)[-1]
     sure = scores.float().log_softmax(-1).cpu()
     best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
-    pieces = [task.pieces(kind, row) for row in best.indices.tolist()]
+    about["choices"] = best.indices.tolist()
+    pieces = [task.pieces(kind, row) for row in about["choices"]]
     rows = zip(pieces, best.values.tolist(), strict=True)
     about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
     about["written"], about["writes"] = list(trace.writes), task.pieces(kind, trace.writes)
     written = torch.tensor(trace.writes)
-    lost = -sure.gather(1, written.clamp(min=0)[:, None])[written >= 0, 0]
+    own, known = sure.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
+    chances, ranks = own[:, 0].exp().tolist(), (sure > own).sum(1).tolist()
+    about["chances"] = [one if there else None for one, there in zip(chances, known, strict=True)]
+    about["ranks"] = [one if there else None for one, there in zip(ranks, known, strict=True)]
+    lost = -own[written >= 0, 0]
     about["loss"] = float(lost.mean()) if len(lost) else None
     return about
 

@@ -9,11 +9,17 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.errors import DataError
-from clearhead.explore import open_record
+from clearhead import Record
+from clearhead.errors import DataError, LensError
+from clearhead.explore import Scene, open_record, write_page
 from clearhead.explore.live_model import LiveModel, count_positions
+from clearhead.explore.page_requests import PageRequests
 from tests.explore.browser import Watched
 from tests.explore.test_page import SENTENCE, START, token
+from tests.explore.test_page_access import AUDIT
+
+SICK = "他昨天没有去学校，因为他病了。"
+GIVEN = "Yesterday he stayed at home because he was sick."
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +105,161 @@ def test_more_tokens_than_positions_are_refused_by_number(tmp_path):
     reader.tokenizer = Letters()
     with pytest.raises(DataError, match="the text has 17 tokens; the model reads 13 at most"), torch.no_grad():
         reader.traces(model, "x" * 17, answer=None, options=HuggingFaceOptions())
+
+
+def greens(watched: Watched, selector: str) -> list[int]:
+    """How green the ground of each element is: the deeper the violet, the less."""
+    return watched.page.evaluate(
+        "(selector) => [...document.querySelectorAll(selector)].map((one) => "
+        "Number(getComputedStyle(one).backgroundColor.match(/[\\d.]+/g)[1]))",
+        selector,
+    )
+
+
+def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, live, tmp_path):
+    record = live.look(SICK, answer=GIVEN)
+    about = record.calls[0].about
+    with torch.inference_mode():
+        task, [trace] = live.task, live.task.traces(live.model, SICK, answer=GIVEN, options=live.task.options())
+        chances = task.run_trace(live.model, trace).softmax(-1)
+    assert about["chances"] == pytest.approx(chances.gather(1, torch.tensor(trace.writes)[:, None])[:, 0].tolist())
+    best = chances.argmax(-1).tolist()
+    wrong = [place for place, token in enumerate(trace.writes) if best[place] != token]
+    assert [place for place, rank in enumerate(about["ranks"]) if rank] == wrong != []
+    watched.open(write_page(record, tmp_path / "given.html").as_uri(), "at=decoder.1.cross/0")
+    page = watched.page
+    watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model prefers another token")
+    marked = page.locator("#output-text .token.surprising")
+    assert [int(one.get_attribute("data-position")) for one in marked.all()] == wrong
+    watched.settle()  # colours fade in
+    ground = greens(watched, "#output-text .token")
+    assert [round(240 - 81 * (1 - chance)) for chance in about["chances"]] == pytest.approx(ground, abs=1)
+    assert "or: He 87 %" in marked.first.get_attribute("title")
+    assert watched.page.evaluate(AUDIT) == []
+    page.locator("#next-surprise").click()
+    watched.until("#next h2", f"alternatives to {marked.first.inner_text()}")
+    assert page.locator("#next .alternative").count() == 0  # no model, nothing to go on with
+    assert "clearhead look MODEL INPUT" in watched.text("#ablation")
+    page.keyboard.press("t")  # dark
+    page.keyboard.press("l")
+    watched.until("#chances", f"{len(best)} 处中有 {len(wrong)} 处模型不同意")
+    watched.settle()
+    assert watched.page.evaluate(AUDIT) == []
+    page.locator('#chances button[value="attention"]').click()
+    page.locator(".chance-legend").wait_for(state="detached")
+    assert "shading=attention" in watched.fragment
+
+
+def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(watched, live):
+    record = live.look(SICK)
+    about = record.calls[0].about
+    place = about["writes"].index("▁was")
+    begin = [*about["written"][:place], about["choices"][place][1]]
+    with torch.inference_mode():
+        [trace] = live.task.traces(live.model, SICK, answer=None, options=live.task.options())
+        want = live.task.continue_trace(live.model, trace, begin, options=live.task.options())
+    assert want.text != about["text"]
+    with open_record(record, live=live, browser=False) as opened:
+        watched.open(opened.url, "at=decoder.1.cross/0")
+        page = watched.page
+        token(watched, "#output-text", "was").click()
+        watched.until("#next h2", "alternatives to was")
+        page.locator("#next .alternative").first.click()
+        page.locator("#continued").wait_for()
+        assert watched.text("#continued").split() == want.text.split()
+        assert watched.text(".before-after del").split() == ["he", "was"]
+        assert watched.text("#continued ins").split() == ["he's"]
+        watched.settle()
+        assert page.evaluate(AUDIT) == []
+        page.locator("#open-continued").click()
+        watched.until("#notes", "the model was made to write 's, and then went on by itself")
+        token(watched, "#output-text", "'s").wait_for()
+        assert page.locator("#output-text .flow:not([hidden]) .token").count() == len(want.writes)
+        page.keyboard.press("x")  # without a head, the answer begins as it was made to
+        page.locator("#ablated").wait_for()
+        page.keyboard.press("l")
+        watched.until("#notes", "模型被要求写出“'s”")
+        watched.settle()
+
+
+def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(watched, live):
+    record = live.look(SENTENCE)
+    with open_record(record, live=live, browser=False) as opened:
+        watched.open(opened.url, START)
+        hide_a_word(watched, live, record)
+        for scope, off in (("layer", {"decoder.0.cross": None}), ("role", roles_like(record))):
+            watched.page.locator(f'#ablation button[value="{scope}"]').click()
+            watched.page.locator("#switch-off").click()
+            watched.until("#ablation p", "loss")
+            with torch.inference_mode(), clearhead.ablate(live.model, off):
+                loss = live._repeat(record.calls[0])["loss"]
+            assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
+            watched.page.locator("#switch-off").click()
+            watched.page.locator("#ablated").wait_for(state="detached")
+        watched.page.keyboard.press("l")
+        watched.until("#hide-word", "隐藏“世界”")
+        watched.settle()
+
+
+def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
+    """Hides 世界 and compares with the lens, then shows it again."""
+    page = watched.page
+    watched.until("#hide-hint", "Click a word of the text")
+    place = page.locator("#source-text .token").all_inner_texts().index("世界")
+    token(watched, "#source-text", "世界").click()
+    watched.until("#hide-word", "hide “世界”")
+    page.locator("#hide-word").click()
+    page.locator("#hidden-answer").wait_for()
+    with torch.inference_mode(), clearhead.hide(live.model, {"source": [place]}):
+        [want] = live.task.traces(live.model, SENTENCE, answer=None, options=live.task.options())
+        loss = live._repeat(record.calls[0])["loss"]
+    assert "world" not in want.text
+    assert watched.text("#hidden-answer").split() == want.text.split()
+    assert f"→ {loss:.2f}" in watched.text("#hiding")
+    assert page.locator("#source-text .token.concealed").all_inner_texts() == ["世界"]
+    watched.settle()
+    assert page.evaluate(AUDIT) == []
+    page.locator("#hide-word").click()
+    page.locator("#hidden-answer").wait_for(state="detached")
+    assert page.locator(".token.concealed").count() == 0
+
+
+def roles_like(record: Record) -> dict[str, list[int]]:
+    """All heads that have the role of the head that START chooses."""
+    scene = Scene(record, takes="text").to_json()
+    heads = {one["name"]: {head["number"]: head["role"] for head in one["heads"]} for one in scene["attentions"]}
+    role = heads["decoder.0.cross"][1]
+    return {name: [number for number, own in some.items() if own == role] for name, some in heads.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "problem"),
+    [
+        ("continue", {"place": 99, "choice": 0}, "no alternative 0 at place 99"),
+        ("continue", {"place": 0, "choice": 7}, "no alternative 7"),
+        ("continue", {"place": "0", "choice": True}, "place must be a whole number from 0 on"),
+        ("ablate", {"hide": {"source": [99]}}, "there is no token 99 of 'source', which has"),
+        ("ablate", {"hide": {"source": ["1"]}}, "name the tokens by text and position"),
+        ("ablate", {"hide": [1]}, "name the tokens by text and position"),
+        ("ablate", {"hide": {"colour": [0]}}, "there is no token 0 of 'colour'"),
+    ],
+)
+def test_requests_that_name_what_is_not_there_are_refused(live, name, wrong, problem):
+    requests = PageRequests(live.look("我喜欢猫。"), live=live)
+    with pytest.raises(LensError, match=problem):
+        requests.post(name, wrong)
+    requests.close()
+
+
+def test_a_model_that_does_not_write_tokens_does_not_offer_to_go_on(live):
+    class Reader:
+        """Reads, and says nothing of how to go on."""
+
+        name, options = "text", live.task.options
+        traces, run_trace, pieces = live.task.traces, live.task.run_trace, live.task.pieces
+
+    reading = LiveModel(live.model, Reader(), "reader")
+    assert live.can_continue
+    assert not reading.can_continue
+    with pytest.raises(LensError, match="does not write token by token"):
+        reading.continue_answer(live.look("我喜欢猫。"), 0, 0, 1)

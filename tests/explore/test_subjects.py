@@ -200,6 +200,13 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     without = live.answer_without(record, 0, {record.names[-1]: [0, 1, 2]})
     assert without["loss"][0] == pytest.approx(scene["output"]["loss"], rel=1e-4)
     assert without["loss"][1] != without["loss"][0]
+    text = "source" if kind == "MarianMTModel" else "tokens"
+    assert live.answer_without(record, 0, {}, {text: [1]})["loss"][1] not in without["loss"]
+    chosen = live.task.pieces("tokens", [record.calls[0].about["choices"][1][1]])[0]
+    assert chosen in live.continue_answer(record, 0, 1, 1)["text"].split()
+    opened = live.look_at_continuation(record, 0, 1, 1).calls[0]
+    assert opened.about["writes"][1] == chosen
+    assert opened.about["forced"] == 2
 
 
 def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):

@@ -21,6 +21,7 @@ from clearhead.errors import ClearheadError, ConfigError, DataError, PackageErro
 from clearhead.tasks import Transcription
 from clearhead.tasks.media import SoundInput, media_from_json
 from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.transcription.transcription_settings import TranscriptionOptions
 from clearhead.tasks.transcription.transcription_task import TOO_FAST
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -151,6 +152,18 @@ def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken
     assert given.calls[0].about["given"] is True
     assert "decoder.0.cross" in given.names
     assert transcriber.task.pieces("source", [0, 10]) == ["0.03 s", "0.53 s"]
+
+
+def test_a_transcript_goes_on_from_another_token(transcriber, spoken):
+    task, model, options = transcriber.task, transcriber.model, TranscriptionOptions(beams=1, ctc_weight=0.0)
+    [trace] = task.traces(model, (spoken[0].samples, RATE), answer=None, options=options)
+    again = task.continue_trace(model, trace, trace.writes[:2], options=options)
+    assert (again.text, list(again.writes), again.forced) == (trace.text, list(trace.writes), 2)
+    other = task.continue_trace(model, trace, [trace.writes[0], trace.writes[0]], options=options)
+    assert list(other.writes[:2]) == [trace.writes[0]] * 2
+    assert other.media is trace.media
+    with pytest.raises(ConfigError, match="CTC alone neither samples nor takes a prefix"):
+        task.continue_trace(model, trace, trace.writes[:2], options=TranscriptionOptions(ctc_weight=1.0))
 
 
 def test_the_answer_can_be_streamed(transcriber, spoken):

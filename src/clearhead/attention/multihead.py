@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention.backends.choice import attend, attention_weights
@@ -102,11 +102,12 @@ class MultiHeadAttention(nn.Module):
         self.strength = nn.Parameter(torch.ones(heads)) if temperature == "learned" else None
         self.observer: Callable[[Seen], None] | None = None
         self.ablated_heads: Bool[Tensor, "heads 1 1"] | None = None  # their output is set to zero; see `ablate`
+        self.hidden_keys: Int[Tensor, " positions"] | None = None  # that no query sees; see `hide`
         self.reset_parameters()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy: `ablate` applies to the model that it was given, not to copies of it."""
-        return {**self.__dict__, "ablated_heads": None}
+        """The state of a copy: `ablate` and `hide` apply to the model that they were given, not to copies of it."""
+        return {**self.__dict__, "ablated_heads": None, "hidden_keys": None}
 
     def reset_parameters(self) -> None:
         """Xavier-uniform for each of q, k, v and out by its own sizes; biases zero; strengths one."""
@@ -155,7 +156,10 @@ class MultiHeadAttention(nn.Module):
             scale = self.strength * scale
         bias = self.positions.bias() if isinstance(self.positions, (Alibi, Relative)) else None
         dropout = self.dropout if self.training else 0.0
-        observer, ablated = self.observer, self.ablated_heads  # read once: another thread may reset them
+        # read once: another thread may reset them
+        observer, ablated, hidden = self.observer, self.ablated_heads, self.hidden_keys
+        if hidden is not None:
+            mask = hide_keys(mask, hidden, k.shape[2])
         if observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
@@ -268,6 +272,19 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
         return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
+
+
+def hide_keys(mask: Mask | None, positions: Int[Tensor, " positions"], keys: int) -> Mask:
+    """The mask without the keys at these positions; those beyond the last key hide nothing.
+
+    >>> print(hide_keys(Mask.causal(), torch.tensor([1, 9]), keys=3))
+    ■··
+    ■··
+    ■·■
+    """
+    visible = ~torch.isin(torch.arange(keys, device=positions.device), positions)
+    rest = Mask.visible(visible.view(1, 1, 1, -1))
+    return rest if mask is None else as_mask(mask) & rest
 
 
 def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:

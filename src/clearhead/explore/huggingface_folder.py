@@ -93,25 +93,52 @@ class HuggingFaceReader:
         more = self._generate(model, numbers, beams, most) if answer is None and most else []
         if answer is not None:
             more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
-        whole = [*numbers, *more]
-        return [Trace({"tokens": whole}, [*whole[1:], -1], self.tokenizer.decode(more), answer is not None)]
+        whole, text = [*numbers, *more], self.tokenizer.decode(more)
+        return [Trace({"tokens": whole}, [*whole[1:], -1], text, answer is not None, prompt=len(numbers))]
 
     def _trace_encoder_decoder(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
-        start = model.config.decoder_start_token_id
-        start = model.config.bos_token_id if start is None else start
-        if start is None:
-            raise LensError("config.json has no decoder_start_token_id, the first token of every answer; add it there")
         if answer is None:
             target = self._generate(model, source, beams, most)
         else:
             target = list(self.tokenizer(text_target=answer)["input_ids"])
-        target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
-        text = self.tokenizer.decode(target, skip_special_tokens=True) if answer is None else answer
-        return Trace({"source": source, "target": [start, *target[:-1]]}, target, text, answer is not None)
+        trace = self._trace_target(model, source, target)
+        return trace if answer is None else trace._replace(text=answer, given=True)
 
-    def _generate(self, model: Any, numbers: list[int], beams: int, most: int | None) -> list[int]:
+    def _trace_target(self, model: Any, source: list[int], target: list[int]) -> Trace:
+        start = _find_start(model)
+        target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
+        trace = Trace({"source": source, "target": [start, *target[:-1]]}, target)
+        return trace._replace(text=self.written_text(trace))
+
+    def continue_trace(self, model: Any, trace: Trace, written: Sequence[int], *, options: HuggingFaceOptions) -> Trace:
+        """The same text with an answer that begins with these tokens; it has `most` or 64 in all, if so many fit."""
+        beams, most = options.beams or 1, options.most or MAX_NEW_TOKENS
+        ended = written[-1] in _find_ends(model)
+        if "source" in trace.reads:
+            most = max(1, most - len(written))
+            target = list(written) if ended else self._generate(model, trace.reads["source"], beams, most, written)
+            return self._trace_target(model, trace.reads["source"], target)._replace(forced=len(written))
+        tokens, prompt = [*trace.reads["tokens"][:1], *written], min(trace.prompt, len(written))
+        room = (count_positions(model) or len(tokens) + most) - len(tokens)
+        most = min(room, most + prompt - len(tokens))
+        more = self._generate(model, tokens, beams, most) if most > 0 and not ended else []
+        whole = [*tokens, *more]
+        made = Trace({"tokens": whole}, [*whole[1:], -1], prompt=prompt, forced=len(written))
+        return made._replace(text=self.written_text(made))
+
+    def written_text(self, trace: Trace) -> str:
+        pair = "target" in trace.reads
+        tokens = list(trace.writes) if pair else trace.reads["tokens"][trace.prompt :]
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=pair))
+
+    def _generate(
+        self, model: Any, numbers: list[int], beams: int, most: int | None, begin: Sequence[int] = ()
+    ) -> list[int]:
+        """What the model writes, after the tokens `begin` of an answer."""
         given = torch.tensor([numbers], device=model.device)
-        chosen = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
+        chosen: dict[str, Any] = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
+        if begin:
+            chosen["decoder_input_ids"] = torch.tensor([[_find_start(model), *begin]], device=model.device)
         found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
         return found if model.config.is_encoder_decoder else found[len(numbers) :]
 
@@ -142,6 +169,21 @@ class HuggingFaceReader:
             return list(self.tokenizer(text)["input_ids"])
         except (TypeError, ValueError) as error:
             raise DataError(f"the tokenizer cannot read this text: {_first_line(error)}") from error
+
+
+def _find_start(model: Any) -> int:
+    """The first token that the decoder of an encoder-decoder reads."""
+    start: int | None = model.config.decoder_start_token_id
+    start = model.config.bos_token_id if start is None else start
+    if start is None:
+        raise LensError("config.json has no decoder_start_token_id, the first token of every answer; add it there")
+    return start
+
+
+def _find_ends(model: Any) -> tuple[int, ...]:
+    """The tokens that end an answer."""
+    ends = model.generation_config.eos_token_id
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def _has_norms(model: nn.Module) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,15 +16,16 @@ from torch import nn
 
 from clearhead.attention.positions import Learned
 from clearhead.errors import DataError, LensError
-from clearhead.explore.token_display import display_next_tokens
+from clearhead.explore.token_display import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
+from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
-from clearhead.predictor import Predictor, describe_answer, look_through
+from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
 from clearhead.tasks.file_inputs import FileInputs, LoadedInput
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 from clearhead.tasks.settings import option_names, validate
-from clearhead.tasks.trace import Trace, Traceable
+from clearhead.tasks.trace import AnswerPart, Continuable, Trace, Traceable
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
 MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
@@ -52,17 +55,21 @@ class LiveModel:
         """A record of this text, or of a file by its path or content."""
         if isinstance(text, str) and len(text) > MAX_CHARACTERS:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
+        with self._cancellable():
+            return look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+
+    @contextmanager
+    def _cancellable(self) -> Iterator[None]:
+        """Holds the lock, and measures how long a `look` takes, which `cancel` can end."""
         with self.lock:
             begin = time.perf_counter()
-            options = {**self.options, **options}
             self._cancelled.clear()
             self._looking.now = True
             try:
-                record = look_through(self.model, self.task, text, name=self.name, **options)
+                yield
             finally:
                 self._looking.now = False
             self.last_duration = time.perf_counter() - begin
-            return record
 
     def cancel(self) -> None:
         """Ends the `look` that is under way, which raises LensError at the next module that it runs."""
@@ -100,9 +107,28 @@ class LiveModel:
                 raise DataError(str(error).replace(str(path), name)) from None
         return self.look(LoadedInput(name, loaded))
 
-    def answer_without(self, record: Record, call: int, heads: Mapping[str, Collection[int]]) -> AblatedAnswer:
-        """What the model answers without these heads, and its loss on the answer that it gave with them."""
-        return self._ablate(record, [call], heads)[0]
+    def answer_without(
+        self,
+        record: Record,
+        call: int,
+        heads: Mapping[str, Collection[int]],
+        hidden: Mapping[str, Sequence[int]] | None = None,
+    ) -> AblatedAnswer:
+        """What the model answers without these heads and tokens, and its loss on the answer that it gave with them.
+
+        `hidden` has positions of tokens by text, as `clearhead.hide` takes them: their keys are masked in all layers.
+        """
+        ids, context = record.calls[call].ids, getattr(self.task, "context", None)
+        if hidden and isinstance(context, int) and "tokens" in ids and ids["tokens"].shape[1] >= context:
+            raise LensError(
+                f"the text fills the model's context of {context:,} tokens, which moves on while it writes, so that "
+                "positions are not fixed; hide words in a shorter text"
+            )
+        for text, positions in (hidden or {}).items():
+            tokens = ids[text].shape[1] if text in ids else 0
+            if outside := [place for place in positions if not 0 <= place < tokens]:
+                raise LensError(f"there is no token {outside[0]} of {text!r:.40}, which has {tokens:,}")
+        return self._ablate(record, [call], heads, hidden or {})[0]
 
     def answer_without_each(
         self, record: Record, calls: Sequence[int], progress: Callable[[int], None]
@@ -121,22 +147,82 @@ class LiveModel:
         return found
 
     def _ablate(
-        self, record: Record, numbers: Sequence[int], heads: Mapping[str, Collection[int]]
+        self,
+        record: Record,
+        numbers: Sequence[int],
+        heads: Mapping[str, Collection[int]],
+        hidden: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> list[AblatedAnswer]:
-        """One result a call. A text that was read in several calls is answered once as a whole."""
+        """One result a call."""
         calls = [record.calls[number] for number in numbers]
-        with self.lock, torch.inference_mode(), ablate(self.model, heads):
+        with self.lock, torch.inference_mode(), hide(self.model, hidden), ablate(self.model, heads):
             again = [self._repeat(one) for one in calls]
-            texts: dict[int, str] = {}
-            if any(one.about.get("text") and not one.about.get("given") for one in calls):
-                own = option_names(self.task.options, "look")
-                asked = {name: value for name, value in self.options.items() if name in own}
-                options = validate(self.task.options, asked)
-                given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
-                answers = self.task.traces(self.model, given, answer=None, options=options)
-                texts = {number: answers[number].text for number in numbers}
-        new = [texts.get(number) for number in numbers]
-        return [_compare_answers(*one) for one in zip(calls, again, new, strict=True)]
+            texts = self._answer_again(calls, numbers)
+        return [_compare_answers(*one) for one in zip(calls, again, texts, strict=True)]
+
+    def _answer_again(self, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
+        """The answers that the model gives now; None for those that were given to it.
+
+        A text that was read in several calls is answered once as a whole; an answer whose beginning was chosen begins
+        with that again.
+        """
+        options = self._task_options()
+        if isinstance(self.task, Continuable) and any(one.about.get("forced") for one in calls):
+            traces = [_restore_trace(one) for one in calls]
+            begins = [list(trace.writes[: trace.forced]) for trace in traces]
+            both = zip(traces, begins, strict=True)
+            return [self.task.continue_trace(self.model, *one, options=options).text for one in both]
+        if not any(one.about.get("text") and not one.about.get("given") for one in calls):
+            return [None] * len(calls)
+        given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
+        answers = self.task.traces(self.model, given, answer=None, options=options)
+        return [answers[number].text for number in numbers]
+
+    def _task_options(self) -> Any:
+        own = option_names(self.task.options, "look")
+        return validate(self.task.options, {name: value for name, value in self.options.items() if name in own})
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the model writes token by token, so that it can go on from another token."""
+        return isinstance(self.task, Continuable)
+
+    def continue_answer(self, record: Record, number: int, place: int, choice: int) -> AblatedAnswer:
+        """The answer of a call with another token at a place, and what the model writes after that.
+
+        `choice` counts the most probable tokens at that place, which the record has.
+        """
+        with self.lock:
+            old, new = self._continue(record, number, place, choice)
+            if old.prompt != new.prompt:  # within the prompt of a language model, of which a part is now the answer
+                assert isinstance(self.task, Continuable)
+                old = old._replace(text=self.task.written_text(old._replace(prompt=new.prompt)))
+        return {"text": new.text, "before_text": old.text}
+
+    def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
+        """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
+        with self._cancellable():
+            _, new = self._continue(record, number, place, choice)
+            given = record.calls[number].about.get("input", "")
+            parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.get("input") == given}
+            own = option_names(self.task.options, "look")
+            options = {name: value for name, value in self.options.items() if name not in own}
+            traces = list({**parts, number: new}.values())
+            return look_at_traces(self.model, self.task, traces, given, name=self.name, **options)
+
+    @torch.inference_mode()
+    def _continue(self, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
+        """The trace of a call, and the one that goes on from another token."""
+        call = record.calls[number]
+        if not isinstance(self.task, Continuable):
+            raise LensError("this model does not write token by token, so it cannot go on from another token")
+        choices, old = call.about.get("choices", []), _restore_trace(call)
+        if not 0 <= place < len(choices) or not 0 <= choice < len(choices[place]):
+            raise LensError(f"the record has no alternative {choice} at place {place}; it has {len(choices):,} places")
+        token = choices[place][choice]
+        new = self.task.continue_trace(self.model, old, [*old.writes[:place], token], options=self._task_options())
+        shown = display_tokens(self.task.pieces(list(old.reads)[-1], [token]))[0].shown
+        return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
 
     def _repeat(self, call: Forward) -> CallMetadata:
         """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
@@ -201,8 +287,18 @@ def _restore_trace(call: Forward) -> Trace:
     order = ["source", "target", "tokens"]  # what is written comes last
     reads = {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)}
     about = call.about
+    parts: list[Any] = about.get("parts", [])
     return Trace(
-        reads, about.get("written", []), about.get("text", ""), bool(about.get("given")), media=_restore_media(call)
+        reads,
+        about.get("written", []),
+        about.get("text", ""),
+        bool(about.get("given")),
+        notes=about.get("notes", []),
+        surfaces=about.get("surfaces", {}),
+        parts=[AnswerPart(*part) for part in parts],
+        media=_restore_media(call),
+        prompt=about.get("prompt", 0),
+        forced=about.get("forced", 0),
     )
 
 

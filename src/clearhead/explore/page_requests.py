@@ -28,6 +28,7 @@ MAX_CELLS = 2**22  # of one window
 MAX_NAME = 200  # characters of a file's name
 MAX_BODY, MAX_FILE_BODY = 2**20, 2**25  # bytes of a request: with a text, or with a file as base64
 HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
+TOKENS_FORMAT = 'name the tokens by text and position, as {"source": [3, 4]}'
 
 
 class Response(NamedTuple):
@@ -100,7 +101,9 @@ class PageRequests:
             if name == "scene.json":
                 content = self._find_scene(query).to_json()
                 limits = None if self.live is None else [MAX_CHARACTERS, self.live.max_tokens]
-                return Response.from_json({**content, "id": query.get("scene", self.newest), "limits": limits})
+                more = {"id": query.get("scene", self.newest), "limits": limits}
+                goes_on = self.live is not None and self.live.can_continue
+                return Response.from_json({**content, **more, "continues": goes_on})
             if name not in ("map", "window", "row", "column", "thumbs"):
                 raise LensError(f"unknown request {name[:40]!r}")
             attention = self._find_map(query)
@@ -129,16 +132,24 @@ class PageRequests:
             self.live.cancel()
             return Response.from_json({})
         if name == "look":
-            record = self._look_at(self.live, content)
-            with self.lock:
-                self.newest = self._add_record(record)
-                return self.worker.run(self._respond, "scene.json", {"scene": self.newest})
+            return self._show_record(self._look_at(self.live, content))
+        if name not in ("ablate", "continue"):
+            raise LensError(f"unknown action {name[:40]!r}")
+        with self.lock:
+            scene = self._find_scene({key: str(content[key]) for key in ("scene", "view") if key in content})
         if name == "ablate":
-            with self.lock:
-                scene = self._find_scene({key: str(content[key]) for key in ("scene", "view") if key in content})
-            heads = _read_heads(content.get("off"))
-            return Response.from_json(self.live.answer_without(scene.record, scene.call, heads))
-        raise LensError(f"unknown action {name[:40]!r}")
+            heads, hidden = _read_heads(content.get("off", [])), _read_tokens(content.get("hide", {}))
+            return Response.from_json(self.live.answer_without(scene.record, scene.call, heads, hidden))
+        place, choice = (_read_index(content, one) for one in ("place", "choice"))
+        if content.get("open") is True:
+            record = self.live.look_at_continuation(scene.record, scene.call, place, choice)
+            return self._show_record(record, min(scene.view, len(record.calls) - 1))
+        return Response.from_json(self.live.continue_answer(scene.record, scene.call, place, choice))
+
+    def _show_record(self, record: Record, view: int = 0) -> Response:
+        with self.lock:
+            self.newest = self._add_record(record)
+            return self.worker.run(self._respond, "scene.json", {"scene": self.newest, "view": str(view)})
 
     def _look_at(self, live: LiveModel, content: Mapping[str, Any]) -> Record:
         """Runs the model on a text, or on a file's content; a request cannot name a file to open."""
@@ -244,6 +255,22 @@ def _read_integer(query: Mapping[str, str], name: str, default: int | None = Non
     if text is None or not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 12:
         raise RecordError(f"{name} must be a whole number, got {text!r:.40}")
     return int(text)
+
+
+def _read_index(content: Mapping[str, Any], name: str) -> int:
+    value = content.get(name)
+    if type(value) is not int or value < 0:
+        raise LensError(f"{name} must be a whole number from 0 on, got {value!r:.40}")
+    return value
+
+
+def _read_tokens(hidden: Any) -> dict[str, list[int]]:
+    """{"source": [3, 4]}, checked; `answer_without` checks that these tokens exist."""
+    if not isinstance(hidden, dict) or not all(
+        isinstance(positions, list) and all(type(one) is int for one in positions) for positions in hidden.values()
+    ):
+        raise LensError(TOKENS_FORMAT)
+    return dict(hidden)
 
 
 def _read_heads(off: Any) -> dict[str, list[int]]:

@@ -196,6 +196,9 @@ class Scene:
             "axis": "" if answers else "written" if writes else "tokens",
             "shift": 0 if writes else 1,
             "next": self.details.get("next"),
+            "chances": self.details.get("chances"),
+            "ranks": self.details.get("ranks"),
+            "prompt": self.details.get("prompt", 0),
             "loss": self.details.get("loss"),
             "given": self.details.get("given", False),
         }
@@ -296,6 +299,11 @@ def read_details(forward: Forward) -> CallMetadata:
         found["parts"] = parts
     if is_number(about.get("loss")):
         found["loss"] = about["loss"]
+    if isinstance(chances := about.get("chances"), list) and isinstance(ranks := about.get("ranks"), list):
+        found["chances"] = [round(float(one), 6) if one is not None and is_number(one) else None for one in chances]
+        found["ranks"] = [one if type(one) is int else None for one in ranks]
+    if type(prompt := about.get("prompt")) is int:
+        found["prompt"] = prompt
     if isinstance(about.get("next"), list):
         found["next"] = display_next_tokens(about["next"])
     if isinstance(effects := about.get("effects"), dict):

@@ -74,6 +74,9 @@ class OutputJson(TypedDict):
     axis: str  # of the tokens that were written; empty if the model writes labels instead of tokens
     shift: int  # 0 if row i of the axis is the i-th token written, 1 if it is the token read before
     next: list[list[TokenChance] | None] | None  # at each place, the most probable tokens
+    chances: list[float | None] | None  # the probability of each token written, by its place
+    ranks: list[int | None] | None  # how many tokens are more probable than that
+    prompt: int  # how many tokens of a language model's text are its prompt
     loss: float | None  # nats a token
     given: bool  # whether the user gave the text
 
@@ -128,4 +131,5 @@ class SceneJson(TypedDict):
     views: list[str]  # labels of all views of the record
     view: int  # which of them this is
     limits: NotRequired[list[int] | None]  # of a live model: characters and tokens of a new text
+    continues: NotRequired[bool]  # whether a live model can go on from another token
     data: NotRequired[dict[str, dict[str, BlockJson]]]  # of a file: by attention and kind, such as "weights"

@@ -2,6 +2,7 @@
 
 from clearhead.lens.analysis.ablation import ablate, effect, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout
+from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.analysis.norms import coverage, norm_received, norm_weights
 from clearhead.lens.analysis.published_scores import (
     eviction_scores,
@@ -33,6 +34,7 @@ __all__ = [
     "expected_bytes",
     "head_effects",
     "head_roles",
+    "hide",
     "instruction_focus",
     "laplacian_eigenvalues",
     "lookback_ratios",

@@ -6,16 +6,15 @@ from typing import TypeVar
 
 from torch import nn
 
-from clearhead.attention import MultiHeadAttention
-
 Model = TypeVar("Model", bound=nn.Module)
+CURRENT = ("observer", "ablated_heads", "hidden_keys")  # attributes of an attention that may change while it is used
 
 
 def inference_view(model: Model) -> Model:
     """The same model in evaluation mode, made of new module objects that share the weights; the original is only read.
 
-    Parameters and buffers are shared, also those that are put in their place later (as FSDP does). Hooks, observers
-    and switched-off heads are those that the model has now; `refresh` takes over later observers and heads.
+    Parameters and buffers are shared, also those that are put in their place later (as FSDP does). Hooks, observers,
+    switched-off heads and hidden keys are those that the model has now; `refresh` takes over later ones, but no hooks.
     Wrappers of `torch.compile` are left out: a view is run as plain Python.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
@@ -27,15 +26,16 @@ def inference_view(model: Model) -> Model:
     """
     clones: dict[nn.Module, nn.Module] = {}
     view = _clone(model, clones)
-    pairs = [(vars(clone), vars(module)) for module, clone in clones.items() if isinstance(module, MultiHeadAttention)]
+    pairs = [(vars(clone), vars(module)) for module, clone in clones.items() if hasattr(module, "hidden_keys")]
     vars(view)["_attentions"] = pairs
     return view
 
 
 def refresh(view: nn.Module) -> None:
-    """Copies the current observers and switched-off heads of the model's attentions to the view."""
+    """Copies the current observers, switched-off heads and hidden keys of the model's attentions to the view."""
     for own, original in vars(view)["_attentions"]:
-        own["observer"], own["ablated_heads"] = original["observer"], original["ablated_heads"]
+        for name in CURRENT:
+            own[name] = original.get(name)
 
 
 def _clone(module: Model, clones: dict[nn.Module, nn.Module]) -> Model:

@@ -40,6 +40,8 @@ class Trace(NamedTuple):
     surfaces: Mapping[str, Sequence[str]] = MappingProxyType({})
     parts: Sequence[AnswerPart] = ()  # the answer with its entities or labels marked
     media: PictureInput | SoundInput | None = None  # the input, if it is no text
+    prompt: int = 0  # tokens at the beginning of the last of `reads` that are the input of a language model
+    forced: int = 0  # tokens at the beginning of `writes` that somebody chose, before the model went on by itself
 
 
 def note_unknown(words: Sequence[str]) -> list[str]:
@@ -64,3 +66,19 @@ class Traceable(Protocol):
     def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None: ...
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]: ...
+
+
+@runtime_checkable
+class Continuable(Traceable, Protocol):
+    """A Traceable whose model writes tokens, and can go on from a beginning that somebody else chose."""
+
+    def continue_trace(self, model: Any, trace: Trace, written: Sequence[int], *, options: Any) -> Trace:
+        """The trace of the same input whose `writes` begin with these tokens; the model decodes what follows.
+
+        Of a language model the tokens may lie within the prompt, which then ends before the last of them.
+        """
+        ...
+
+    def written_text(self, trace: Trace) -> str:
+        """The text of what a trace writes; of a language model, after its prompt."""
+        ...

@@ -31,6 +31,7 @@ class Page {
     this.texts = new TextPane(explorer, shownOn);
     this.tokens = new TokenPane(explorer, shownOn, this.centre);
     this.finder = new Finder(explorer, this.centre);
+    explorer.replace = (coming) => this.replace(coming);
     this.remember = afterQuiet(150, () => writeAddress(explorer.state));
     this.follow = afterQuiet(70, () => this.updateTexts());
     store.listen((changed) => this.update(changed));
@@ -65,7 +66,7 @@ class Page {
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step", "rows")) this.updateTexts();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();

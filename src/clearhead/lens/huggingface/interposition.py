@@ -186,10 +186,11 @@ class _SubscriptPatch:
             del self.kind.__getitem__
 
 
-def add_wrap(module: nn.Module, wrap: Wrap) -> None:
+def add_wrap(module: nn.Module, wrap: Wrap, *, outermost: bool = False) -> None:
+    """Adds a wrapper: inside those that are there, or around all of them, so that they get the arguments it changes."""
     with _lock:
         wraps = vars(module)[WRAPS] if module in _wrapped else ()  # a copy still has those of its original
-        vars(module)[WRAPS] = (*wraps, wrap)
+        vars(module)[WRAPS] = (wrap, *wraps) if outermost else (*wraps, wrap)
         _wrapped.add(module)
 
 

@@ -64,6 +64,11 @@ class CallMetadata(TypedDict, total=False):
     written: list[int]  # the tokens of the answer, and their texts
     writes: list[str]
     next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
+    choices: list[list[int]]  # the numbers of these tokens
+    chances: list[float | None]  # the probability of each token of the answer, and how many tokens are more probable
+    ranks: list[int | None]
+    prompt: int  # tokens before the answer of a language model
+    forced: int  # tokens at the beginning of the answer that somebody chose
     media: dict[str, Any]  # the picture or sound that was the input, as JSON; `input` is its name then
     loss: float | None
     effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention

@@ -236,6 +236,11 @@ class Captioning(
     def output_limit(self, part: Tensor) -> int:
         return 1 + (self.decode.longest or 64)
 
+    def traced_part(self, trace: Trace) -> Tensor:
+        if not isinstance(trace.media, PictureInput):
+            raise ConfigError("the forward pass of a caption cannot be repeated without its picture")
+        return torch.from_numpy(trace.media.pixels.copy()).permute(2, 0, 1)
+
     def writer(self, model: EncoderDecoder, parts: Sequence[Tensor]) -> Writer:
         assert isinstance(model, PictureToText)
         device = model.vocabulary.words.weight.device
@@ -304,12 +309,9 @@ class Captioning(
         return Trace(reads, [*target, self.target.end], text, media=media, **known)
 
     def run_trace(self, model: EncoderDecoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
-        if not isinstance(trace.media, PictureInput):
-            raise ConfigError("the forward pass of a caption cannot be repeated without its picture")
         device = model.vocabulary.words.weight.device
-        picture = torch.from_numpy(trace.media.pixels.copy()).permute(2, 0, 1)[None]
         target = torch.tensor([trace.reads["target"]], device=device)
-        hidden = model(self.normalise(picture, device), target)
+        hidden = model(self.normalise(self.traced_part(trace)[None], device), target)
         return model.logits(hidden)[0]
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:

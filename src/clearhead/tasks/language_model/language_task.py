@@ -16,6 +16,7 @@ from clearhead.model import Decoder, ModelConfig
 from clearhead.tasks.base import Evaluation, Examples, Scores, Task
 from clearhead.tasks.language_model.continuation import (
     BROKEN,
+    TAIL,
     Continuation,
     Writing,
     WrittenText,
@@ -293,12 +294,41 @@ class LanguageModel(DocumentReading, Task[Decoder, str, PackedRows, LanguageOpti
             more, text, ended = written.tokens[written.prompt :], written.text, written.finish == "end"
         else:
             notes.append("the prompt fills the context, so nothing is written after it; --longest 20 writes 20 tokens")
-        whole = [*tokens, *more]
-        if len(whole) > self.context:
+        made = self._trace([*tokens, *more], len(tokens), ended, notes)
+        return [made._replace(text=text, given=answer is not None)]
+
+    def _trace(self, whole: list[int], prompt: int, ended: bool, notes: list[str]) -> Trace:
+        """The trace of a text and its end; of more than a context, of the last tokens."""
+        if (cut := len(whole) - self.context) > 0:
             notes.append(f"the text has {len(whole):,} tokens; the model reads the last {self.context:,} of them")
-            whole = whole[-self.context :]
+            whole, prompt = whole[cut:], max(0, prompt - cut)
         last = self.tokenizer.end if ended else -1
-        return [Trace({"tokens": whole}, [*whole[1:], last], text, answer is not None, notes)]
+        return Trace({"tokens": whole}, [*whole[1:], last], notes=notes, prompt=prompt)
+
+    def continue_trace(
+        self, model: Decoder, trace: Trace, written: Sequence[int], *, options: LanguageOptions
+    ) -> Trace:
+        """The trace of a text that begins with the first token and these; the model writes on as far as `traces` does.
+
+        Within the prompt, what is chosen and what follows it is the answer.
+        """
+        tokens, prompt, ended = [*trace.reads["tokens"][:1], *written], min(trace.prompt, len(written)), False
+        room = self.context - prompt
+        limit = (min(room, self.decode.longest) if options.longest is None else options.longest) + prompt - len(tokens)
+        if tokens[-1] == self.tokenizer.end:
+            tokens, ended = tokens[:-1], True
+        elif limit > 0:
+            (more,) = self._begin_texts([tokens], options.model_copy(update={"longest": limit}))
+            for _ in write_texts(model, [more]):
+                pass
+            tokens, ended = more.tokens, more.finish == "end"
+        made = self._trace(tokens, prompt, ended, [])
+        return made._replace(text=self.written_text(made), forced=len(written))
+
+    def written_text(self, trace: Trace) -> str:
+        tail = trace.reads["tokens"][max(0, trace.prompt - TAIL) :]
+        before = trace.reads["tokens"][max(0, trace.prompt - TAIL) : trace.prompt]
+        return self.tokenizer.decode(tail)[len(self.tokenizer.decode(before)) :]
 
     def run_trace(self, model: Decoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         tokens = torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device)

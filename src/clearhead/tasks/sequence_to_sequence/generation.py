@@ -19,6 +19,7 @@ from clearhead.model import EncoderDecoder
 from clearhead.tasks.base import BatchT, InputT, Prediction, Task
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
+from clearhead.tasks.trace import Trace
 from clearhead.text.batches import length_batches
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
     def input_notes(self, given: InputT, text: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
+
+    @abstractmethod
+    def traced_part(self, trace: Trace) -> PartT:
+        """The part of an input that a trace was made of."""
 
     # Answers
 
@@ -236,6 +241,32 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
             return notes
         return notes + self.input_notes(given, join_texts(texts))
+
+    # Attention
+
+    def continue_trace(
+        self, model: EncoderDecoder, trace: Trace, written: Sequence[int], *, options: SearchOptions
+    ) -> Trace:
+        """The trace of the same part with an answer that begins with these tokens; the search writes what follows."""
+        tokens, notes = list(written), list[str]()
+        if tokens[-1:] == [self.target.end]:
+            tokens.pop()
+        else:
+            part, search = self.traced_part(trace), Search.of(options, self.decode)
+            search = search._replace(longest=max(1, search.limit(self.output_limit(part)) - len(tokens)))
+            found = self._search(model, [part], search, [tokens], [PartNumber(0)])[0][0]
+            if self.has_looped(found, part):
+                notes.append(f"the {self.output_name} looped; retried without repeated trigrams")
+                found = self._search(model, [part], search._replace(no_repeat_ngram=3), [tokens], [PartNumber(0)])[0][0]
+            if not found.finished:
+                notes.append(f"the {self.output_name} was cut off at its longest length")
+            tokens = found.tokens
+        reads = {**trace.reads, "target": [self.target.start, *tokens]}
+        new = trace._replace(reads=reads, writes=[*tokens, self.target.end], given=False, notes=notes, parts=())
+        return new._replace(text=self.written_text(new), forced=len(written))
+
+    def written_text(self, trace: Trace) -> str:
+        return self.decode_text(Hypothesis(trace.reads["target"][1:], 0.0, 0.0, True))
 
     def _encode_prefix(self, prefix: str) -> list[int]:
         return self.target.encode(prefix) if prefix else []

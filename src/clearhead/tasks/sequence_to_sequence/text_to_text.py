@@ -208,6 +208,9 @@ class TextToText(SequenceToSequence[str, Pairs, list[int]]):
     def part_length(self, part: list[int]) -> int:
         return len(part) + 1  # with its end
 
+    def traced_part(self, trace: Trace) -> list[int]:
+        return trace.reads["source"][:-1]
+
     def writer(self, model: EncoderDecoder, parts: Sequence[list[int]]) -> Writer:
         source = Ragged([[*part, self.source.end] for part in parts])
         lengths, device = source.lengths, model.vocabulary.words.weight.device

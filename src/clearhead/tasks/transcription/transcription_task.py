@@ -21,6 +21,7 @@ from clearhead.audio import (
     split_at_silence,
 )
 from clearhead.audio.made_words import make_utterances
+from clearhead.audio.silence import SoundPiece
 from clearhead.decode import Hypothesis, JointWriter
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, SpeechModel
@@ -200,6 +201,11 @@ class Transcription(
         """People repeat themselves, above all in numbers: only an output without an end has looped."""
         return not hypothesis.finished and has_loop(hypothesis.tokens)
 
+    def traced_part(self, trace: Trace) -> Stretch:
+        assert isinstance(trace.media, SoundInput)
+        piece = SoundPiece(0, round(trace.media.seconds * self.sound.rate), self.sound.rate)
+        return Stretch(torch.tensor(trace.media.spectrogram), piece)
+
     def writer(self, model: EncoderDecoder, parts: Sequence[Stretch]) -> JointWriter:
         context, positions = self._encode(model, parts)
         assert isinstance(model, SpeechModel)
@@ -317,11 +323,16 @@ class Transcription(
         reads = {"source": list(range(len(part.log_probs))), "target": [self.target.start, *tokens]}
         return Trace(reads, [*tokens, self.target.end], text, media=media, **known)
 
+    def continue_trace(
+        self, model: EncoderDecoder, trace: Trace, written: Sequence[int], *, options: SearchOptions
+    ) -> Trace:
+        return super(Transcription, self._choose(options)).continue_trace(model, trace, written, options=options)
+
     def run_trace(self, model: EncoderDecoder, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
         assert isinstance(model, SpeechModel)
         assert isinstance(trace.media, SoundInput)
         device = model.vocabulary.words.weight.device
-        frames = torch.tensor(trace.media.spectrogram, device=device)[None]
+        frames = self.traced_part(trace).frames[None].to(device)
         context, _ = model.encode_sound(frames, torch.tensor([frames.shape[1]], device=device))
         hidden = model.decode(torch.tensor([trace.reads["target"]], device=device), context)
         return model.logits(hidden)[0]

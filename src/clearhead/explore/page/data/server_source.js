@@ -62,8 +62,19 @@ export class ServerSource {
     return null;
   }
 
-  async ablate(off) {
-    return this.send("ablate", { off, ...this.about });
+  /** The answer without these heads, and without these tokens: {source: [3, 4]}. */
+  async ablate(off, hide = {}) {
+    return this.send("ablate", { off, hide, ...this.about });
+  }
+
+  /** The answer that goes on from another token at a place: one of those that are listed there. */
+  async continueFrom(place, choice) {
+    return this.send("continue", { place, choice, ...this.about });
+  }
+
+  /** The scene of that answer. */
+  async openContinuation(place, choice) {
+    return this.keep(await this.send("continue", { place, choice, open: true, ...this.about }));
   }
 
   /** What each head does for the loss, by attention; null where that takes too long. */

@@ -72,6 +72,11 @@ export class Axis {
     return Array.from({ length: end - start }, (_, i) => start + i);
   }
 
+  /** The text of these tokens, with a space between words. */
+  textOf(positions) {
+    return positions.map((position, i) => `${i && !this.glued(position) ? " " : ""}${this.label(position, 24)}`).join("");
+  }
+
   /** The position of the first patch of a picture. */
   get firstPatch() {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
@@ -117,6 +122,14 @@ export function formatNumber(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
   return value.toFixed(digits);
+}
+
+/** A probability as a percentage: "93 %", "2.4 %", "<0.1 %". */
+export function formatPercent(share) {
+  if (share > 0 && share < 0.001) return "<0.1 %";
+  if (share < 1 && share >= 0.9995) return ">99.9 %";
+  const short = share === 0 || share === 1 || (share >= 0.0995 && share < 0.985);
+  return `${(share * 100).toFixed(short ? 0 : 1)} %`;
 }
 
 /** A whole number with thin spaces: 100 000. */

@@ -150,7 +150,7 @@ export function readTheme() {
   const family = colour("sans") || "sans-serif";
   return {
     ink: colour("ink"), soft: colour("soft"), line: colour("line"), accent: colour("accent"), second: colour("second"),
-    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), hatch: colour("hatch"), beam: colour("beam"), veil: colour("veil"), word: colour("word"), family,
+    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), hatch: colour("hatch"), beam: colour("beam"), veil: colour("veil"), word: colour("word"), chip: colour("chip"), doubt: colour("doubt"), family,
     font: `13px ${family}`, strongFont: `600 13px ${family}`, smallFont: `11px ${family}`, tinyFont: `10px ${family}`,
   };
 }

@@ -1,40 +1,99 @@
-// The ablation pane: the model's answer with heads switched off.
+// The ablation pane: the model's answer with heads switched off, or with words hidden.
 
 import { byId, make, refill } from "../draw/elements.js";
-import { say } from "../words/languages.js";
+import { showBeforeAfter } from "../draw/before_after.js";
+import { headTitle } from "../words/captions.js";
+import { say, sayRole } from "../words/languages.js";
 import { formatNumber } from "../data/tokens.js";
 
-const answers = new Map();
+const NO_ROLE = "none of these";
+const answers = new Map(); // by what is switched off or hidden; one at a time
+let scope = "head"; // what the button switches off: "head", "layer" or "role"
 
-function chosenKey({ name, head, other }) {
-  return JSON.stringify([name, head, other?.name, other?.head]);
+/** What can be switched off: this head or two, its layer, and all heads of its role; [{value, label, title, off}]. */
+function scopesOf(explorer) {
+  const { attention, scene, state } = explorer;
+  const own = new Map([[state.name, [state.head]]]);
+  if (state.other) own.set(state.other.name, [...(own.get(state.other.name) ?? []), state.other.head]);
+  const found = [{ value: "head", label: say(state.other ? "scopeHeads" : "scopeHead"), off: toList(own) }];
+  if (!explorer.live) return found;
+  const layer = new Map([[state.name, attention.heads.map((head) => head.number)]]);
+  if (attention.heads.length > 1) found.push({ value: "layer", label: say("scopeLayer"), off: toList(layer) });
+  const { role } = explorer.headOf(state);
+  const alike = new Map(scene.attentions.map((one) => [one.name, one.heads.filter((head) => head.role === role).map((head) => head.number)]).filter(([, heads]) => heads.length));
+  const several = [...alike.values()].flat().length > 1;
+  if (role !== NO_ROLE && several) found.push({ value: "role", label: say("scopeRole", { role: sayRole(role) }), off: toList(alike) });
+  return found;
+}
+
+function toList(heads) {
+  return [...heads].map(([name, numbers]) => ({ name, heads: numbers }));
+}
+
+function countOf(off) {
+  return off.reduce((sum, one) => sum + one.heads.length, 0);
+}
+
+function chosenScope(explorer) {
+  const scopes = scopesOf(explorer);
+  return scopes.find((one) => one.value === scope) ?? scopes[0];
+}
+
+/** The text whose words can be hidden, and the tokens to hide: all pieces of the pinned words. */
+function hiddenWords(explorer) {
+  const axis = explorer.axes.source ?? explorer.axes.tokens;
+  if (!explorer.live || !axis) return null;
+  const { prompt = 0 } = explorer.scene.output ?? {};
+  const end = axis.name === "tokens" && prompt > 0 ? prompt : axis.length; // what a language model writes itself is not hidden
+  const words = explorer.pinnedOn(axis).flatMap((position) => (axis.kind === "text" ? axis.wordAt(position) : [position]));
+  return { axis, positions: [...new Set(words)].filter((position) => position < end).sort((one, other) => one - other) };
 }
 
 /** Requests the answer without the chosen heads, or switches them on again. */
 export async function toggleAblation(explorer) {
   if (!explorer.switchable) return;
-  const { state } = explorer;
-  const key = chosenKey(state);
-  if (answers.has(key)) {
-    answers.delete(key);
-    return explorer.ablated();
-  }
-  answers.clear();
-  answers.set(key, { waiting: true });
-  explorer.ablated();
-  const off = new Map([[state.name, [state.head]]]);
-  if (state.other) off.set(state.other.name, [...(off.get(state.other.name) ?? []), state.other.head]);
-  try {
-    answers.set(key, await explorer.source.ablate([...off].map(([name, heads]) => ({ name, heads }))));
-  } catch (problem) {
-    answers.set(key, { problem: problem.message });
-  }
-  explorer.ablated();
+  const { off } = chosenScope(explorer);
+  await toggle(explorer, JSON.stringify(off), () => explorer.source.ablate(off), "ablation");
 }
 
-/** The answer without the chosen heads, if it was requested. */
+/** Requests the answer with the pinned words hidden, or shows them to the model again. */
+async function toggleHiding(explorer) {
+  const { axis, positions } = hiddenWords(explorer);
+  await toggle(explorer, hidingKey(axis, positions), () => explorer.source.ablate([], { [axis.name]: positions }), "hiding");
+}
+
+function hidingKey(axis, positions) {
+  return `${axis.name}: ${positions}`;
+}
+
+async function toggle(explorer, key, ask, box) {
+  const before = answers.get(key);
+  answers.clear();
+  if (before && !before.waiting) return explorer.ablated(box);
+  const waiting = { waiting: true };
+  answers.set(key, waiting);
+  explorer.ablated(box);
+  let answer;
+  try {
+    answer = await ask();
+  } catch (problem) {
+    answer = { problem: problem.message };
+  }
+  if (answers.get(key) !== waiting) return; // something else was asked meanwhile
+  answers.set(key, answer);
+  explorer.ablated(box);
+}
+
+/** The answer without the chosen heads or words, if it was requested. */
 export function ablationOf(explorer) {
-  return answers.get(chosenKey(explorer.state)) ?? null;
+  const words = hiddenWords(explorer);
+  return answers.get(JSON.stringify(chosenScope(explorer).off)) ?? (words && answers.get(hidingKey(words.axis, words.positions))) ?? null;
+}
+
+/** Whether a token is hidden from the model now. */
+export function isConcealed(explorer, axis, position) {
+  const words = hiddenWords(explorer);
+  return Boolean(words && axis.reads === words.axis.reads && words.positions.includes(position) && answers.has(hidingKey(words.axis, words.positions)));
 }
 
 /** Removes the answers for another text. */
@@ -45,56 +104,55 @@ export function clearAblations() {
 export function paintAblation(explorer) {
   const box = byId("ablation");
   if (!explorer.switchable) return refill(box, make("p", { class: "soft tiny", text: say("notLive") }));
-  const answer = ablationOf(explorer);
-  const label = answer && !answer.waiting ? "switchOn" : explorer.state.other ? "switchTwoOff" : "switchOff";
+  const chosen = chosenScope(explorer);
+  const answer = answers.get(JSON.stringify(chosen.off)) ?? null;
+  refill(box, scopeButtons(explorer, chosen), switchButton(explorer, chosen, answer), ...resultOf(explorer, answer));
+}
+
+/** The button that hides the pinned words, and the answer without them. */
+export function paintHiding(explorer) {
+  const box = byId("hiding");
+  const words = hiddenWords(explorer);
+  box.hidden = !words;
+  if (!words) return;
+  const { axis, positions } = words;
+  if (!positions.length) return refill(box, make("p", { class: "soft tiny", id: "hide-hint", text: say(axis.kind === "text" ? "hideHint" : "hideHintPlaces") }));
+  const answer = answers.get(hidingKey(axis, positions)) ?? null;
+  const together = positions.length <= 4 && positions.at(-1) - positions[0] < positions.length;
+  const label = axis.kind === "text" && together ? say("hideWord", { word: axis.textOf(positions) }) : say("hideTokens", { count: positions.length });
   const button = make("button", {
+    type: "button", class: "switch", id: "hide-word", title: say("hideTitle"), "aria-pressed": String(Boolean(answer)), on: { click: () => toggleHiding(explorer) },
+  }, answer && !answer.waiting ? say("showAgain") : label);
+  refill(box, button, ...resultOf(explorer, answer, "hidden-answer"));
+}
+
+function scopeButtons(explorer, chosen) {
+  const scopes = scopesOf(explorer);
+  if (scopes.length < 2) return null;
+  const buttons = scopes.map(({ value, label, off }) => make("button", {
+    type: "button", value, text: label, "aria-pressed": String(value === chosen.value), title: off.slice(0, 12).map(({ name, heads }) => headTitle(explorer, { name, head: heads.join(", ") })).join("\n"),
+    on: { click: () => {
+      scope = value;
+      explorer.ablated("ablation");
+      byId("ablation").querySelector(`button[value="${value}"]`)?.focus();
+    } },
+  }));
+  return make("div", { class: "segmented scopes", role: "group", "aria-label": say("scopes") }, ...buttons);
+}
+
+function switchButton(explorer, { off }, answer) {
+  const count = countOf(off);
+  const label = answer && !answer.waiting ? say(count > 1 ? "switchAllOn" : "switchOn") : count === 1 ? say("switchOff") : explorer.state.other && count === 2 ? say("switchTwoOff") : say("switchManyOff", { count });
+  return make("button", {
     type: "button", class: "switch", id: "switch-off", "aria-pressed": String(Boolean(answer)), on: { click: () => toggleAblation(explorer) },
-  }, say(label), make("kbd", { text: "x" }));
+  }, label, make("kbd", { text: "x" }));
+}
+
+function resultOf(explorer, answer, id = "ablated") {
   const found = [];
   if (answer?.waiting) found.push(make("p", { class: "soft", text: say("switching") }));
   if (answer?.problem) found.push(make("p", { class: "problem", text: answer.problem }));
-  if (answer?.text !== undefined && answer.text !== null) {
-    const before = answer.before_text ?? explorer.scene.output?.text ?? "";
-    found.push(before === answer.text
-      ? make("p", { class: "soft", id: "ablated", text: say("sameText") })
-      : make("p", { class: "ablated", id: "ablated" }, ...differences(before, answer.text)));
-  }
+  if (answer?.text !== undefined && answer.text !== null) found.push(showBeforeAfter(answer.before_text ?? explorer.scene.output?.text ?? "", answer.text, id));
   if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
-  refill(box, button, ...found);
-}
-
-/** The new text with deletions and insertions marked. */
-function differences(before, after) {
-  const [old, young] = [pieces(before), pieces(after)];
-  const parts = [];
-  for (const [kind, text] of edits(old, young)) {
-    parts.push(kind === "same" ? text : make(kind === "gone" ? "del" : "ins", { text: text.trim() }), kind === "same" ? "" : " ");
-  }
-  return parts;
-}
-
-/** Words with the space after them; letters where a language has no spaces. */
-function pieces(text) {
-  return text.slice(0, 4000).match(/[\u3000-\u9fff\uac00-\ud7af]|[^\s\u3000-\u9fff\uac00-\ud7af]+\s*|\s+/gu) ?? [];
-}
-
-/** The shortest way from one list to the other, by the longest common subsequence. */
-function edits(old, young) {
-  const same = (i, j) => old[i].trim() === young[j].trim();
-  const table = Array.from({ length: old.length + 1 }, () => new Uint16Array(young.length + 1));
-  for (let i = old.length - 1; i >= 0; i--) {
-    for (let j = young.length - 1; j >= 0; j--) {
-      table[i][j] = same(i, j) ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
-    }
-  }
-  const found = [];
-  let [i, j] = [0, 0];
-  while (i < old.length || j < young.length) {
-    if (i < old.length && j < young.length && same(i, j)) {
-      found.push(["same", young[j++]]);
-      i++;
-    } else if (i < old.length && (j === young.length || table[i + 1][j] >= table[i][j + 1])) found.push(["gone", old[i++]]);
-    else found.push(["new", young[j++]]);
-  }
   return found;
 }

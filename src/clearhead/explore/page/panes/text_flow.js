@@ -7,7 +7,9 @@ import { formatCount } from "../data/tokens.js";
 /**
  * What a text shows.
  * @typedef {{shade: ((position: number) => number) | null, pinned: Set<number>, cursor: number | null,
- *   current: number | null, fadedFrom: number, focus: number | null}} Shown
+ *   current: number | null, fadedFrom: number, focus: number | null, scale?: {css: any, ink: any},
+ *   marked?: (position: number) => boolean, noteOn?: (position: number) => string,
+ *   concealed?: (position: number) => boolean, averaged?: boolean}} Shown
  */
 
 export class TokenFlow {
@@ -115,7 +117,6 @@ export class TokenFlow {
         type: "button", class: this.classes(position), tabindex: position === this.start ? "0" : "-1",
         text: this.axis.label(position), "data-position": position, dir: "auto",
       });
-      token.title = `${position}: ${this.axis.label(position, 60)}`;
       tokens.push(token);
     }
     refill(this.list, ...tokens);
@@ -129,8 +130,12 @@ export class TokenFlow {
   dress(token, shown) {
     const position = Number(token.dataset.position);
     const shade = shown.shade ? shown.shade(position) : 0;
-    token.style.backgroundColor = shade > 0.004 ? this.hands.scale().css(shade) : "";
-    token.style.color = shade > 0.004 ? this.hands.scale().ink(shade) : "";
+    const scale = shown.scale ?? this.hands.scale();
+    token.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
+    token.style.color = shade > 0.004 ? scale.ink(shade) : "";
+    token.classList.toggle("concealed", Boolean(shown.concealed?.(position)));
+    token.classList.toggle("surprising", Boolean(shown.marked?.(position)));
+    token.title = `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`;
     token.classList.toggle("pinned", shown.pinned.has(position));
     token.classList.toggle("cursor", shown.cursor === position);
     token.classList.toggle("current", shown.current === position);
@@ -143,15 +148,20 @@ export class TokenFlow {
     const width = this.ribbon.clientWidth || 200;
     const context = sharpen(this.ribbon, width, 16);
     context.clearRect(0, 0, width, 16);
-    const scale = this.hands.scale();
+    const scale = this.shown.scale ?? this.hands.scale();
     const count = this.axis.length;
     for (let x = 0; x < width; x++) {
       const from = Math.floor((x / width) * count);
       const to = Math.max(from + 1, Math.floor(((x + 1) / width) * count));
-      let most = 0;
-      if (this.shown.shade) for (let position = from; position < to; position++) most = Math.max(most, this.shown.shade(position));
-      if (most < 0.02) continue;
-      context.fillStyle = scale.css(most);
+      let [most, sum] = [0, 0];
+      for (let position = from; this.shown.shade && position < to; position++) {
+        const shade = this.shown.shade(position);
+        most = Math.max(most, shade);
+        sum += shade;
+      }
+      const share = this.shown.averaged ? sum / (to - from) : most;
+      if (share < 0.02) continue;
+      context.fillStyle = scale.css(share);
       context.fillRect(x, 0, 1, 16);
     }
     const box = [(this.start / count) * width, Math.max(4, (Math.min(this.page, count) / count) * width)];

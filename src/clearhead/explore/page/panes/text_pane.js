@@ -4,6 +4,8 @@ import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";
 import { say, sayNote } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
+import { isConcealed } from "./ablation_pane.js";
+import { paintChances, withChances } from "./answer_shading.js";
 import { makeLegible } from "../data/tokens.js";
 
 const PAGE = 120;
@@ -22,6 +24,7 @@ export class TextPane {
       explorer.goToStep(Number(event.target.value));
     });
     byId("play").addEventListener("click", () => this.play());
+    explorer.textsChanged = () => this.update();
   }
 
   renew() {
@@ -102,8 +105,10 @@ export class TextPane {
       const twin = this.flows.some((other) => other !== flow && other.axis.reads === flow.axis.reads && [attention.queries, attention.keys].includes(other.axis.name));
       flow.element.hidden = explorer.decodes(flow.axis) && !used && (twin || flow.axis.name !== scene.output.axis);
       if (flow.element.hidden) continue;
-      flow.update(await this.shownOn(flow.axis, null, "asked"));
+      const shown = await this.shownOn(flow.axis, null, "asked");
+      flow.update({ ...withChances(explorer, flow.axis, shown), concealed: (position) => isConcealed(explorer, flow.axis, position) });
     }
+    paintChances(explorer);
   }
 }
 

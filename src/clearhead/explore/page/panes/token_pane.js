@@ -1,13 +1,14 @@
-// The token pane: weights of the pinned tokens, the shaded text, ablation, and next tokens.
+// The token pane: weights of the pinned tokens, the shaded text, and below what the model could have written.
 
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";
 import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
-import { ablationOf, paintAblation } from "./ablation_pane.js";
+import { paintAblation, paintHiding } from "./ablation_pane.js";
+import { paintAlternatives } from "./alternatives_pane.js";
 import { fullOf, weightAt } from "../data/token_sums.js";
-import { formatCount, makeLegible, formatNumber } from "../data/tokens.js";
+import { formatCount, formatNumber } from "../data/tokens.js";
 
 const PAGE = 300;
 
@@ -17,10 +18,10 @@ export class TokenPane {
     this.shownOn = shownOn;
     this.centre = centre;
     this.turn = 0;
-    explorer.ablated = () => {
-      this.paintNext();
-      paintAblation(explorer);
-      byId("ablation").scrollIntoView({ block: "nearest" });
+    explorer.ablated = (box) => {
+      this.paintModel();
+      explorer.textsChanged();
+      byId(box).scrollIntoView({ block: "nearest" });
     };
     for (const button of byId("directions").querySelectorAll("button")) {
       button.addEventListener("click", () => explorer.store.set({ direction: button.value }));
@@ -39,8 +40,7 @@ export class TokenPane {
       button.setAttribute("aria-pressed", String(button.value === explorer.state.direction));
     }
     this.paintSubject();
-    this.paintNext();
-    paintAblation(explorer);
+    this.paintModel();
     let answer = null;
     let second = null;
     try {
@@ -54,6 +54,13 @@ export class TokenPane {
     if (turn !== this.turn) return; // the selection has moved on
     this.paintKeys(answer, second);
     await this.paintText();
+  }
+
+  /** What the model could have written, and what it does without heads or words. */
+  paintModel() {
+    paintAlternatives(this.explorer);
+    paintAblation(this.explorer);
+    paintHiding(this.explorer);
   }
 
   paintSubject() {
@@ -141,39 +148,6 @@ export class TokenPane {
     refill(byId("shaded-second"), make("p", { class: "soft tiny", text: headName(explorer, other) }), second.element);
     second.update(await this.shownOn(answered, other, "answered"));
   }
-
-  paintNext() {
-    const { explorer } = this;
-    const { output } = explorer.scene;
-    const box = byId("next");
-    box.hidden = !output?.next || !output.axis;
-    if (box.hidden) return;
-    const axis = explorer.axes[output.axis];
-    const { asked, state, subject } = explorer;
-    const last = subject.positions.at(-1);
-    const chosen = explorer.decodes(asked) && last < axis.length && (subject.pinned || state.step === null);
-    const place = chosen ? last : explorer.step - 1;
-    const title = make("h2", { class: "sub" }, ...sayAround((output.shift ?? 1) === 0 ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: axis.label(place, 24) }) }));
-    const found = output.next[place];
-    if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
-    const off = ablationOf(explorer)?.next?.[place] ?? null;
-    const rows = bothWays(found, off).map(([text, probability, without]) => {
-      const bar = make("span", { class: "bar warm" });
-      bar.style.width = `${Math.max(2, 100 * ((off ? without : probability) ?? 0))}%`;
-      return make("tr", {}, make("td", {}, make("bdi", { text: makeLegible(text.replace(/^[▁Ġ](?=.)/u, ""), 24) })), make("td", { class: "number", text: formatNumber(probability, 3) }),
-        off ? make("td", { class: "number off", text: formatNumber(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
-    });
-    const head = off ? make("thead", {}, make("tr", {}, make("th"), ...["on", "off"].map((text) => make("th", { scope: "col", class: `number ${text}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
-    refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)));
-  }
-}
-
-/** What may come next, with the head and without it: [text, probability, the other]; null where it is not known. */
-function bothWays(on, off) {
-  const shown = on.slice(0, 6).map(([text, probability]) => [text, probability, off?.find(([other]) => other === text)?.[1] ?? null]);
-  const added = (off ?? []).filter(([text]) => !shown.some(([other]) => other === text)).map(([text, probability]) => [text, null, probability]);
-  const most = ([, one, other]) => Math.max(one ?? 0, other ?? 0);
-  return off ? [...shown, ...added].sort((one, other) => most(other) - most(one)).slice(0, 6) : shown;
 }
 
 /** The largest weights of either of two heads: [position, the first head's, no norm, the larger]. */

@@ -21,6 +21,7 @@ export class Explorer {
     this.weights = new WeightCache(this.source, (name) => this.attentionOf(name), () => this.arrived());
     this.effects = null;
     this.noEffects = false;
+    this.continued = null; // the answer that goes on from another token
     this.picking = false; // whether the next head that is clicked becomes the second
     this.groups = groupsOf(scene.attentions);
     nameRows(this);
@@ -93,6 +94,8 @@ export class Explorer {
   pictureArrived() {}
 
   ablated() {}
+
+  textsChanged() {}
 
   lineOf(direction, name, head, position) {
     return this.weights.lineOf(direction, name, head, position);

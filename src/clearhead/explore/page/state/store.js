@@ -24,6 +24,7 @@ export const DEFAULTS = {
   colours: "ember",
   drawing: "auto", // "map", "lines" or "picture"
   averaged: "head", // lines are of one head, or of the mean of all heads of its "layer" or "role"
+  shading: "chance", // of the answer: by the probability of its tokens, or by "attention"
   rows: "auto", // what a decoder's rows are called by: the token "written" there, or the one "read"
   theme: "auto",
   language: "auto",
@@ -59,7 +60,7 @@ export class Store {
   }
 }
 
-const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "averaged", "rows", "theme", "language", "keys"];
+const WORDS = ["direction", "sort", "order", "curve", "colours", "drawing", "averaged", "shading", "rows", "theme", "language", "keys"];
 
 /** The state as the fragment of an address, without defaults. */
 export function fragmentOf(state) {
@@ -89,6 +90,7 @@ const CHOICES = {
   colours: ["ember", "cividis", "ink"],
   drawing: ["auto", "map", "lines", "picture"],
   averaged: ["head", "layer", "role"],
+  shading: ["chance", "attention"],
   rows: ["auto", "written", "read"],
   theme: ["auto", "light", "dark"],
   language: LANGUAGE_CODES,

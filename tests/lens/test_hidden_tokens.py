@@ -1,0 +1,183 @@
+"""Tokens hidden in every layer, against the same model with a mask over their keys."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from clearhead import Decoder, KeyValueCache, Mask, ModelConfig, MultiHeadAttention, hide, watch
+from clearhead.decode import Writer, beam, greedy
+from clearhead.errors import LensError
+from clearhead.lens.analysis.ablation import ablate
+from clearhead.model import PointerGenerator
+from tests.decode.models import END, KINDS, SMALL, START, VOCABULARY, continuer, decided, sources, translator
+from tests.lens.huggingface_zoo import implementation, made, tokens
+
+WORDS = {"start": START, "end": END, "max_length": 6}
+
+
+def mask_of(keys: int, positions: list[int]) -> Mask:
+    return Mask.hidden(torch.isin(torch.arange(keys), torch.tensor(positions)).view(1, 1, 1, -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_as_if_a_mask_hid_these_keys_of_the_source(kind):
+    model, (source, _) = translator(kind).eval(), sources(5)
+    target, places = source.flip(1)[:, :5], [1, 4]
+    with torch.no_grad():
+        whole, want = model(source, target), model(source, target, mask_of(7, places))
+        with hide(model, {"source": places}):
+            found = model(source, target)
+        after = model(source, target)
+    assert torch.equal(found, want)
+    assert not torch.equal(found, whole)
+    assert torch.equal(after, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in float32 the writer has a quick way of its own
+def test_a_decoder_goes_on_without_them_step_by_step_with_its_cache(dtype):
+    model, prompt = continuer("modern", dtype).eval(), [5, 9, 14, 7, 3]
+    with hide(model, {"tokens": [1, 3, 6]}):
+        found = greedy(Writer.continuing(model, [prompt]), end=END, max_length=6)[0].tokens
+        cache = KeyValueCache()
+        stepwise = [model(torch.tensor([[token]]), cache=cache)[0, 0] for token in prompt + found]
+    whole = torch.tensor([prompt + found])
+    with torch.no_grad():
+        hidden = model(whole, mask=mask_of(whole.shape[1], [1, 3, 6]))
+    torch.testing.assert_close(torch.stack(stepwise), hidden[0])
+    assert model.logits(hidden)[0, len(prompt) - 1 : -1].argmax(-1).tolist() == found
+    assert not torch.allclose(model(whole), hidden)
+
+
+def test_beams_are_written_without_the_hidden_source_words():
+    model, (source, _) = translator("classic").eval(), sources(1)
+    with hide(model, {"source": [1, 4]}):
+        found = beam(Writer.translating(model, source, [7]), beams=3, **WORDS)
+        again = model.eval()(source, torch.tensor([[START, *found[0][0].tokens]]))
+    want = model(source, torch.tensor([[START, *found[0][0].tokens]]), mask_of(7, [1, 4]))
+    assert torch.equal(again, want)
+    assert found != beam(Writer.translating(model, source, [7]), beams=3, **WORDS)
+
+
+def test_what_is_hidden_is_not_copied_either():
+    torch.manual_seed(3)
+    settings = {**SMALL, "copying": True}
+    model = decided(PointerGenerator(ModelConfig.named("tiny", vocabulary=VOCABULARY, **settings))).double().eval()
+    source, target = torch.tensor([[3, 17, 5, 11]]), torch.tensor([[START, 3]])
+    with torch.no_grad():
+        with hide(model, {"source": [1]}):
+            found, copied = model.token_scores(source, target), copy.deepcopy(model).token_scores(source, target)
+        want, whole = model.token_scores(source, target, mask_of(4, [1])), model.token_scores(source, target)
+    assert torch.equal(found, want)
+    assert torch.equal(copied, whole)  # a copy is another model
+    assert not torch.equal(found, whole)
+
+
+def test_several_add_up_with_heads_and_names_and_a_row_that_sees_nothing_is_zero():
+    model, ids = continuer("classic").eval(), torch.tensor([[5, 9, 14]])
+    with torch.no_grad():
+        with hide(model, {"tokens": 2}), hide(model, {"decoder.0.self": [0]}), ablate(model, {"decoder.1.self": [2]}):
+            with watch(model, keep="qk") as record:
+                found = model(ids)
+            weights = [record[name].weights(0) for name in ("decoder.0.self", "decoder.1.self")]
+        layer = model.decoder.layers[0].self_attention
+        assert layer.hidden_keys is None
+    assert (weights[0][:, :, [0, 2]] == 0).all()
+    assert (weights[0][:, 0] == 0).all()  # it sees only itself, and that is hidden
+    assert (weights[1][:, :, 2] == 0).all()
+    assert (weights[1][:, 1, 0] > 0).all()
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"source": [1]}, "does not read a text 'source'; it reads 'tokens'"),
+        ({"tokens": [-1]}, "whole numbers from 0 on, got -1"),
+        ({"decoder.9.self": [0]}, "no attention of this model is called"),
+        ({"tokens": [True]}, "whole numbers from 0 on, got True"),
+    ],
+)
+def test_what_cannot_be_hidden_is_refused_in_one_line(wrong, message):
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11))
+    with pytest.raises(LensError, match=message), hide(model, wrong):
+        pass
+    assert all(part.hidden_keys is None for part in model.modules() if isinstance(part, MultiHeadAttention))
+
+
+# Hugging Face
+
+
+def padded(model: Any, ids: torch.Tensor, places: list[int], **more: Any) -> torch.Tensor:
+    """What the model gives if its own padding mask hides these keys."""
+    real = ~torch.isin(torch.arange(ids.shape[1]), torch.tensor(places)).expand(ids.shape)
+    return model(input_ids=ids, attention_mask=real.long(), **more)[0]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "marian"])
+def test_a_hugging_face_model_is_as_if_its_padding_mask_hid_them(family, attention):
+    model, ids, places = made(family, attention), tokens(), [2, 5]
+    both = {"decoder_input_ids": tokens(7)} if model.config.is_encoder_decoder else {}
+    more = {} if family in ("bert", "t5", "marian") else {"position_ids": torch.arange(ids.shape[1])[None]}
+    text = "source" if both else "tokens"
+    with torch.no_grad():
+        whole, want = model(input_ids=ids, **both, **more)[0], padded(model, ids, places, **both, **more)
+        with hide(model, {text: places}):
+            found = model(input_ids=ids, **both, **more)[0]
+            with hide(model, {text: [3]}):
+                assert not torch.equal(model(input_ids=ids, **both, **more)[0], found)
+            assert torch.equal(model(input_ids=ids, **both, **more)[0], found)
+        assert torch.equal(model(input_ids=ids, **both, **more)[0], whole)
+    torch.testing.assert_close(found, want)
+    assert not torch.allclose(found, whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "marian"])  # gemma2's cache slides
+def test_hugging_face_generates_with_a_cache_as_without_one(family):
+    model = made(family)
+    text = "source" if model.config.is_encoder_decoder else "tokens"
+    options = {"do_sample": False, "max_new_tokens": 7, "return_dict_in_generate": True, "output_scores": True}
+    with hide(model, {text: [2, 5]}):
+        found = [model.generate(tokens(), use_cache=use, **options) for use in (True, False)]
+    torch.testing.assert_close(torch.stack(found[0].scores), torch.stack(found[1].scores))
+    whole = model.generate(tokens(), **options)
+    assert not torch.allclose(torch.stack(found[0].scores[:1]), torch.stack(whole.scores[:1]))
+
+
+def test_a_hugging_face_row_that_sees_nothing_is_zero_and_watched_so():
+    for attention in ("eager", "sdpa"):
+        model = made("gpt2", attention)
+        with torch.no_grad(), hide(model, {"tokens": [0]}), watch(model, keep="qk") as record:
+            found = model(input_ids=tokens())[0]
+        assert found.isfinite().all()
+        weights = record["decoder.0.self"].weights(0)
+        assert (weights[:, :, 0] == 0).all()
+        assert (weights[:, 1, 1] > 0.99).all()
+
+
+def test_a_function_that_takes_no_such_mask_is_named(monkeypatch):
+    def own(module, query, key, value, attention_mask, **options):
+        return query.transpose(1, 2), None
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "own", own)
+    model = made("llama")
+    refused = pytest.raises(LensError, match=r"set_attn_implementation\('sdpa'\)")
+    with implementation(model, "own"), refused, hide(model, {"tokens": [0]}):
+        model(input_ids=tokens())
+
+
+@pytest.mark.unchecked
+def test_a_compiled_model_notices_what_is_hidden_and_shown_again():
+    torch.manual_seed(3)
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11, width=24, heads=3, layers=1)).eval()
+    ids, compiled = torch.randint(11, (2, 7)), torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        before = compiled(ids)
+        with hide(compiled, {"tokens": [1, 3]}):
+            found = compiled(ids)
+        assert torch.equal(compiled(ids), before)
+        torch.testing.assert_close(found, model(ids, mask=mask_of(7, [1, 3])))
+    assert not torch.allclose(before, found)
