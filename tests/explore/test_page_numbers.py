@@ -205,7 +205,7 @@ def test_numbers_in_cells_have_the_digits_that_the_view_needs(watched, tmp_path)
     record = records.record_of(torch.zeros(1, 1, 367, 3), torch.randn(1, 1, 367, 3))
     page = tmp_path / "even.html"
     page.write_text(render_page(Scene(record)), encoding="utf-8")
-    assert read_cells(watched, page, "&view=100,112,100,112") == {"0.0027"}
+    assert read_cells(watched, page, "&view=100,110,100,110") == {"0.0027"}
     sharp = records.record_of(4 * torch.randn(1, 1, 31, 3), torch.randn(1, 1, 31, 3))
     page.write_text(render_page(Scene(sharp)), encoding="utf-8")
     for width in (1280, 1024, 1600):
