@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.explore import Scene, from_weights
+from clearhead.explore import Scene, from_weights, open_record
 from clearhead.explore.head_summaries import ALIGNMENT
 from clearhead.explore.page_file import PAGE, render_notebook, render_page
 from clearhead.lens.analysis.roles import NONE, ROLES
@@ -76,10 +76,8 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
     source = Scene(record).to_json()["axes"]["source"]["shown"]
     watched.open(pages["short"], f"at={HEAD}/0")
     peak = percent(float(weights.max(-1).values.mean()))
-    about = f"Over this text, this head follows the source from word to word (alignment): its largest weight is {peak}"
-    assert sentence(watched) == (
-        f"{about} on average. Example: Writing ill, this head gives 93 % of its attention to 病."
-    )
+    about = f"Over this text, this head follows the source from word to word (alignment): its largest weights average {peak}"
+    assert sentence(watched) == (f"{about}. Example: Writing ill, it gives 93 % of its attention to 病.")
     for query in range(0, len(weights), 3):
         said = sentence(watched, f"at={HEAD}/0&pins=target:{query}")
         most, key = weights[query].max(-1)
@@ -97,8 +95,8 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     both = percent(float(weights[1:3].sum(0).max() / 2))
     assert sentence(watched, f"{begin}&pins=target:1,target:2").startswith(f"Writing didn't, this head gives {both} of")
     assert sentence(watched, f"{begin}&direction=by&pins=source:8").startswith(
-        "Of all rows, ill gives 病 the most: 93 % of its attention; "
-        f"in all it receives {weights[:, 8].sum():.2f}; each of the 13 rows can give 1; over this text"
+        "Of all rows, ill gives 病 the most, 93 % of its attention. "
+        f"In all it receives {weights[:, 8].sum():.2f}, where each of the 13 rows can give 1."
     )
     other = records.weights_of(record["decoder.0.cross"])[1]
     two = percent(float(other[10].max()))
@@ -106,13 +104,15 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
         f"Writing ill, head 1·0 gives 93 % of its attention to 病; head 0·1 gives {two} of its attention to 了."
     )
     sentence(watched, begin)
+    watched.page.locator("#source-text .token", has_text="病").hover()  # the other side than that of the table
+    assert sentence(watched).startswith("Of all rows, ill gives 病 the most")
     walk(watched, "Home", *["ArrowDown"] * 9, *["ArrowRight"] * 9)
     assert sentence(watched) == (
         f"Writing was, this head gives {percent(float(weights[9, 9]))} of its attention to 了; "
         f"most, {percent(float(weights[9, 8]))}, goes to 病."
     )
     assert watched.page.locator("#explanation").get_attribute("aria-live") == "off"  # the cell itself is announced
-    assert watched.text("#axes-note").startswith("Each row is one word written; its weights add up to 100")
+    assert watched.text("#axes-note").startswith("Each row: one word written; its weights add up to 100")
     watched.page.keyboard.press("Escape")
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
         "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它逐词跟随源文（对齐）。"
@@ -134,10 +134,10 @@ def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pa
     assert said.startswith(
         "Over this text, this head looks at the token after (next): 97 % of its attention on average"
     )
-    assert "Example: From E, this head gives" in said
+    assert "Example: From E, it gives" in said
     watched.open(pages["caption"])
     said = sentence(watched)
-    assert "Writing square, this head gives 23 % of its attention to the patch r3 c7; " in said
+    assert "Writing square, it gives 23 % of its attention to the patch r3 c7; " in said
     assert "half of its attention lies on 5 of 63 patches" in said
     assert watched.page.locator("#axes-note").is_hidden()
     watched.open(pages["sound"])
@@ -178,6 +178,7 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     watched.until("#definition", "Step: a decoder writes one token a step.")
     page.locator("#roles button", has_text="delimiter").tap()
     watched.until("#definition", "Delimiter: looks mostly at punctuation")
+    assert not page.evaluate(AUDIT)
     page.keyboard.press("l")
     page.locator("figcaption .term", has_text="对齐").tap()
     watched.until("#definition", "对齐：")
@@ -239,6 +240,11 @@ def test_the_tour_tells_only_what_the_page_has(watched, pages, tmp_path):
         watched.page.locator("#tour-next").click()
     assert len(texts) == 6  # no steps of decoding
     assert not any("source" in text for text in texts)
+    for seen in (False, True):  # another port each time, and so another storage
+        with open_record(records.drawn(5, heads=1), browser=False) as opened:
+            watched.open(opened.url)
+            watched.settle()
+            assert watched.page.locator("#tour").is_hidden() == seen
     path = Path(tmp_path) / "notebook.html"
     path.write_text(
         f"<!DOCTYPE html><title>notebook</title>{render_notebook(Scene(records.drawn(5, heads=1)))}", "utf-8"

@@ -2,6 +2,7 @@
 
 import { currentRows } from "../data/decoder_rows.js";
 import { formatShare, isHidden, oddText } from "../data/number_format.js";
+import { sumLines } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { headName } from "../words/captions.js";
@@ -26,12 +27,38 @@ export class Explanation {
   async update() {
     const turn = ++this.turn;
     const { explorer } = this;
-    const heads = explorer.state.other ? [explorer.state, explorer.state.other] : [explorer.state];
-    const answers = await Promise.all(heads.map((one) => explorer.answer(one).catch(() => null)));
-    const parts = await this.sentence(heads, answers);
+    const { name, head, other } = explorer.state;
+    const heads = [{ name, head }, ...(other ? [other] : [])];
+    this.subject = this.chooseSubject();
+    const { direction, positions } = this.subject;
+    const answers = await Promise.all(heads.map((one) => sumLines(explorer, one, direction, positions).catch(() => null)));
     if (turn !== this.turn) return; // the selection has moved on
-    this.show(parts);
+    const parts = await this.sentence(heads, answers);
+    if (turn !== this.turn) return;
     this.showAxes(answers[0]);
+    this.show(parts);
+    this.keepHeight();
+  }
+
+  /** The box does not become lower before another head is chosen, so that the map stays while sentences change. */
+  keepHeight() {
+    const box = byId("explanation-box");
+    const { name, head, other, drawing } = this.explorer.state;
+    const key = [name, head, other?.name, other?.head, drawing, window.innerWidth, document.documentElement.lang].join("/");
+    if (this.kept !== key) box.style.minHeight = "";
+    this.kept = key;
+    box.style.minHeight = `${box.offsetHeight}px`;
+  }
+
+  /** The tokens that the sentence is about: those of the token pane, or one of the other side that is pointed at. */
+  chooseSubject() {
+    const { attention, asked, answered, state, subject } = this.explorer;
+    const { cursor, direction } = state;
+    const across = direction === "at" ? cursor?.k : cursor?.q;
+    const along = direction === "at" ? cursor?.q : cursor?.k;
+    if (subject.pinned || !Number.isInteger(across) || Number.isInteger(along)) return { direction, positions: subject.positions, asked, answered };
+    const side = direction === "at" ? 1 : 0;
+    return { direction: side ? "by" : "at", positions: [across + attention.first[side]], asked: answered, answered: asked };
   }
 
   /** Shows the sentence. Keys on the map have their cell announced already, so it is not announced a second time. */
@@ -46,16 +73,19 @@ export class Explanation {
   }
 
   async sentence(heads, answers) {
-    const { cursor, step } = this.explorer.state;
     const { explorer } = this;
+    const { cursor, step } = explorer.state;
     const onMap = Number.isInteger(cursor?.q) && Number.isInteger(cursor?.k);
     if (onMap) {
       const cell = await this.cellSentence(heads, cursor);
       if (cell) return cell;
     }
-    const chosen = explorer.subject.pinned || cursor || (step !== null && explorer.stepped && explorer.state.direction === "at");
+    const chosen = explorer.subject.pinned || cursor || (step !== null && explorer.stepped && this.subject.direction === "at");
+    this.named = !chosen; // the head, before the example
     const token = answers.every(Boolean) ? this.tokenSentence(heads, answers) : [];
-    if (chosen && token.length) return [...token, ...(heads.length > 1 ? [] : [say("contrast"), ...this.roleClause(heads[0])]), say("stop")];
+    this.named = false;
+    const role = heads.length > 1 || this.subject.direction === "by" ? [] : [say("contrast"), ...this.roleClause(heads[0])];
+    if (chosen && token.length) return [...token, ...role, say("stop")];
     const overall = heads.flatMap((one, i) => [i ? say("contrast") : "", ...this.headClause(one, i)]);
     return token.length ? [...overall, say("stop"), say("space"), say("example"), ...token, say("stop")] : [...overall, say("stop")];
   }
@@ -64,7 +94,7 @@ export class Explanation {
 
   /** "this head", or "head 5" beside another. */
   nameOf(chosen) {
-    return this.explorer.state.other ? `${headName(this.explorer, chosen)}${say("afterName")}` : say("thisHead");
+    return this.explorer.state.other ? `${headName(this.explorer, chosen)}${say("afterName")}` : say(this.named ? "it" : "thisHead");
   }
 
   get medium() {
@@ -118,8 +148,7 @@ export class Explanation {
 
   /** The selected tokens: each by name, a word in one piece, or how many they are. */
   subjectName() {
-    const { asked, subject } = this.explorer;
-    const { positions } = subject;
+    const { asked, positions } = this.subject;
     if (positions.length === 1) return [this.token(asked, positions[0])];
     const word = asked.wordAt(positions[0]);
     if (!isPictured(asked) && positions.length === word.length && positions.every((position, i) => position === word[i])) {
@@ -134,13 +163,13 @@ export class Explanation {
     const { explorer } = this;
     const { attention, state } = explorer;
     const rows = currentRows(explorer) ?? (attention.part === "decoder" && !isPictured(explorer.axes[attention.queries]) ? "read" : null);
-    const stepping = rows === "written" && state.step !== null && !explorer.subject.pinned && !state.cursor;
-    const key = stepping ? "whoStep" : { written: "whoWritten", read: "whoRead" }[rows] ?? "whoElse";
+    const stepping = rows && explorer.stepped && state.step !== null && !explorer.subject.pinned && !state.cursor;
+    const key = { written: stepping ? "whoStep" : "whoWritten", read: stepping ? "whoStepRead" : "whoRead" }[rows] ?? "whoElse";
     return sayAround(key, { token: make("span", {}, ...name), step: String(explorer.step), steps: String(explorer.steps) });
   }
 
   tokenSentence(heads, answers) {
-    return this.explorer.state.direction === "at" ? this.looksAt(heads, answers) : this.isLookedAt(heads, answers);
+    return this.subject.direction === "at" ? this.looksAt(heads, answers) : this.isLookedAt(heads, answers);
   }
 
   looksAt(heads, answers) {
@@ -155,14 +184,14 @@ export class Explanation {
       if (!i && seen > 2 && most < 2 / seen) return sayAround("spreads", { who, head, count: formatCount(seen), share: share(most) });
       const shares = make("span", {}, ...this.shares(answer));
       const said = sayAround(i ? "givesMore" : "gives", { who, head, shares });
-      const half = !explorer.state.other && (isPictured(explorer.answered) || most < FLAT) ? this.half(answer) : [];
+      const half = !explorer.state.other && (isPictured(this.subject.answered) || most < FLAT) ? this.half(answer) : [];
       return [i ? say("contrast") : "", ...said, ...(half.length ? [say("contrast"), ...half] : [])];
     });
   }
 
   /** The largest weights: "93 % of its attention to 病 and 6 % to 了". */
   shares({ top, tokens }) {
-    const { answered, state } = this.explorer;
+    const { explorer: { state }, subject: { answered } } = this;
     const listed = [];
     let sum = 0;
     for (const [position, weight] of top.slice(0, state.other || isPictured(answered) ? 1 : LISTED)) {
@@ -180,14 +209,14 @@ export class Explanation {
     let sum = 0;
     const few = 1 + sorted.findIndex((weight) => (sum += weight) >= tokens / 2);
     if (few < 2) return [];
-    const { answered } = this.explorer;
+    const { answered } = this.subject;
     const kind = { image: "halfPatches", audio: "halfMoments" }[answered.kind] ?? "halfTokens";
     return [say("half", { few: formatCount(few), count: say(kind, { count: formatCount(sorted.length) }) })];
   }
 
   isLookedAt(heads, answers) {
-    const { explorer } = this;
-    const { answered, attention } = explorer;
+    const { attention } = this.explorer;
+    const { answered } = this.subject;
     if (answers.some((answer) => answer.odd)) return [say("oddRow").replace(/[.。]$/, "")];
     if (answers.some((answer) => !answer.top.length)) return [];
     const parts = answers.flatMap((answer, i) => {
@@ -198,7 +227,7 @@ export class Explanation {
     const [answer] = answers;
     if (!answer.weights) parts.push(say("comma"), say("amongTop"));
     if (heads.length === 1 && Number.isFinite(answer.received) && answer.received > 0) {
-      parts.push(say("contrast"), say("inAll", { received: formatNumber(answer.received, 2), rows: formatCount(attention.counts[0]) }));
+      parts.push(say("stop"), say("space"), say("inAll", { received: formatNumber(answer.received, 2), rows: formatCount(attention.counts[0]) }));
       if (attention.estimated) parts.push(say("comma"), say("estimateOnly"));
     }
     return parts;
@@ -207,7 +236,7 @@ export class Explanation {
   // What one cell of the map says
 
   async cellSentence(heads, { q, k }) {
-    const { explorer } = this;
+    const { explorer, turn } = this;
     const views = this.centre.views.slice(0, heads.length);
     const cells = heads.map((_, i) => views[i]?.tiles.at(q, k) ?? null);
     if (cells.some((cell) => !cell)) return null;
@@ -232,6 +261,7 @@ export class Explanation {
       return [...said, say("contrast"), ...sayAround("givesMore", { head: this.nameOf(heads[1]), shares: second }), say("stop")];
     }
     const line = await explorer.lineOf("at", heads[0].name, heads[0].head, q + attention.first[0]).catch(() => null);
+    if (turn !== this.turn) return [];
     const [place, most] = line?.top[0] ?? [];
     if (place === undefined || place === k + attention.first[1]) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
     return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most), token: this.token(keys, place) }), say("stop")];
@@ -240,7 +270,7 @@ export class Explanation {
   // What rows and columns are
 
   showAxes(answer) {
-    const { attention, axes, state } = this.explorer;
+    const { attention, axes } = this.explorer;
     const note = byId("axes-note");
     note.hidden = !document.querySelector("#maps .map-canvas");
     if (note.hidden) return;
@@ -248,7 +278,7 @@ export class Explanation {
     const rows = { written: "axisWritten", read: "axisRead" }[currentRows(this.explorer)];
     const row = kind(axes[attention.queries]) ?? rows ?? "axisToken";
     const column = kind(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
-    const sum = state.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
+    const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
     note.textContent = say("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome") });
   }
 }

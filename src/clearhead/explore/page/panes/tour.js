@@ -12,17 +12,17 @@ function stepsOf(explorer) {
   const { scene, pictured, attention, steps } = explorer;
   const cross = attention.kind === "cross";
   const written = scene.output?.axis && !byId("source-text").hidden;
-  const drawn = !document.querySelector("#maps .map-canvas");
+  const map = document.querySelector("#maps .map-canvas") ? (cross ? "mapCross" : "map") : pictured ? "picture" : null;
   const all = [
     [".texts", written ? (pictured ? "pictured" : "translated") : "text"],
-    ["#maps", drawn && pictured ? "picture" : cross ? "mapCross" : "map"],
+    ["#maps", map],
     ["#explanation-box", cross && !pictured ? "sentenceCross" : "sentence"],
     ["#atlas", "heads"],
     ...(steps > 1 ? [["#scrubber", "step"]] : []),
     ["#ablation-part", explorer.switchable ? "off" : "offNot"],
     ["#help-button", "end"],
   ];
-  return all.filter(([selector]) => document.querySelector(selector)?.getClientRects().length);
+  return all.filter(([selector, text]) => text && document.querySelector(selector)?.getClientRects().length);
 }
 
 export class Tour {
@@ -31,7 +31,7 @@ export class Tour {
     this.place = 0;
     this.steps = [];
     this.follow = oncePerFrame(() => this.arrange());
-    byId("tour").addEventListener("keydown", (event) => this.press(event));
+    document.addEventListener("keydown", (event) => this.press(event));
     window.addEventListener("resize", this.follow);
     document.addEventListener("scroll", this.follow, { capture: true, passive: true });
   }
@@ -62,10 +62,9 @@ export class Tour {
   }
 
   press(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.key !== "Escape" && !by) return;
-    event.preventDefault();
-    event.stopPropagation();
+    const by = event.target.closest?.("#tour") ? { ArrowLeft: -1, ArrowRight: 1 }[event.key] : 0;
+    if (!this.open || event.defaultPrevented || (event.key !== "Escape" && !by)) return;
+    event.preventDefault(); // the keys of the page come after this
     if (!by) this.end();
     else if (this.steps[this.place + by]) this.goTo(this.place + by);
   }

@@ -6,6 +6,7 @@ export const CHINESE_GUIDE = {
   whoRead: "读完{token}后",
   whoElse: "对于{token}",
   whoStep: "第 {step} 步（共 {steps} 步），写{token}时",
+  whoStepRead: "第 {step} 步（共 {steps} 步），读完{token}后",
   quoted: "“{token}”",
   sign: "“{token}”",
   several: "{count} 个词元",
@@ -13,6 +14,7 @@ export const CHINESE_GUIDE = {
   patch: "图块 {label}",
   moment: "{label} 处",
   thisHead: "这个头",
+  it: "它",
   comma: "，",
   colon: "：",
   and: "，",
@@ -43,7 +45,7 @@ export const CHINESE_GUIDE = {
   lookedAt: "各行之中，{query}给{token}的最多：占其注意力的 {share}",
   lookedAtIn: "在{head}中，{query}给{token}的最多：占其注意力的 {share}",
   lookedAtMore: "在{head}中则是{query}，占 {share}",
-  inAll: "它总共得到 {received}；共 {rows} 行，每行最多给 1",
+  inAll: "它总共得到 {received}，而 {rows} 行每行最多给 1",
   amongTop: "仅就此文件所含的最大权重而言",
   estimateOnly: "这是估计值，因为并非每一行都测量过",
   // 一个头在整段内容中做什么
@@ -68,7 +70,7 @@ export const CHINESE_GUIDE = {
   },
   doesPictured: "随着词的不同看不同的地方",
   // 行和列是什么
-  axes: "每一行是{row}，其权重之和为 {sum}。每一列是{column}。",
+  axes: "每一行：{row}，其权重之和为 {sum}。每一列：{column}。",
   axisWritten: "一个写出的词",
   axisRead: "一个读入的词",
   axisToken: "一个词元",
