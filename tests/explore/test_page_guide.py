@@ -76,8 +76,10 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
     source = Scene(record).to_json()["axes"]["source"]["shown"]
     watched.open(pages["short"], f"at={HEAD}/0")
     peak = percent(float(weights.max(-1).values.mean()))
-    about = f"Over this text, this head follows the source from word to word (alignment): its largest weights average {peak}"
-    assert sentence(watched) == (f"{about}. Example: Writing ill, it gives 93 % of its attention to 病.")
+    assert sentence(watched) == (
+        "Over this text, this head follows the source from word to word (alignment): "
+        f"its largest weights average {peak}. Example: Writing ill, it gives 93 % of its attention to 病."
+    )
     for query in range(0, len(weights), 3):
         said = sentence(watched, f"at={HEAD}/0&pins=target:{query}")
         most, key = weights[query].max(-1)
