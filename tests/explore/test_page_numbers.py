@@ -68,7 +68,7 @@ def share_of(record: Record, area: list[int], head: int = 0) -> float:
 
 
 @pytest.mark.parametrize(
-    ("view", "block"), [("", 36), ("&view=1000,6000,3000,8000", 8), ("&view=8000,9001,8000,9001", 2)]
+    ("view", "block"), [("", 36), ("&view=1000,5400,3000,7400", 8), ("&view=8000,9001,8000,9001", 2)]
 )
 def test_every_number_of_a_long_map_is_exact_for_the_area_that_it_names(watched, long_record, long_url, view, block):
     watched.open(long_url, f"at=encoder.0.self/0{view}")
