@@ -101,6 +101,7 @@ def opened(browser: Browser, selector: str) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.add_init_script(WATCHER % selector)
+    page.add_init_script("try { localStorage.setItem('clearhead-tour', 'seen') } catch { /* no page yet */ }")
     libraries = Path(os.environ.get("BERTVIZ_LIBRARIES", "."))
     page.route(
         "https://cdnjs.cloudflare.com/**", lambda route: route.fulfill(path=libraries / Path(route.request.url).name)

@@ -15,6 +15,7 @@ from clearhead import shipped
 
 SHIPPED = Path(shipped.__file__).parent / "fonts"
 CHROMIUM = Path("/usr/bin/chromium")
+SEEN_TOUR = "try { localStorage.setItem('clearhead-tour', 'seen') } catch { /* about:blank has no storage */ }"
 PATIENCE = 30_000  # milliseconds: the machine may be busy
 MISSING = (
     "the tests of the page need Chromium and Playwright: apt-get install chromium && .venv/bin/pip install playwright"
@@ -111,7 +112,11 @@ def browser() -> Iterator:
 def watched(browser, request) -> Iterator[Watched]:
     """A fresh page; the test fails if anything went wrong in it."""
     options = {"viewport": {"width": 1280, "height": 820}, "color_scheme": "light", "locale": "en-GB"}
-    context = browser.new_context(**(options | getattr(request, "param", {})))
+    wanted = options | getattr(request, "param", {})
+    first_visit = wanted.pop("first_visit", False)  # if so, the tour starts
+    context = browser.new_context(**wanted)
+    if not first_visit:
+        context.add_init_script(SEEN_TOUR)
     page = Watched(context.new_page())
     yield page
     page.settle()

@@ -111,7 +111,13 @@ def test_all_languages_say_the_same_things():
     registered = re.findall(r'from "./(\w+)\.js"', (PAGE / "words" / "languages.js").read_text(encoding="utf-8"))
     assert {"english", "chinese"} <= set(registered)
     said = [
-        set(re.findall(r"^  (\w+): ", (PAGE / "words" / f"{language}.js").read_text(encoding="utf-8"), re.M))
+        set(
+            re.findall(
+                r"^  (\w+): ",
+                "".join((PAGE / "words" / f"{language}{part}.js").read_text("utf-8") for part in ("", "_guide")),
+                re.M,
+            )
+        )
         for language in registered
     ]
     assert all(one == said[0] for one in said)

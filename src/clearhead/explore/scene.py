@@ -106,6 +106,7 @@ class Scene:
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
             "attentions": attentions,
+            "known_roles": self.roles is not None,
             "without": self.details.get("without"),
             "start": self._choose_start(attentions),
             "views": [self.describe_view(view) for view in range(len(self.views))],

@@ -126,6 +126,7 @@ class SceneJson(TypedDict):
     axes: dict[str, AxisJson]
     output: OutputJson | None
     attentions: list[AttentionJson]
+    known_roles: bool  # whether roles were measured before, and not over this text
     without: dict[str, dict[str, AblatedAnswer]] | None  # by attention and head: the answer without that head
     start: StartJson
     views: list[str]  # labels of all views of the record

@@ -1,6 +1,8 @@
 // The page starts here: opens the source, makes the panes, and updates them when the state changes.
 
 import { clearAblations } from "./panes/ablation_pane.js";
+import { fillDefinitions, listenToTerms } from "./panes/definitions.js";
+import { Explanation } from "./panes/explanation.js";
 import { Atlas } from "./panes/head_atlas.js";
 import { Centre } from "./panes/centre_pane.js";
 import { afterQuiet, byId } from "./draw/elements.js";
@@ -15,6 +17,7 @@ import { checkScene, openSource } from "./data/source.js";
 import { DEFAULTS, Store, firstHead, partOf, writeAddress, stateOf } from "./state/store.js";
 import { TextPane } from "./panes/text_pane.js";
 import { TokenPane } from "./panes/token_pane.js";
+import { Tour } from "./panes/tour.js";
 
 class Page {
   constructor(scene, source) {
@@ -30,6 +33,9 @@ class Page {
     this.atlas = new Atlas(explorer);
     this.texts = new TextPane(explorer, shownOn);
     this.tokens = new TokenPane(explorer, shownOn, this.centre);
+    this.explanation = new Explanation(explorer, this.centre);
+    this.tour = new Tour(explorer);
+    listenToTerms();
     this.finder = new Finder(explorer, this.centre);
     explorer.replace = (coming) => this.replace(coming);
     this.remember = afterQuiet(150, () => writeAddress(explorer.state));
@@ -44,6 +50,7 @@ class Page {
     document.documentElement.dataset.theme = explorer.dark ? "dark" : "light";
     setLanguage(explorer.state.language);
     translate(document);
+    fillDefinitions();
     explorer.look = readTheme();
   }
 
@@ -52,6 +59,7 @@ class Page {
     this.texts.renew();
     this.tokens.renew();
     this.atlas.renew();
+    this.explanation.update();
     this.showChoices();
   }
 
@@ -66,7 +74,7 @@ class Page {
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading")) this.updateTexts();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();
@@ -93,6 +101,8 @@ class Page {
     this.texts.renew();
     this.tokens.renew();
     this.atlas.build();
+    this.explanation.update();
+    this.tour.render();
     this.showChoices();
     this.remember();
   }
@@ -106,6 +116,7 @@ class Page {
   updateTexts() {
     this.texts.update();
     this.tokens.update();
+    this.explanation.update();
     if (this.centre.pictured) this.centre.repaint();
     this.showChoices();
   }
@@ -129,6 +140,7 @@ class Page {
       switchLanguage: () => store.set({ language: nextLanguage() }),
       switchRows: () => currentRows(explorer) && store.set({ rows: currentRows(explorer) === "written" ? "read" : "written" }),
       play: () => this.texts.play(),
+      startTour: () => this.tour.start(),
       switchDrawing: () => store.set({ drawing: centre.nextDrawing }),
     };
     const on = (id, type, heard) => byId(id).addEventListener(type, heard);
@@ -282,6 +294,7 @@ async function start() {
     const page = new Page(scene, source);
     page.renew();
     document.documentElement.dataset.shown = "yes";
+    page.tour.startAtFirstVisit();
     page.renewPictures(); // those that were loaded before
     if (page.explorer.state.sort === "effect") page.sortByEffect(); // a link may ask for it
   } catch (problem) {

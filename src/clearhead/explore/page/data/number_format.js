@@ -62,3 +62,16 @@ export function cellFormat(high, wide, largest, precision = 0) {
   };
   return { size, text, least };
 }
+
+/** A share in percent: whole numbers, with a decimal below 10 and near 100; fewer where weights may be wrong by `precision`. */
+export function formatShare(share, precision = 0) {
+  const odd = oddText(share);
+  if (odd) return odd;
+  const percent = 100 * share;
+  if (precision > 0 && share < precision) return precision > 0.0005 ? "<1" : "<0.1";
+  if (percent === 0 || share === 1) return String(percent);
+  if (precision > 0.0005) return percent < 0.5 ? "<1" : percent.toFixed(0);
+  if (percent >= 99.5) return percent >= 99.95 ? ">99.9" : percent.toFixed(1);
+  if (percent >= 9.95) return percent.toFixed(0);
+  return percent < 0.05 ? "<0.1" : percent.toFixed(1);
+}

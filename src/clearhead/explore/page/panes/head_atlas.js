@@ -2,6 +2,7 @@
 
 import { ROLE_COLOURS, roleColour, tint } from "../draw/colours.js";
 import { byId, make, refill, sharpen } from "../draw/elements.js";
+import { explained } from "./definitions.js";
 import { say, sayRole } from "../words/languages.js";
 import { paintSpread } from "./measure_dots.js";
 import { formatNumber } from "../data/tokens.js";
@@ -58,7 +59,7 @@ export class Atlas {
   buildTabs() {
     const { explorer } = this;
     const tabs = explorer.groups.map((group) => make("button", {
-      type: "button", role: "tab", class: "tab", id: `tab-${group.key}`, text: groupName(group), "aria-controls": "atlas-grid",
+      type: "button", role: "tab", class: "tab", ...explained(groupTerm(group)), id: `tab-${group.key}`, text: groupName(group), "aria-controls": "atlas-grid",
       "aria-selected": String(group === explorer.group), tabindex: group === explorer.group ? "0" : "-1",
       on: { click: () => explorer.openGroup(group), keydown: (event) => this.walkTabs(event) },
     }));
@@ -83,7 +84,7 @@ export class Atlas {
     const asked = (sort) => sort === "effect" && explorer.live && !explorer.noEffects;
     const known = (sort) => sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
     const buttons = SORTS.filter(known).map((sort) => make("button", {
-      type: "button", class: "word", text: `${say(sort)}${this.arrowOf(sort)}`, "aria-pressed": String(explorer.state.sort === sort),
+      type: "button", class: "word", ...explained(sort), text: `${say(sort)}${this.arrowOf(sort)}`, "aria-pressed": String(explorer.state.sort === sort),
       on: { click: () => explorer.store.set({ sort, order: explorer.state.sort === sort && explorer.state.order === "down" ? "up" : "down" }) },
     }));
     refill(byId("sorts"), make("span", { class: "soft", text: say("sortBy") }), ...buttons);
@@ -210,7 +211,7 @@ export class Atlas {
       const mark = make("span", { class: "dot" });
       mark.style.backgroundColor = roleColour(role, explorer.dark);
       return make("button", {
-        type: "button", class: "role", "data-role": role, "aria-pressed": String(explorer.state.role === role),
+        type: "button", class: "role", ...explained(`role.${role}`), "data-role": role, "aria-pressed": String(explorer.state.role === role),
         on: { click: () => explorer.store.set({ role: explorer.state.role === role ? null : role }) },
       }, mark, make("span", { text: sayRole(role) }), make("span", { class: "soft", text: String(counts.get(role)) }));
     });
@@ -316,6 +317,11 @@ function before(one, other, sort) {
 export function layerName(attention) {
   const again = attention.name.match(/#\d+$/);
   return `${attention.layer ?? attention.name}${again ? again[0] : ""}`;
+}
+
+/** The term that explains a tab. */
+function groupTerm({ kind, part }) {
+  return kind !== "cross" && ["encoder", "decoder"].includes(part) ? part : kind;
 }
 
 /** The name of a tab. */

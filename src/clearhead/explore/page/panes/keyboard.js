@@ -5,7 +5,7 @@ import { toggleAblation } from "./ablation_pane.js";
 import { COLOUR_NAMES } from "../draw/colours.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { copyLink, savePng, saveSvg } from "./export_menu.js";
-import { say } from "../words/languages.js";
+import { listTerms, say, sayTerm } from "../words/languages.js";
 
 const CURVES = ["auto", "linear", "root", "log"];
 
@@ -79,10 +79,16 @@ export function openHelp(explorer, centre, actions) {
   const dialog = byId("help");
   const letters = make("input", { type: "checkbox", id: "letter-keys", on: { change: (event) => explorer.store.set({ keys: event.target.checked ? "on" : "off" }) } });
   letters.checked = explorer.state.keys === "on";
+  const tour = () => {
+    dialog.close();
+    actions.startTour();
+  };
   refill(dialog,
     make("div", { class: "help-head" }, make("h2", { id: "help-title", text: say("keysTitle") }),
+      make("button", { type: "button", class: "small", id: "start-tour", text: say("tourStart"), on: { click: tour } }),
       make("button", { type: "button", class: "small", text: "×", "aria-label": say("close"), on: { click: () => dialog.close() } })),
     make("div", { class: "key-list" }, ...rows), make("p", { class: "soft", text: say("mouse") }),
-    make("label", { class: "letter-keys" }, letters, say("letterKeys")));
+    make("label", { class: "letter-keys" }, letters, say("letterKeys")),
+    make("h3", { text: say("wordsTitle") }), make("ul", { class: "word-list" }, ...listTerms().map((key) => make("li", { text: sayTerm(key) }))));
   dialog.showModal();
 }

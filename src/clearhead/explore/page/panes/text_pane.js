@@ -2,6 +2,7 @@
 
 import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";
+import { term } from "./definitions.js";
 import { say, sayNote } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { isConcealed } from "./ablation_pane.js";
@@ -30,7 +31,7 @@ export class TextPane {
   renew() {
     const { explorer } = this;
     const { scene, axes } = explorer;
-    refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft", text: sizeOf(explorer) }));
+    refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft" }, term("heads", sizeOf(explorer))));
     document.title = `clearhead · ${scene.title ?? ""}`;
     byId("notes").textContent = (scene.notes ?? []).map(sayNote).join(" · ");
     showAnother(explorer);

@@ -3,6 +3,7 @@
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { TokenFlow } from "./text_flow.js";
+import { term } from "./definitions.js";
 import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { paintAblation, paintHiding } from "./ablation_pane.js";
@@ -92,9 +93,9 @@ export class TokenPane {
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
     const most = fullOf(explorer, answer, second);
     const head = make("tr", {},
-      make("th", { scope: "col", text: say(at ? "key" : "query") }), make("th", { scope: "col", class: "number", text: second ? headName(explorer, state) : say("weight") }),
+      make("th", { scope: "col" }, term(at ? "key" : "query", say(at ? "key" : "query"))), make("th", { scope: "col", class: "number" }, second ? headName(explorer, state) : term("weight", say("weight"))),
       second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
-      normed ? make("th", { scope: "col", class: "number", text: say("normed"), title: say("normedTitle") }) : null,
+      normed ? make("th", { scope: "col", class: "number" }, term("normed", say("normed"))) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
     const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005);
     const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
@@ -111,7 +112,7 @@ export class TokenPane {
         normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
         make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
-    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft", text: say("received", { received: formatNumber(answer.received, 2) }) }) : null;
+    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: formatNumber(answer.received, 2) }))) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }

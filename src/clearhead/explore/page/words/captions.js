@@ -2,6 +2,7 @@
 
 import { roleColour } from "../draw/colours.js";
 import { make } from "../draw/elements.js";
+import { term } from "../panes/definitions.js";
 import { layerName } from "../panes/head_atlas.js";
 import { say, sayRole } from "./languages.js";
 import { formatNumber } from "../data/tokens.js";
@@ -28,10 +29,10 @@ export function headFacts(explorer, chosen) {
   if (head.role) {
     const dot = make("span", { class: "dot" });
     dot.style.backgroundColor = roleColour(head.role, explorer.dark);
-    facts.push(make("span", { class: "fact" }, dot, sayRole(head.role)));
+    facts.push(make("span", { class: "fact" }, dot, term(`role.${head.role}`, sayRole(head.role))));
   }
-  const words = [];
-  if (Number.isFinite(head.entropy)) words.push(`${say("entropy")} ${formatNumber(head.entropy, 2)} ${say("nats")}`);
-  if (Number.isFinite(head.effect)) words.push(say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(Math.abs(head.effect) < 0.1 ? 3 : 2)}` }));
-  return [...facts, ...words.map((text) => make("span", { class: "fact", text }))];
+  const words = {};
+  if (Number.isFinite(head.entropy)) words.entropy = `${say("entropy")} ${formatNumber(head.entropy, 2)} ${say("nats")}`;
+  if (Number.isFinite(head.effect)) words.effect = say("effectOn", { effect: `${head.effect < 0 ? "−" : "+"}${Math.abs(head.effect).toFixed(Math.abs(head.effect) < 0.1 ? 3 : 2)}` });
+  return [...facts, ...Object.entries(words).map(([key, text]) => make("span", { class: "fact" }, term(key, text)))];
 }

@@ -1,11 +1,13 @@
 // 页面上的文字：简体中文。
 
+import { CHINESE_GUIDE } from "./chinese_guide.js";
+
 export const CHINESE = {
+  ...CHINESE_GUIDE,
   tag: "zh-CN",
   name: "中文",
   switchTo: "切换到中文",
   caveat: "仅凭注意力权重，并不能解释模型为何这样回答。",
-  caveatMore: "更可靠的依据：范数加权值，以及关闭注意力头后的变化。",
   skip: "跳到注意力图",
   text: "文本与输出",
   atlas: "注意力头",
@@ -53,7 +55,6 @@ export const CHINESE = {
   query: "查询",
   weight: "权重",
   normed: "‖w·f(x)‖",
-  normedTitle: "权重乘以该键的值向量的范数：权重大而向量短，作用也很小。",
   received: "共获得注意力 {received}",
   shadedAt: "文本着色：“{token}”关注的词元",
   shadedBy: "文本着色：关注“{token}”的词元",

@@ -1,11 +1,13 @@
 // The phrases of the page in English.
 
+import { ENGLISH_GUIDE } from "./english_guide.js";
+
 export const ENGLISH = {
+  ...ENGLISH_GUIDE,
   tag: "en",
   name: "English",
   switchTo: "Switch to English",
   caveat: "Attention weights alone do not explain the model's answer.",
-  caveatMore: "More reliable: norm-weighted values, and the effect of switching a head off.",
   skip: "Skip to the map",
   text: "Text and output",
   atlas: "Heads",
@@ -53,7 +55,6 @@ export const ENGLISH = {
   query: "query",
   weight: "weight",
   normed: "‖w·f(x)‖",
-  normedTitle: "The weight times the norm of the key's value vector: a large weight on a short vector has little effect.",
   received: "receives {received} in total",
   shadedAt: "the text, shaded by what {token} looks at",
   shadedBy: "the text, shaded by who looks at {token}",

@@ -68,6 +68,26 @@ export function sayRole(role) {
   return phrases.roles[role] ?? role;
 }
 
+/** One line that explains a term of the page; of roles, "role.previous". */
+export function sayTerm(key) {
+  return key.startsWith("role.") ? (phrases.roleLines[key.slice(5)] ?? "") : (phrases.terms[key] ?? "");
+}
+
+/** The keys of all terms, those of roles last. */
+export function listTerms() {
+  return [...Object.keys(phrases.terms), ...Object.keys(phrases.roleLines).map((role) => `role.${role}`)];
+}
+
+/** What a head of a role does: "looks at the token before". */
+export function sayDoing(role) {
+  return phrases.does[role] ?? phrases.does["none of these"];
+}
+
+/** The text of a step of the tour. */
+export function sayTour(key) {
+  return phrases.tour[key];
+}
+
 /** Sets the phrases of elements marked data-say (text), data-hint (placeholder) and data-label (ARIA label, tooltip). */
 export function translate(root) {
   for (const element of root.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);

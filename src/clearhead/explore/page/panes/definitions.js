@@ -1,0 +1,85 @@
+// One line for every term of the page, on hover, focus and touch; Escape closes it.
+
+import { byId, make, refill } from "../draw/elements.js";
+import { listTerms, sayTerm } from "../words/languages.js";
+
+const WAIT = 220; // milliseconds before a line opens under the pointer, and for which it stays when the pointer leaves
+
+const idOf = (key) => `define-${key.replace(/\W+/g, "-")}`;
+
+/** The attributes of an element that a term explains, for make(). */
+export function explained(key) {
+  return { "data-define": key, "aria-describedby": idOf(key) };
+}
+
+/** A term in a text: dotted, can be focused, and explains itself. */
+export function term(key, text, ...children) {
+  return make("button", { type: "button", class: "term", ...explained(key) }, ...children, text);
+}
+
+/** Fills the list that aria-describedby refers to, in the language of the page. */
+export function fillDefinitions() {
+  refill(byId("definitions"), ...listTerms().map((key) => make("p", { id: idOf(key), text: sayTerm(key) })));
+  for (const element of document.querySelectorAll("[data-define]")) element.setAttribute("aria-describedby", idOf(element.dataset.define));
+  hide();
+}
+
+let shownFor = null; // the element whose line is open
+let timer = 0;
+
+/** Opens and closes the lines; called once. */
+export function listenToTerms() {
+  const termOf = (event) => event.target.closest?.("[data-define]") ?? null;
+  const soon = (call) => {
+    clearTimeout(timer);
+    timer = setTimeout(call, WAIT);
+  };
+  document.addEventListener("pointerover", (event) => {
+    if (event.pointerType === "touch") return;
+    const element = termOf(event);
+    if (element) soon(() => show(element));
+    else if (event.target.closest?.("#definition")) clearTimeout(timer); // the pointer may rest on the line itself
+    else if (shownFor) soon(hide);
+    else clearTimeout(timer);
+  });
+  document.addEventListener("pointerup", (event) => {
+    const element = termOf(event);
+    if (event.pointerType !== "touch") return element?.classList.contains("term") ? show(element) : hide();
+    hide();
+    if (element) setTimeout(() => show(element.isConnected ? element : again(element)), 60); // a click may make it anew
+  });
+  document.addEventListener("focusin", (event) => event.target.matches?.("[data-define]:focus-visible") && show(event.target));
+  document.addEventListener("focusout", (event) => event.target === shownFor && hide());
+  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || byId("definition").hidden) return;
+    event.preventDefault();
+    event.stopPropagation();
+    hide();
+  }, { capture: true });
+}
+
+function again({ dataset }) {
+  return [...document.querySelectorAll("[data-define]")].find((one) => one.dataset.define === dataset.define);
+}
+
+function show(element) {
+  const line = element?.isConnected ? sayTerm(element.dataset.define) : "";
+  if (!line) return hide();
+  clearTimeout(timer);
+  shownFor = element;
+  const box = byId("definition");
+  box.textContent = line;
+  box.hidden = false;
+  const under = element.getBoundingClientRect();
+  const { width, height } = box.getBoundingClientRect();
+  const left = Math.max(6, Math.min(under.left, window.innerWidth - width - 6));
+  const top = under.bottom + 5 + height > window.innerHeight ? under.top - height - 5 : under.bottom + 5;
+  Object.assign(box.style, { left: `${left}px`, top: `${Math.max(4, top)}px` });
+}
+
+function hide() {
+  clearTimeout(timer);
+  shownFor = null;
+  byId("definition").hidden = true;
+}
