@@ -351,7 +351,7 @@ def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["{folder}"], "give a TEXT"),
+        (["{folder}"], "no INPUT was given"),
         (["{folder}", "", "--out", "x.html"], "nothing to look at"),
         (["{folder}", "ba", "--out", "{folder}"], "is a folder"),
         (["{folder}", "ba", "--heads", "a:1"], "are for --out: the server's page"),

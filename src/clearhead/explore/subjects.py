@@ -1,4 +1,4 @@
-"""Subjects of `clearhead look` and `figures`: a model with a text, or a saved record; their page as file or server."""
+"""Subjects of `clearhead look` and `figures`: a model with an input, or a saved record; their page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_subject(
     base: str | Path | None = None,
     **options: Any,
 ) -> Subject:
-    """Loads a record file, or runs a model on a text: one of ours by name or folder, or a Hugging Face folder.
+    """Loads a record file, or runs a model on an input: one of ours by name or folder, or a Hugging Face folder.
 
     `base` is the folder of the model that an adapter belongs to, if it was moved.
     """
@@ -49,10 +49,10 @@ def open_subject(
         raise ConfigError(f"--base is for the folder of a LoRA adapter, and {name} is none; omit it")
     if path.is_file():
         if text is not None or answer is not None:
-            raise ConfigError(f"{name} is a record, which already contains its text; omit TEXT and --answer")
+            raise ConfigError(f"{name} is a record, which already contains its text; omit INPUT and --answer")
         return Subject(Record.load(path), None, path.stem)
     if text is None:
-        raise ConfigError(f"no text was given for {name}; give a TEXT, or - for the standard input")
+        raise ConfigError(f"no INPUT was given for {name}; give a text, or - for the standard input, or a file's path")
     if path.is_dir() and is_huggingface_folder(path):
         live = load_huggingface_folder(path, device=device, **options)
     else:
@@ -73,7 +73,7 @@ def write_subject(
     if part is not None and part > parts:
         raise ConfigError(f"--part {part}: there is no such part; there are {parts}")
     if without and subject.live is None:
-        raise ConfigError("--without needs a model, and a record has none; give a MODEL and a TEXT")
+        raise ConfigError("--without needs a model, and a record has none; give a MODEL and an INPUT")
     scene = Scene(subject.record, 0 if part is None else part - 1, title=subject.title)
     scenes = [scene, *(select_other_views(scene) if part is None else [])]
     chosen = select_heads(heads, scene.forward)
