@@ -24,7 +24,7 @@ from clearhead.model_folder import ModelFolder
 from clearhead.tasks import AnyTask, Prediction
 from clearhead.tasks.base import Evaluation
 from clearhead.tasks.file_inputs import FileInputs
-from clearhead.tasks.media import media_to_json
+from clearhead.tasks.media import SoundInput, media_to_json
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace, Traceable
 from clearhead.text import Row
@@ -207,6 +207,8 @@ def look_at_traces(
             call.about["media"] = media_to_json(trace.media)
     record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
+        if isinstance(trace.media, SoundInput):  # times in the recording, of which a call reads one part
+            call.labels["source"] = {place: trace.media.name_position(place) for place in trace.reads["source"]}
         call.about.update({"model": name, "task": task.name, "input": shown})
         call.about.update(describe_answer(task, trace, written))
         if trace.surfaces:

@@ -62,8 +62,11 @@ def captioned(name: str = "scene.png") -> Record:
     return _record(WORDS, spot.flatten(1), media, " ".join(word.strip("▁") for word in WORDS[:-1]))
 
 
-def transcribed(name: str = "tones.wav") -> Record:
-    """A sound of 3.3 s: every letter looks at its moment in head 1, where CTC has its spike."""
+def transcribed(name: str = "tones.wav", start: float = 0.0) -> Record:
+    """A sound of 3.3 s: every letter looks at its moment in head 1, where CTC has its spike.
+
+    It begins `start` seconds after its recording.
+    """
     letters = len(LETTERS) - 1
     middles = torch.linspace(7, POSITIONS - 10, letters)
     times = torch.arange(POSITIONS)
@@ -77,7 +80,7 @@ def transcribed(name: str = "tones.wav") -> Record:
     spikes = [
         (int(middle), text, 0.98 - 0.04 * i) for i, (middle, text) in enumerate(zip(middles, LETTERS, strict=False))
     ]
-    media = SoundInput(spectrogram.astype(np.float32), 4 * POSITIONS * STEP / 4, STEP / 4, STEP, spikes, name)
+    media = SoundInput(spectrogram.astype(np.float32), 4 * POSITIONS * STEP / 4, STEP / 4, STEP, spikes, name, start)
     return _record(LETTERS, look, media, "tone two")
 
 

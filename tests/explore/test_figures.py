@@ -409,6 +409,16 @@ def test_the_text_of_many_tokens_is_set_in_lines_and_that_of_more_is_not():
     long = figures.received(weights(9, 1009), tokens=["▁so"] * 1009)
     assert len(long.axes) == 1
     assert set(words(long.axes[0].texts)) == {"so", "mean"}
+    values = torch.ones(24_001)
+    values[[0, 12_000]] = torch.tensor([3000.0, 500.0])
+    long = figures.received(values[None], tokens=["▁so"] * 12_000 + ["▁peak"] + ["▁so"] * 12_000)
+    largest, mean = (patch.get_data() for patch in long.axes[0].patches)
+    assert len(largest.values) == len(mean.values) == -(-24_001 // 61)
+    assert (largest.values[0], mean.values[0], largest.values[196]) == (3000, pytest.approx(3060 / 61), 500)
+    assert mean.values[-1] == 1
+    assert "peak" in words(long.axes[0].texts)
+    assert long.axes[0].get_yscale() == "log"
+    assert "of every 61 tokens" in notes(long)
     with pytest.raises(ShapeError, match="2 tokens are given for 7 keys"):
         figures.received(weights(5, 7), tokens=["a", "b"])
 
@@ -750,7 +760,7 @@ def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
     [
         ([], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
         (["zh-en", "x", "--lesson"], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
-        (["zh-en"], "no text was given for zh-en"),
+        (["zh-en"], "no INPUT was given for zh-en"),
         (["zh-en", "x", "--format", "gif"], "figures are saved as png, svg, pdf, not as 'gif'"),
         (["zh-en", "x", "--heads", "decoder.7.cross:1"], "--heads decoder.7.cross:1"),
         (["--lesson", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -25,10 +26,15 @@ CROSS = "at=decoder.1.cross/1"
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
-    """The addresses of two pages: of a caption and of a transcript."""
+    """The addresses of three pages: of a caption, of a transcript, and of a later part of a recording."""
     folder: Path = tmp_path_factory.mktemp("media")
     found = {}
-    for name, record in (("picture", media_records.captioned(NAME)), ("sound", media_records.transcribed())):
+    records = {
+        "picture": media_records.captioned(NAME),
+        "sound": media_records.transcribed(),
+        "part": media_records.transcribed(start=61.85),
+    }
+    for name, record in records.items():
         path = folder / f"{name}.html"
         path.write_text(render_page(Scene(record)), encoding="utf-8")
         found[name] = path.as_uri()
@@ -143,6 +149,24 @@ def test_a_letter_shows_its_moment_and_a_moment_its_letters(watched, pages):
     assert watched.text("#subject").endswith(" s×")
     page.locator("#drawings button", has_text="matrix").click()
     page.locator(".map-canvas").wait_for()
+
+
+def test_a_later_part_of_a_recording_has_the_times_of_the_recording(watched, pages):
+    watched.page.add_init_script(
+        """window.written = []; const { fillText } = CanvasRenderingContext2D.prototype;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+          window.written.push(String(text)); return fillText.call(this, text, ...rest) }"""
+    )
+    watched.open(pages["part"])
+    ruler = [one for one in watched.page.evaluate("() => window.written") if re.fullmatch(r"6\d(\.\d)?( s)?", one)]
+    assert ruler[0] == "62.0 s"
+    assert {"63.0", "65.0"} <= set(ruler)
+    assert not {"0 s", "61.0", "66.0"} & set(ruler)
+    watched.page.locator(".map-view .sound").focus()
+    for _ in range(2):
+        watched.page.keyboard.press("ArrowRight")
+    watched.settle()
+    assert ", key 61.89 s, weight " in watched.text("#live")
 
 
 @pytest.mark.parametrize("kind", ["picture", "sound"])

@@ -100,6 +100,17 @@ def test_a_long_text_has_maps_and_top_keys_and_says_so():
     torch.testing.assert_close(found["received"], weights.sum(1), atol=1e-4, rtol=1e-4)
 
 
+def test_very_many_heads_have_small_maps_and_their_number_is_told():
+    record, told = drawn(7, heads=5, layers=3, pixels=7), []
+    limits = page_file.Limits(512, 40, 6, 1000, short_weights=15 * 49 - 1, cells=15 * 4 + 3)
+    scene, numbers = read(render_page(Scene(record), limits=limits, progress=told.append))
+    assert told == [5, 10, 15]
+    assert scene["notes"] == [{"say": "mapsOnly", "pixels": 2, "chosen": 0}]
+    assert numbers["encoder.2.self"]["map"].shape == (5, 2, 2)
+    scene, numbers = read(render_page(Scene(record), limits=limits._replace(short_weights=15 * 49)))
+    assert numbers["encoder.2.self"]["weights"].shape == (5, 7, 7)
+
+
 def test_a_text_that_is_far_too_long_is_cut_to_fewer_top_keys_and_then_none():
     record = drawn(61, heads=3, pixels=16)
     for entries, top in ((10_000, 8), (61 * 3 * 2, 2), (61 * 3 - 1, 0)):

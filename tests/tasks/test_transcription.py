@@ -107,9 +107,13 @@ def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken):
     task.decode, before = shorter, task.decode
     try:
         answer = transcriber.predict((whole, RATE))
+        record = transcriber.look((whole, RATE), keep="none")
     finally:
         task.decode = before
     assert any("parts" in note for note in answer.notes)
+    begins = [float(call.labels["source"][0].removesuffix(" s")) for call in record.calls]
+    assert len(begins) > 1
+    assert begins == sorted(set(begins)), "labels are times of the recording, not of the part"
     wanted = " ".join(one.text for one in spoken).split()
     assert sum(a == b for a, b in zip(answer.text.split(), wanted, strict=False)) > 0.7 * len(wanted)
     starts = [word.start for word in answer.words]

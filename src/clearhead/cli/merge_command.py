@@ -19,8 +19,12 @@ def merge(
 ) -> None:
     """Merge a LoRA adapter into its base model: the new folder is a whole model and needs no other."""
     import_torch(None)
+    from clearhead.model_folder import ModelFolder
     from clearhead.model_folder import merge as merge_folder
     from clearhead.predictor import find_model
+    from clearhead.tasks.file_inputs import FileInputs
 
     merge_folder(find_model(model), out, base=base)
-    print_message(f'wrote {out}; try it: clearhead predict {out} "…"')
+    task = ModelFolder.open(out).task()
+    example = f"{task.input_kind}{task.suffixes[0]}" if isinstance(task, FileInputs) else '"…"'
+    print_message(f"wrote {out}; try it: clearhead predict {out} {example}")

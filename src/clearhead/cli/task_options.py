@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clearhead.tasks.settings import Options
 
 SHARED = {"figures": "look"}  # commands with the options of another
+TITLE = 74  # characters of a panel's title in a terminal of 80 columns
 Action = Annotated[str, typer.Argument(metavar="ACTION", help="The action; see above.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the action.")]
 
@@ -83,10 +84,24 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
     for name, fields in owners.items():
         assert name not in taken, f"{next(iter(fields))}: {command} has an option {name} already"
         field = next(iter(fields.values()))
-        panel = None if len(fields) == len(kinds) else f"Options of {', '.join(fields)}"
+        panel = None if len(fields) == len(kinds) else _panel_title(list(fields), list(kinds))
         default = field.default if all(one.default == field.default for one in fields.values()) else None
         annotation = _make_annotation(name, field, panel, default)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _panel_title(tasks: Sequence[str], every: Sequence[str]) -> str:
+    """Whose options a panel of the help has, in one line of 80 columns.
+
+    >>> _panel_title(["tagging"], ["tagging", "answers"])
+    'For tagging'
+    >>> _panel_title(list("abcdefghijklmnopqrstuvwxyz"), [*"abcdefghijklmnopqrstuvwxyz", "answers"])
+    'For all tasks but answers'
+    """
+    title = f"For {', '.join(tasks)}"
+    if len(title) <= TITLE:
+        return title
+    return f"For all tasks but {', '.join(task for task in every if task not in tasks)}"
 
 
 def _make_annotation(name: str, field: FieldInfo, panel: str | None, default: Any) -> Any:

@@ -51,7 +51,8 @@ def write_page(
 ) -> Path:
     """Writes the page of a record as one file without dependencies; it contains the text that the model read.
 
-    Up to 512 tokens it has every weight within ±0.0005; for longer texts maps and top keys, and the weights of `heads`.
+    Up to 512 tokens and 120 million weights it has every weight within ±0.0005; else maps and top keys, and the weights
+    of `heads`.
     From a record of several texts it takes one `view`, or by default as many as fit. An existing page is replaced; any
     other file is refused.
     """

@@ -168,15 +168,16 @@ class AttentionMap:
 
         Heads whose weights are nearly even stay pale: 255 is at least four times the even weight.
         """
-        heads = []
-        for head in self.sight.heads:
-            sums = self._read_map(head) if self.sight.blocks[0] else self.sum_overview(head).sums
-            sums = sums.nan_to_num(0.0, 0.0, 0.0)  # the map itself says where weights are not finite
-            rows, columns = (torch.linspace(0, n, THUMBNAIL + 1, dtype=torch.double) for n in sums.shape)
-            small = _resample(sums, rows, columns).sqrt() if sums.numel() else torch.zeros(THUMBNAIL, THUMBNAIL)
-            full = max(float(small.max()), 2 * float(sums.sum()) ** 0.5 / THUMBNAIL, 1e-12)
-            heads.append((small * (255 / full)).round().byte())
-        return torch.stack(heads).numpy() if heads else np.zeros((0, THUMBNAIL, THUMBNAIL), np.uint8)
+        if not self.sight.heads:
+            return np.zeros((0, THUMBNAIL, THUMBNAIL), np.uint8)
+        recorded = bool(self.sight.blocks[0])
+        maps = [self._read_map(head) if recorded else self.sum_overview(head).sums for head in self.sight.heads]
+        sums = torch.stack(maps).float().nan_to_num(0.0, 0.0, 0.0)  # the map itself says where weights are not finite
+        rows, columns = (_share_cells(count, THUMBNAIL) for count in sums.shape[1:])
+        small = (rows @ sums @ columns.T).clamp(min=0).sqrt()
+        full = torch.maximum(small.amax((1, 2)), sums.sum((1, 2)).sqrt() * (2 / THUMBNAIL)).clamp(min=1e-12)
+        pictures: NDArray[np.uint8] = (small * (255 / full)[:, None, None]).round().byte().numpy()
+        return pictures
 
     def _all_positions(self) -> tuple[range, range]:
         return range(self.first[0], self.first[0] + self.counts[0]), range(self.counts[1])
@@ -219,31 +220,16 @@ def _mark_hidden(
     return sums if hidden is None else sums.masked_fill(hidden, -0.0)
 
 
-def _resample(
-    base: Float[Tensor, "rows columns"], rows: Float[Tensor, " row_edges"], columns: Float[Tensor, " column_edges"]
-) -> Float[Tensor, "new_rows new_columns"]:
-    """Sums over cells with the given edges, in pixels, if the weight of a pixel is spread evenly inside it.
+def _share_cells(count: int, cells: int) -> Float[Tensor, "cells pixels"]:
+    """Which share of each of `count` pixels lies in each of `cells` cells of equal size.
 
-    >>> base = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
-    >>> _resample(base, torch.tensor([0.0, 0.5, 2.0]), torch.tensor([0.0, 2.0]))
-    tensor([[ 2.],
-            [14.]])
+    >>> _share_cells(3, 2)
+    tensor([[1.0000, 0.5000, 0.0000],
+            [0.0000, 0.5000, 1.0000]])
     """
-    for axis, edges in ((0, rows), (1, columns)):
-        first = min(math.floor(edges[0]), base.shape[axis])
-        base = base.narrow(axis, first, min(math.ceil(edges[-1]), base.shape[axis]) - first)
-    for axis, edges in ((0, rows - math.floor(rows[0])), (1, columns - math.floor(columns[0]))):
-        # The edges of cells and of pixels together cut pieces that each lie in one cell and in one pixel.
-        inside = torch.arange(math.floor(edges[0]) + 1, math.ceil(edges[-1]), dtype=torch.double)
-        cuts = torch.cat([edges.double(), inside]).unique()
-        middles, lengths = (cuts[1:] + cuts[:-1]) / 2, cuts.diff()
-        pixels = middles.floor().long().clamp(max=base.shape[axis] - 1)
-        cells = torch.searchsorted(edges.double(), middles, right=True) - 1
-        shares = lengths.float().view((-1, 1) if axis == 0 else (1, -1))
-        pieces = base.index_select(axis, pixels).float() * shares
-        shape = [len(edges) - 1 if n == axis else size for n, size in enumerate(base.shape)]
-        base = torch.zeros(shape).index_add_(axis, cells, pieces)
-    return base
+    edges, pixels = torch.linspace(0, count, cells + 1, dtype=torch.double), torch.arange(count)
+    ends = torch.minimum(edges[1:, None], pixels + 1)
+    return (ends - torch.maximum(edges[:-1, None], pixels)).clamp(min=0).float()
 
 
 def _find_largest(weights: Float[Tensor, " tokens"], first: int) -> list[tuple[int, float]]:

@@ -155,7 +155,7 @@ def find_most_informative(sights: Sequence[Sight], samples: Sequence[int]) -> tu
 
 def measure_information(sight: Sight, sample: int) -> list[float]:
     """For each head, the mutual information of queries and keys in nats, from its map."""
-    maps = sight.map[sample].double()
+    maps = sight.map[sample].float()
     rows = maps / maps.sum(-1, keepdim=True).clamp(min=1e-12)
     information: list[float] = (_entropy(rows.mean(-2)) - _entropy(rows).mean(-1)).clamp(min=0).tolist()
     return information

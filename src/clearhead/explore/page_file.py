@@ -6,7 +6,9 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from clearhead.explore.tensor_encoding import (
     encode_weights,
     to_text,
 )
+from clearhead.lens.measures.thread_pool import run_in_threads
 from clearhead.storage import atomic_file
 
 PAGE = Path(__file__).parent / "page"
@@ -48,6 +51,8 @@ class Limits(NamedTuple):
     weights: int  # records with at most so many weights have all of them
     pixels: int  # of maps, a side
     entries: int  # top keys, norms and sums received, all heads together
+    short_weights: int = 120_000_000  # from which on even a short text has maps only
+    cells: int = 40_000_000  # pixels of all maps together
 
 
 FILE_LIMITS = Limits(512, 40_000_000, 256, 6_000_000)
@@ -61,13 +66,16 @@ def render_page(
     coding: str | None = None,
     limits: Limits = FILE_LIMITS,
     others: Sequence[Scene] = (),
+    progress: Callable[[int], None] | None = None,
 ) -> str:
-    """The HTML text. Up to 512 tokens it has every weight within ±0.0005, for longer texts maps and top keys.
+    """The HTML text. Up to 512 tokens and 120 million weights it has each within ±0.0005, else maps and top keys.
 
     `heads`, by the name of their attention, have every weight in any case. `others` are further views of the record.
+    `progress` is called with the number of heads that are encoded, of `count_heads` in all.
     """
     scenes = [scene, *others]
-    encoded = [_encode_scene(scene, heads or {}, limits), *(_encode_scene(one, {}, limits) for one in others)]
+    count = _Counter(progress)
+    encoded = [_encode_scene(one, heads or {} if one is scene else {}, limits, count) for one in scenes]
     if len(scenes) < len(scene.views):
         encoded[0][1]["notes"].append({"say": "someViews", "held": len(scenes), "views": len(scene.views)})
     size = sum(len(block.data) for blocks, _ in encoded for _, block in blocks)
@@ -85,9 +93,33 @@ def render_page(
     return _assemble_page(_script("scene", scene_texts[0]), [*block_texts, *later])
 
 
-def write_scenes(scenes: Sequence[Scene], path: Path, *, heads: Mapping[str, Sequence[int]] | None = None) -> Path:
+class _Counter:
+    """Counts heads that worker threads have encoded."""
+
+    def __init__(self, progress: Callable[[int], None] | None) -> None:
+        self.progress, self.done, self.lock = progress, 0, threading.Lock()
+
+    def add(self, heads: int) -> None:
+        with self.lock:
+            self.done += heads
+            if self.progress is not None:
+                self.progress(self.done)
+
+
+def count_heads(scenes: Sequence[Scene]) -> int:
+    """How many heads these views have together."""
+    return sum(len(one.sight.heads) for scene in scenes for one in scene.maps.values())
+
+
+def write_scenes(
+    scenes: Sequence[Scene],
+    path: Path,
+    *,
+    heads: Mapping[str, Sequence[int]] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
     """Writes the page of these views of one record; the first is shown first. The file is complete or not there."""
-    text = render_page(scenes[0], heads=heads, others=scenes[1:])
+    text = render_page(scenes[0], heads=heads, others=scenes[1:], progress=progress)
     with atomic_file(path, needs=len(text)) as fresh:
         fresh.write_text(text, encoding="utf-8", newline="\n")
     return path
@@ -174,9 +206,11 @@ def _hash(content: str) -> str:
 
 
 def _encode_scene(
-    scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits
+    scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits, count: _Counter
 ) -> tuple[list[tuple[tuple[str, str], EncodedTensor]], SceneJson]:
     """The encoded blocks by attention and kind, those that are shown first in front, and the scene."""
+    pixels = max(1, math.isqrt(limits.cells // max(1, count_heads([scene]))))
+    limits = limits._replace(pixels=min(limits.pixels, pixels))
     maps, whole = scene.maps, _select_exact_heads(scene, heads, limits)
     description = scene.to_json(pixels=limits.pixels)
     for one in description["attentions"]:
@@ -189,11 +223,14 @@ def _encode_scene(
     keys = sum(one.counts[1] for one in maps.values()) / max(len(maps), 1)
     levels, first = choose_levels(cells, keys, PRECISION_BYTES), description["start"]["name"]
     room = limits.entries // max(1, sum(len(one.sight.heads) * max(one.counts) for one in maps.values()))
-    blocks = [
-        ((name, kind), packed)
-        for name, attention in maps.items()
-        for kind, packed in _encode_attention(attention, whole[name], levels, limits.pixels, room)
-    ]
+    found: dict[str, list[tuple[str, EncodedTensor]]] = {}
+
+    def encode(name: str) -> None:
+        found[name] = list(_encode_attention(maps[name], whole[name], levels, limits.pixels, room))
+        count.add(len(maps[name].sight.heads))
+
+    run_in_threads(encode, list(maps))
+    blocks = [((name, kind), packed) for name in maps for kind, packed in found[name]]
     return sorted(blocks, key=lambda block: (block[0][0] != first, block[0][1] != "thumbs")), description
 
 
@@ -208,7 +245,8 @@ def _select_exact_heads(scene: Scene, heads: Mapping[str, Sequence[int]], limits
                 f"exact weights of {name!r} are not available: its q and k were not kept; watch with keep='qk'"
             )
     longest = max((max(one.counts) for one in maps.values()), default=0)
-    if longest <= limits.tokens or _count_weights(scene) <= limits.weights:
+    most = limits.short_weights if longest <= limits.tokens else limits.weights
+    if _count_weights(scene) <= most:
         return {name: list(one.sight.heads) if one.exact else [] for name, one in maps.items()}
     return {name: sorted(heads.get(name, ())) for name in maps}
 

@@ -1,7 +1,8 @@
-"""Subjects of `clearhead look` and `figures`: a model with a text, or a saved record; their page as file or server."""
+"""Subjects of `clearhead look` and `figures`: a model with an input, or a saved record; their page."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from clearhead.errors import ConfigError
 from clearhead.explore import Scene, open_record
 from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
 from clearhead.explore.live_model import MAX_SECONDS, LiveModel
-from clearhead.explore.page_file import check_page_path, select_other_views, write_scenes
+from clearhead.explore.page_file import check_page_path, count_heads, select_other_views, write_scenes
 from clearhead.explore.scene import list_views
 from clearhead.explore.server import Server
 from clearhead.formatting import format_duration
@@ -39,7 +40,7 @@ def open_subject(
     base: str | Path | None = None,
     **options: Any,
 ) -> Subject:
-    """Loads a record file, or runs a model on a text: one of ours by name or folder, or a Hugging Face folder.
+    """Loads a record file, or runs a model on an input: one of ours by name or folder, or a Hugging Face folder.
 
     `base` is the folder of the model that an adapter belongs to, if it was moved.
     """
@@ -48,10 +49,10 @@ def open_subject(
         raise ConfigError(f"--base is for the folder of a LoRA adapter, and {name} is none; omit it")
     if path.is_file():
         if text is not None or answer is not None:
-            raise ConfigError(f"{name} is a record, which already contains its text; omit TEXT and --answer")
+            raise ConfigError(f"{name} is a record, which already contains its text; omit INPUT and --answer")
         return Subject(Record.load(path), None, path.stem)
     if text is None:
-        raise ConfigError(f"no text was given for {name}; give a TEXT, or - for the standard input")
+        raise ConfigError(f"no INPUT was given for {name}; give a text, or - for the standard input, or a file's path")
     if path.is_dir() and is_huggingface_folder(path):
         live = load_huggingface_folder(path, device=device, **options)
     else:
@@ -72,13 +73,14 @@ def write_subject(
     if part is not None and part > parts:
         raise ConfigError(f"--part {part}: there is no such part; there are {parts}")
     if without and subject.live is None:
-        raise ConfigError("--without needs a model, and a record has none; give a MODEL and a TEXT")
+        raise ConfigError("--without needs a model, and a record has none; give a MODEL and an INPUT")
     scene = Scene(subject.record, 0 if part is None else part - 1, title=subject.title)
     scenes = [scene, *(select_other_views(scene) if part is None else [])]
     chosen = select_heads(heads, scene.forward)
     if subject.live is not None:
         _add_ablations(subject.live, scenes, without)
-    return write_scenes(scenes, out, heads=chosen)
+    progress = ProgressLine("heads written", count_heads(scenes), delay=2.0)
+    return write_scenes(scenes, out, heads=chosen, progress=progress)
 
 
 def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> None:
@@ -88,7 +90,7 @@ def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> N
     if without:
         forward = scenes[0].forward
         heads = sum(len(forward[name].heads) for name in forward.names)
-        progress = ProgressLine("heads switched off", heads, seconds_each=live.last_duration)
+        progress = ProgressLine("heads switched off", heads)
         ablations = live.answer_without_each(record, calls, progress)
     for place, scene in enumerate(scenes):
         effects = live.measure_effects(record, scene.call, MAX_SECONDS / max(1, len(scenes) - 1))
@@ -123,7 +125,8 @@ def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]
 class ProgressLine:
     """Prints to stderr how many of `total` are done and the time left; call it with the number of those done.
 
-    On a terminal one line is updated every 0.2 s; elsewhere a line is added every 15 s.
+    On a terminal one line is updated every 0.2 s; elsewhere a line is added every 15 s. Nothing is printed in the first
+    `delay` seconds.
     """
 
     def __init__(
@@ -131,26 +134,26 @@ class ProgressLine:
         what: str,
         total: int,
         *,
-        seconds_each: float | None = None,
+        delay: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.what, self.total, self.clock = what, total, clock
+        self.what, self.total, self.delay, self.clock = what, total, delay, clock
         self.terminal = sys.stderr.isatty()
-        self.begin = self.printed = clock()
-        if total:
-            self._print_progress(0, None if seconds_each is None else seconds_each * total)
+        self.begin = clock()
+        self.printed = -math.inf if delay else self.begin
+        if total and not delay:
+            self._print(f"clearhead: 0 of {total} {what}")  # how long they take is known after the first
 
     def __call__(self, done: int) -> None:
         now = self.clock()
         if done == self.total:
             self._print("")
+        elif now - self.begin < self.delay:
+            return
         elif done == 1 or now - self.printed >= (0.2 if self.terminal else 15.0):
             self.printed = now
-            self._print_progress(done, (now - self.begin) / done * (self.total - done))
-
-    def _print_progress(self, done: int, left: float | None) -> None:
-        rest = "" if left is None else f", about {format_duration(max(1.0, left))} left"
-        self._print(f"clearhead: {done} of {self.total} {self.what}{rest}")
+            left = format_duration(max(1.0, (now - self.begin) / done * (self.total - done)))
+            self._print(f"clearhead: {done} of {self.total} {self.what}, about {left} left")
 
     def _print(self, text: str) -> None:
         if self.terminal:

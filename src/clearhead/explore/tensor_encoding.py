@@ -44,11 +44,13 @@ def encode_weights(
     >>> encode_weights(torch.tensor([[[0.25, 0.75]]])).layout
     {'shape': [1, 1, 2], 'levels': 1000, 'planes': 2}
     """
-    numbers, odd = weights.double(), not bool(weights.isfinite().all())
+    numbers = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    odd = not bool(numbers.isfinite().all())
     levels = min(levels, MAX_ODD_LEVELS) if odd else levels
     if scale is not None:
-        numbers = numbers / torch.tensor(scale, dtype=torch.double).clamp(min=1e-300).view(-1, 1, 1)
-    values = (numbers.nan_to_num(0.0, 0.0, 0.0) * levels).round().clamp(0, levels).numpy().astype(np.uint16)
+        numbers = numbers / torch.tensor(scale, dtype=numbers.dtype).clamp(min=1e-30).view(-1, 1, 1)
+    finite = numbers.nan_to_num(0.0, 0.0, 0.0) if odd else numbers
+    values = (finite * levels).round_().clamp_(0, levels).numpy().astype(np.uint16)
     layout: BlockJson = {"shape": list(weights.shape), "levels": levels}
     if odd:
         kinds = (numbers.isnan(), numbers == math.inf, numbers == -math.inf)
@@ -112,7 +114,10 @@ def to_text(data: bytes, coding: str) -> str:
     bits = np.unpackbits(np.frombuffer(data, np.uint8))
     bits = np.append(bits, np.zeros(-len(bits) % 7, np.uint8))
     codes = bits.reshape(-1, 7) @ (1 << np.arange(6, -1, -1)).astype(np.uint8)
-    return codes.astype(np.uint8).tobytes().decode("ascii").translate(UNSAFE)
+    text = codes.astype(np.uint8).tobytes().decode("ascii")
+    for code, safe in UNSAFE.items():  # faster than str.translate
+        text = text.replace(chr(code), safe)
+    return text
 
 
 def _to_nibbles(values: NDArray[np.uint16]) -> tuple[bytes, int]:

@@ -121,7 +121,7 @@ class Axis:
 
 def name_moments(media: SoundInput, count: int) -> list[str]:
     """The begin of each position in the recording, in seconds."""
-    return [f"{media.start + place * media.position_seconds:.2f} s" for place in range(count)]
+    return [media.name_position(place) for place in range(count)]
 
 
 def _shrink(pictures: Float[Tensor, "channels height width"], most: int) -> Float[Tensor, "channels _ _"]:

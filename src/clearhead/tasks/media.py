@@ -39,6 +39,10 @@ class SoundInput(NamedTuple):
     name: str
     start: float = 0.0  # when the first frame begins in the recording; below 0 in silence that was put before it
 
+    def name_position(self, place: int) -> str:
+        """When a position of the encoder begins in the recording, such as "61.85 s"."""
+        return f"{self.start + place * self.position_seconds:.2f} s"
+
 
 def media_to_json(media: PictureInput | SoundInput) -> dict[str, Any]:
     """A picture or sound as JSON values, exactly: its numbers as base64.

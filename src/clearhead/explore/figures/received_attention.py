@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +25,8 @@ MAX_SHADED = 400  # tokens
 WIDTH = 8.4  # inches
 LINE, FONT_SIZE = 0.28, 10.0  # inches, points
 PEAKS = 8  # tokens of a long text that are labelled
+MAX_BARS = 400  # of a long text, so that each is wide enough to be seen
+MAX_RATIO = 30  # of the largest value to the mean, above which the scale is logarithmic
 
 
 def received(
@@ -36,8 +39,8 @@ def received(
 ) -> Figure:
     """The sum over all queries of the weight on each token: as shades of the text, and as bars.
 
-    By default the mean of all heads. `source` is a Sight, or weights as for `head_map`. A text of more than 400 tokens
-    is drawn as a profile in which the largest values are labelled.
+    By default the mean of all heads. `source` is a Sight, or weights as for `head_map`. Of a text of more than 400
+    tokens a bar shows the largest and the mean of several tokens, and the tokens that receive most are labelled.
     """
     values = _sum_received(source, head, sample)
     if isinstance(source, Sight) and tokens is None:
@@ -55,10 +58,15 @@ def received(
         *above, below = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False).flat
         for axes in above:
             _draw_text(axes, lines, values, norm)
-        _draw_bars(below, axis, values, norm)
+        notes = [style.note_missing_fonts(axis.texts or ())]
+        if axis.labelled:
+            _draw_bars(below, values, norm)
+        else:
+            notes += _draw_profile(below, values)
+        _finish_bars(below, axis, values)
         if not lines and not axis.labelled:
             _label_peaks(below, axis, values)
-        style.write_title(figure, named, [style.note_missing_fonts(axis.texts or ())])
+        style.write_title(figure, named, notes)
     return figure
 
 
@@ -122,20 +130,44 @@ def _draw_text(axes: Axes, lines: Sequence[Sequence[Placed]], values: NDArray[np
     axes.set_axis_off()
 
 
-def _draw_bars(axes: Axes, axis: GridAxis, values: NDArray[np.float64], norm: Normalize) -> None:
+def _draw_bars(axes: Axes, values: NDArray[np.float64], norm: Normalize) -> None:
+    theme, places = style.current_theme(), np.arange(len(values))
+    axes.bar(places, values, width=0.8, color=theme.sequential(norm(values)), edgecolor=theme.grid, linewidth=0.6)
+
+
+def _draw_profile(axes: Axes, values: NDArray[np.float64]) -> list[str]:
+    """Bars of several tokens each, pale up to the largest value and dark up to the mean; returns the notes on them."""
+    theme, count = style.current_theme(), len(values)
+    block = -(-count // MAX_BARS)
+    padded = np.append(values, np.full(-count % block, np.nan)).reshape(-1, block)
+    largest, mean = np.nanmax(padded, 1), np.nanmean(padded, 1)
+    edges = np.minimum(np.arange(len(padded) + 1) * block, count) - 0.5
+    floor, notes = 0.0, []
+    if (mean > 0).any() and largest.max() > MAX_RATIO * values.mean():
+        floor = max(float(mean[mean > 0].min()), float(values.mean()) / 50) / 2
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+        notes.append("logarithmic scale")
+    if block > 1:
+        axes.stairs(np.maximum(largest, floor), edges, baseline=floor, fill=True, color=theme.sequential(0.34))
+        notes.append(f"of every {block} tokens: dark the mean, pale up to the largest")
+    axes.stairs(np.maximum(mean, floor), edges, baseline=floor, fill=True, color=theme.sequential(0.72))
+    axes.set_ylim(bottom=floor)
+    return notes
+
+
+def _finish_bars(axes: Axes, axis: GridAxis, values: NDArray[np.float64]) -> None:
+    """Writes the mean of all tokens, the labels and the limits."""
     style.style_axes(axes)
     axes.grid(False, axis="x")
     theme, count = style.current_theme(), len(values)
-    places = np.arange(count)
-    if axis.labelled:
-        axes.bar(places, values, width=0.8, color=theme.sequential(norm(values)), edgecolor=theme.grid, linewidth=0.6)
-    else:
-        axes.fill_between(places, values, step="mid", color=theme.sequential(0.72), linewidth=0)
     axes.axhline(float(values.mean()), color=theme.muted, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate("mean", (1.0, float(values.mean())), xycoords=("axes fraction", "data"), xytext=(3, 0),
                   textcoords="offset points", va="center", fontsize=style.SMALL, color=theme.muted)  # fmt: skip
-    axes.set(xlim=(-0.6, count - 0.4), ylabel="attention received")
-    axes.set_ylim(bottom=0)
+    side = 0.1 if axis.labelled else 0.012 * count  # room for the label of the first token
+    axes.set(xlim=(-0.5 - side, count - 0.5 + side), ylabel="attention received")
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
     tick_labels.write_key_labels(axes, axis, WIDTH / count, top=False)
 
 
@@ -149,9 +181,12 @@ def _label_peaks(axes: Axes, axis: GridAxis, values: NDArray[np.float64]) -> Non
             break
         if all(abs(place - other) > len(values) / 30 for other in taken):
             taken.append(place)
-            axes.annotate(f"{names[place]}", (place, values[place]), xytext=(0, 3), textcoords="offset points",
-                          ha="center", va="bottom", rotation=90, fontsize=style.SMALL, parse_math=False)  # fmt: skip
-    axes.margins(y=0.45)
+            name = names[place] if any(letter.isalnum() for letter in names[place]) else f"“{names[place]}”"
+            axes.annotate(name, (place, values[place]), xytext=(0, 4), textcoords="offset points", ha="center",
+                          va="bottom", rotation=90, fontsize=style.SMALL, parse_math=False)  # fmt: skip
+    low, high = axes.get_ylim()
+    top = float(values.max())  # labels stand in the upper third
+    axes.set_ylim(low, low * (top / low) ** 1.5 if axes.get_yscale() == "log" else max(high, 1.5 * top))
 
 
 def _default_title(source: Source, head: int | None) -> str:

@@ -9,7 +9,8 @@ import { formatNumber } from "../data/tokens.js";
 
 export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
-const MANY = 1000; // heads
+const MANY = 1000; // heads; more of them scroll, and only those near the visible ones are on the page
+const BEYOND = 500; // pixels above and below the visible heads
 const TARGET = 24; // pixels that a finger needs
 const MARGIN = 4; // around the grid, for the frame of the chosen head
 
@@ -18,11 +19,15 @@ export class Atlas {
     this.explorer = explorer;
     this.thumbs = new Map(); // attention name → {size, values} once loaded
     this.cells = [];
+    this.shown = []; // the cells that are on the page
+    this.span = [0, 0]; // from where to where they reach, in pixels
     this.known = new Map(); // head → {button, picture}, kept from order to order
     this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.spacer = make("div", { role: "presentation" }); // as large as all heads together
     this.grid = byId("atlas-grid");
     this.grid.addEventListener("keydown", (event) => this.walk(event));
-    new ResizeObserver(() => this.build()).observe(byId("atlas"));
+    this.grid.addEventListener("scroll", () => requestAnimationFrame(() => this.follow()), { passive: true });
+    new ResizeObserver(() => (this.build(), this.follow())).observe(byId("atlas"));
   }
 
   renew() {
@@ -49,11 +54,13 @@ export class Atlas {
     this.reveal(width);
   }
 
-  /** Scrolls to the chosen head where a layer has more heads than fit. */
+  /** Scrolls to the chosen head where there are more heads than fit. */
   reveal(width) {
     const { name, head } = this.explorer.state;
     const cell = this.cells.find((one) => one.attention.name === name && one.head.number === head);
-    if (cell && this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
+    if (!cell) return;
+    if (this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
+    if (this.cells.length > MANY) this.grid.scrollTop = this.explorer.state.sort === "layer" ? cell.y - this.grid.clientHeight / 2 : 0;
   }
 
   buildTabs() {
@@ -130,25 +137,52 @@ export class Atlas {
   }
 
   buildGrid(width) {
-    for (const cell of this.cells) {
-      cell.kept = this.keep(cell);
-      cell.button = cell.kept.button;
-      cell.button.style.cssText = `left:${cell.x + MARGIN}px;top:${cell.y + MARGIN}px;width:${this.size}px;height:${this.size}px`;
-    }
     const caption = this.cells[0]?.caption ? CAPTION + 4 : 4;
     this.height = this.cells.reduce((most, cell) => Math.max(most, cell.y), 0) + this.size + caption;
     this.width = this.cells.reduce((most, cell) => Math.max(most, cell.x + this.size + 4), width);
-    this.grid.style.height = `${this.height + 2 * MARGIN + (this.width > width ? 12 : 0)}px`;
+    this.spacer.style.cssText = `width:${this.width}px;height:${this.height + (this.width > width ? 12 : 0)}px`;
+    this.grid.classList.toggle("many", this.cells.length > MANY);
     this.grid.setAttribute("aria-label", say("atlasLabel"));
-    const rows = new Map();
-    for (const cell of this.cells) {
-      if (!rows.has(cell.row)) rows.set(cell.row, make("div", { role: "row", class: "row" }));
-      rows.get(cell.row).append(cell.button);
-    }
-    refill(this.grid, this.canvas, ...rows.values());
+    this.grid.setAttribute("aria-rowcount", String((this.cells.at(-1)?.row ?? -1) + 1));
+    this.show();
   }
 
-  /** The button and picture of a head: thousands of them are made once, and only moved when heads are sorted. */
+  /** From where to where the grid is scrolled. */
+  visibleSpan() {
+    if (this.cells.length <= MANY) return [0, this.height];
+    const { scrollTop, clientHeight } = this.grid;
+    return [scrollTop, scrollTop + clientHeight].map((y) => Math.min(this.height, Math.max(0, y - MARGIN)));
+  }
+
+  /** Shows other heads once those that are shown were left by scrolling. */
+  follow() {
+    const [top, bottom] = this.visibleSpan();
+    if (top >= this.span[0] && bottom <= this.span[1]) return;
+    this.show();
+    this.mark();
+  }
+
+  /** Puts the heads in view on the page, and those near them; of up to a thousand all. The chosen one and `wanted` always are. */
+  show(wanted = null) {
+    const [top, bottom] = this.visibleSpan();
+    this.span = [Math.max(0, top - BEYOND), Math.min(this.height, bottom + BEYOND)];
+    const { name, head } = this.explorer.state;
+    this.shown = this.cells.filter((cell) => (cell.y + this.size >= this.span[0] && cell.y <= this.span[1])
+      || cell === wanted || (cell.attention.name === name && cell.head.number === head));
+    const focused = this.grid.contains(document.activeElement) ? document.activeElement : null;
+    const rows = new Map();
+    for (const cell of this.shown) {
+      cell.kept = this.keep(cell);
+      cell.button = cell.kept.button;
+      cell.button.style.cssText = `left:${cell.x + MARGIN}px;top:${cell.y + MARGIN}px;width:${this.size}px;height:${this.size}px`;
+      if (!rows.has(cell.row)) rows.set(cell.row, make("div", { role: "row", class: "row", "aria-rowindex": cell.row + 1 }));
+      rows.get(cell.row).append(cell.button);
+    }
+    refill(this.grid, this.spacer, this.canvas, ...rows.values());
+    if (focused?.isConnected) focused.focus({ preventScroll: true });
+  }
+
+  /** The button and picture of a head, which are made once and moved when heads are sorted. */
   keep({ attention, head }) {
     const key = `${attention.name}/${head.number}/${document.documentElement.lang}`;
     if (!this.known.has(key)) {
@@ -177,7 +211,7 @@ export class Atlas {
   /** Arrow keys go to the nearest head in that direction. */
   walk(event) {
     const way = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
-    const here = this.cells.find((cell) => cell.button === document.activeElement);
+    const here = this.shown.find((cell) => cell.button === document.activeElement);
     if (!here || event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
@@ -192,6 +226,7 @@ export class Atlas {
       .filter(({ along }) => along > 1)
       .sort((one, other) => one.along + 4 * one.aside - other.along - 4 * other.aside)[0]?.cell;
     if (!ahead) return;
+    if (!this.shown.includes(ahead)) this.show(ahead);
     this.rove(ahead);
     ahead.button.focus();
     if (!event.shiftKey) this.choose(ahead, false);
@@ -237,7 +272,7 @@ export class Atlas {
   /** Updates selection, filter and colours. */
   mark() {
     const { state, dark } = this.explorer;
-    for (const cell of this.cells) {
+    for (const cell of this.shown) {
       const chosen = cell.attention.name === state.name && cell.head.number === state.head;
       const second = state.other?.name === cell.attention.name && state.other?.head === cell.head.number;
       const dress = `head${chosen ? " chosen" : ""}${second ? " second" : ""}`;
@@ -251,16 +286,17 @@ export class Atlas {
       button.firstChild.style.backgroundColor = roleColour(button.dataset.role, dark);
     }
     this.paint();
-    clearTimeout(this.later);
-    if (this.cells.length <= MANY) paintSpread(this.explorer, this.cells);
-    else this.later = setTimeout(() => paintSpread(this.explorer, this.cells), 60); // thousands of dots: after the heads
+    paintSpread(this.explorer, this.cells);
   }
 
   paint() {
     const { explorer, size } = this;
-    const context = sharpen(this.canvas, this.width, this.height);
-    context.clearRect(0, 0, this.width, this.height);
-    for (const cell of this.cells) {
+    const [top, bottom] = this.span;
+    const context = sharpen(this.canvas, this.width, bottom - top);
+    this.canvas.style.top = `${top + MARGIN}px`;
+    context.clearRect(0, 0, this.width, bottom - top);
+    context.translate(0, -top);
+    for (const cell of this.shown) {
       context.globalAlpha = explorer.state.role && explorer.state.role !== cell.head.role ? 0.16 : 1;
       const picture = this.pictureOf(cell);
       context.imageSmoothingEnabled = true;

@@ -1,10 +1,11 @@
 // One measure of all heads as dots, layer by layer.
 
 import { roleColour } from "../draw/colours.js";
-import { byId, make, makeSvg, refill } from "../draw/elements.js";
+import { byId, make, refill, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";
 
 const HEIGHT = 104;
+const NEAR = 8; // pixels between pointer and dot
 const SIDES = { left: 30, right: 8, top: 8, bottom: 16 };
 
 /** @param {any} explorer @param {any[]} cells the cells of the atlas */
@@ -19,30 +20,62 @@ export function paintSpread(explorer, cells) {
   const values = known.map(({ head }) => head[measure]);
   const low = Math.min(0, ...values);
   const high = Math.max(...values, low + 1e-6);
-  const layers = group.attentions;
-  const room = (width - SIDES.left - SIDES.right) / layers.length;
+  const layers = new Map(group.attentions.map((attention, i) => [attention, i]));
+  const room = (width - SIDES.left - SIDES.right) / layers.size;
   const y = (value) => SIDES.top + (1 - (value - low) / (high - low)) * (HEIGHT - SIDES.top - SIDES.bottom);
-  const x = (cell) => {
+  const dots = known.map((cell) => {
     const heads = cell.attention.heads.length;
-    return SIDES.left + room * (layers.indexOf(cell.attention) + 0.5 + (heads > 1 ? (cell.place / (heads - 1) - 0.5) * 0.66 : 0));
-  };
-  const svg = makeSvg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
-  for (const value of [low, high]) {
-    svg.append(makeSvg("line", { x1: SIDES.left - 4, x2: width - SIDES.right, y1: y(value), y2: y(value), class: "rule" }));
-    svg.append(makeSvg("text", { x: SIDES.left - 8, y: y(value) + 3.5, "text-anchor": "end", class: "tick", text: value.toFixed(high - low < 0.15 ? 2 : high < 10 ? 1 : 0).replace("-", "−") }));
-  }
-  const every = Math.ceil(layers.length / 12);
-  layers.forEach((attention, i) => {
-    if (i % every === 0) svg.append(makeSvg("text", { x: SIDES.left + room * (i + 0.5), y: HEIGHT - 3, "text-anchor": "middle", class: "tick", text: String(attention.layer) }));
-  });
-  for (const cell of known) {
+    const aside = heads > 1 ? (cell.place / (heads - 1) - 0.5) * 0.66 : 0;
     const chosen = cell.attention.name === state.name && cell.head.number === state.head;
-    const pale = state.role && state.role !== cell.head.role;
-    const dot = makeSvg("circle", {
-      cx: x(cell), cy: y(cell.head[measure]), r: chosen ? 4.5 : known.length > 60 ? 2.1 : 2.8, fill: roleColour(cell.head.role, dark), opacity: pale ? 0.15 : 0.85,
-      class: chosen ? "dot-chosen" : "dot-head", on: { click: () => explorer.select(cell.attention.name, cell.head.number) },
-    });
-    svg.append(dot);
+    return { cell, chosen, x: SIDES.left + room * (layers.get(cell.attention) + 0.5 + aside), y: y(cell.head[measure]) };
+  });
+  const canvas = make("canvas", { "aria-hidden": "true", on: { click: (event) => choose(event, explorer, dots), mousemove: (event) => point(event, dots) } });
+  const context = sharpen(canvas, width, HEIGHT);
+  drawScale(context, explorer, { layers, room, width, y, low, high });
+  for (const { cell, x: left, y: top, chosen } of [...dots.filter((dot) => !dot.chosen), ...dots.filter((dot) => dot.chosen)]) {
+    context.globalAlpha = state.role && state.role !== cell.head.role ? 0.15 : 0.85;
+    context.fillStyle = roleColour(cell.head.role, dark);
+    context.beginPath();
+    context.arc(left, top, chosen ? 4.5 : known.length > 60 ? 2.1 : 2.8, 0, 2 * Math.PI);
+    context.fill();
+    if (!chosen) continue;
+    context.strokeStyle = explorer.look.ink;
+    context.lineWidth = 1.5;
+    context.stroke();
   }
-  refill(box, make("div", { class: "soft", text: say("spread", { measure: say(measure) }) }), svg);
+  refill(box, make("div", { class: "soft", text: say("spread", { measure: say(measure) }) }), canvas);
+}
+
+/** The smallest and largest value, and the numbers of layers. */
+function drawScale(context, explorer, { layers, room, width, y, low, high }) {
+  const { line, soft, tinyFont } = explorer.look;
+  context.font = tinyFont;
+  for (const value of [low, high]) {
+    context.fillStyle = line;
+    context.fillRect(SIDES.left - 4, Math.round(y(value)), width - SIDES.right - SIDES.left + 4, 1);
+    context.fillStyle = soft;
+    context.textAlign = "right";
+    context.fillText(value.toFixed(high - low < 0.15 ? 2 : high < 10 ? 1 : 0).replace("-", "−"), SIDES.left - 8, y(value) + 3.5);
+  }
+  context.textAlign = "center";
+  const every = Math.ceil(layers.size / 12);
+  for (const [attention, i] of layers) {
+    if (i % every === 0) context.fillText(String(attention.layer), SIDES.left + room * (i + 0.5), HEIGHT - 3);
+  }
+}
+
+/** The dot at the pointer, if one is near. */
+function nearest({ offsetX, offsetY }, dots) {
+  const far = (dot) => Math.hypot(dot.x - offsetX, dot.y - offsetY);
+  const found = dots.reduce((best, dot) => (far(dot) < far(best) ? dot : best));
+  return far(found) <= NEAR ? found.cell : null;
+}
+
+function choose(event, explorer, dots) {
+  const cell = nearest(event, dots);
+  if (cell) explorer.select(cell.attention.name, cell.head.number);
+}
+
+function point(event, dots) {
+  event.target.style.cursor = nearest(event, dots) ? "pointer" : "";
 }
