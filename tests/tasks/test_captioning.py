@@ -17,6 +17,7 @@ from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import Captioning, Summarisation
 from clearhead.tasks.captioning.caption_scores import score_captions
+from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, rank_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText
@@ -382,3 +383,29 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
     assert any(name.startswith("encoder.layers.0") for name in content["taken"])
     assert any(name.startswith("decoder.layers.0.cross_") for name in content["taken"])
     assert any(name.startswith("patches.") for name in content["taken" if same_task else "new"])
+
+
+# minimum Bayes risk
+
+
+def test_texts_are_compared_by_chrf():
+    from sacrebleu.metrics.chrf import CHRF
+
+    texts = ["flag: Chile", "flag: China", "man", "a", "woman walking: facing right", "two o’clock", ""]
+    wanted = [[CHRF().sentence_score(text, [other]).score / 100 for other in texts] for text in texts]
+    assert compare_texts(texts) == pytest.approx(np.array(wanted), abs=1e-9)
+
+
+def test_of_sampled_captions_the_one_most_like_the_others_is_given():
+    assert rank_by_risk(["clock", "red heart", "red hat", "red heart", "blue heart"])[0] == 1
+    predictor = untrained(decode={"samples": 7, "longest": 5})
+    pictures = [row.values[0] for row in rows_of("one", "two", "three")]
+    together = predictor.predict(pictures, best=3)
+    assert [one.text for one in together] == [one.text for one in predictor.predict(pictures, batch=2)]
+    assert together[0].text == predictor.predict(pictures[0]).text
+    assert all(len({text for text, _ in one.ranking()}) == len(one.ranking()) <= 3 for one in together)
+    assert all(one.score is not None and one.score < 0 for one in together)
+    with_beams = untrained(decode={"longest": 5}).predict(pictures, beams=4)
+    assert [one.text for one in predictor.predict(pictures, beams=4)] == [one.text for one in with_beams]
+    assert predictor.predict(pictures[0], prefix="two").text.startswith("two")
+    assert predictor.task.settings["samples"] == 7

@@ -66,6 +66,7 @@ class CaptionDecode(Decode):
     """`[decode]` of captions."""
 
     longest: int | None = Field(None, ge=1)  # tokens of a caption; None: as many as the longest in training
+    samples: int = Field(0, ge=0)  # captions drawn at random; the one most like all of them is given. 0: beam search
 
 
 class CaptionRecipe(TaskRecipe):

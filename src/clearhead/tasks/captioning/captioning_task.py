@@ -12,21 +12,23 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from clearhead.decode import Writer
+from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
+from clearhead.model.inference_view import inference_view
 from clearhead.tasks.base import Baseline, Scores
 from clearhead.tasks.captioning.caption_data import ARCHIVE, count_keywords, read_archive, split_keywords
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
 from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
+from clearhead.tasks.captioning.minimum_bayes_risk import draw_samples, rank_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.file_inputs import FileInputs, resolve_paths
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
-from clearhead.tasks.sequence_to_sequence import GeneratedText, Search, SearchOptions, SequenceToSequence
+from clearhead.tasks.sequence_to_sequence import GeneratedText, PartNumber, Search, SearchOptions, SequenceToSequence
 from clearhead.tasks.settings import Data, TaskRecipe, validate
 from clearhead.tasks.trace import Trace
 from clearhead.text.corpora import read
@@ -248,6 +250,36 @@ class Captioning(
             vectors = model.patches(self.normalise(torch.stack(list(parts)), device))
         return Writer.translating(model, vectors, [self.patches] * len(parts))
 
+    def make_search(self, options: SearchOptions) -> Search:
+        """With `decode.samples`, unless the options name another way to decode."""
+        other = options.beams is not None or options.temperature
+        return super().make_search(options)._replace(samples=0 if other else self.decode.samples)
+
+    def _search(
+        self,
+        model: EncoderDecoder,
+        parts: Sequence[Tensor],
+        search: Search,
+        prefixes: Sequence[list[int]],
+        numbers: Sequence[PartNumber],
+    ) -> list[list[Hypothesis]]:
+        if not search.samples or not parts:
+            return super()._search(model, parts, search, prefixes, numbers)
+        assert isinstance(model, PictureToText)
+        view, device = inference_view(model), model.vocabulary.words.weight.device
+        found = list[list[Hypothesis]]()
+        for first in range(0, len(parts), search.batch):
+            some = slice(first, first + search.batch)
+            with torch.inference_mode():
+                context = view.encode_pictures(self.normalise(torch.stack(list(parts[some])), device))
+            ends = {"start": self.target.start, "end": self.target.end}
+            limits = [search.limit(self.output_limit(part)) for part in parts[some]]
+            drawn = draw_samples(model, context, search, numbers[some], prefixes[some], limits, **ends)
+            for own in drawn:
+                order = rank_by_risk([self.decode_text(one) for one in own])
+                found.append([own[place] for place in order[: search.best]])
+        return found
+
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
         """BLEU, chrF and the share of captions that are exactly right."""
         return score_captions([one.text for one in predictions], [str(row.values[1]) for row in rows])
@@ -297,7 +329,7 @@ class Captioning(
         loaded = self.load_input(given)
         if answer is not None:
             return [self._trace(loaded.name, loaded.content, self.target.encode(answer), answer, given=True)]
-        found = self.write(model, [loaded.content], Search.of(options, self.decode))
+        found = self.write(model, [loaded.content], self.make_search(options))
         best = found[0].hypotheses[0]
         notes = self._join(loaded, found, 1).notes
         return [self._trace(loaded.name, loaded.content, best.tokens, self.decode_text(best), notes=notes)]

@@ -106,6 +106,10 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """The part of an unfinished text that further tokens cannot change (not the first bytes of a character)."""
         return text.removesuffix("\ufffd")
 
+    def make_search(self, options: SearchOptions) -> Search:
+        """The settings of decoding: these options, and the model's own where they say nothing."""
+        return Search.of(options, self.decode)
+
     def input_notes(self, given: InputT, text: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
@@ -118,7 +122,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
 
     def predict(self, model: EncoderDecoder, inputs: Sequence[InputT], options: SearchOptions) -> list[GeneratedText]:
         """Answers to all inputs: empty in, empty out."""
-        search, prefix = Search.of(options, self.decode), self._encode_prefix(options.prefix)
+        search, prefix = self.make_search(options), self._encode_prefix(options.prefix)
         split = [self.split(given) for given in inputs]
         numbers = [
             PartNumber(given, part)
@@ -137,7 +141,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
 
     def stream(self, model: EncoderDecoder, given: InputT, options: SearchOptions) -> Iterator[str]:
         """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
-        search = Search.of(options.model_copy(update={"beams": options.beams or 1}), self.decode)
+        search = self.make_search(options.model_copy(update={"beams": options.beams or 1}))
         prefix = self._encode_prefix(options.prefix)
         shown = ""
         for place, part in enumerate(self.split(given)):
