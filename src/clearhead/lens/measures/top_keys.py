@@ -1,8 +1,8 @@
 """The largest scores of each row, in order; among equal scores the smaller key comes first.
 
 The n largest scores lie in the n blocks with the largest maxima, so most scores are read only once, by a maximum over
-blocks; the chosen blocks are reduced once more, across, and the remaining candidates are ranked. Ties for a place,
-which are rare, are broken by sorting integers that combine score and key.
+blocks; the chosen blocks are reduced once more, across, and the remaining candidates are ranked. Numbers are ranked
+together with their keys, as integers: no two are equal, and NumPy sorts short rows of them far faster than PyTorch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BLOCK = 64
+SHORT = 256  # most integers of a row that NumPy sorts faster than PyTorch finds the largest
+KEYS = 2**29 - 1  # the bits of a float64 that are 0 if it was a float32
+HIDDEN = 2.0**1000  # stands for infinity, which would not be a number with a key in its last bits
 
 
 def find_block_maxima(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows blocks"]:
@@ -20,25 +23,34 @@ def find_block_maxima(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*ro
 
 
 def find_largest(
-    scores: Float[Tensor, "*rows keys"], blocks: Float[Tensor, "*rows blocks"], count: int
+    logs: Float[Tensor, "*rows keys"],
+    blocks: Float[Tensor, "*rows blocks"],
+    count: int,
+    buffer: Float[Tensor, " numbers"],
 ) -> tuple[Float[Tensor, "*rows top"], Int[Tensor, "*rows top"]]:
-    """The `count` largest scores and their keys; `blocks` are the block maxima."""
+    """The `count` largest of numbers that are at most 0, and their keys.
+
+    `blocks` are the block maxima; `buffer` holds two numbers for each of `logs`, and is overwritten.
+    """
     if count == 1:
         block = blocks.argmax(-1, keepdim=True)
-        values, place = _gather_blocks(scores, block)[..., 0, :].max(-1, keepdim=True)
+        values, place = _gather_blocks(logs, block)[..., 0, :].max(-1, keepdim=True)
         return values, block * BLOCK + place
-    chosen, tie = _find_candidates(blocks, count)
-    inside = _gather_blocks(scores, chosen)  # (…, chosen blocks, BLOCK)
-    columns, another = _find_candidates(inside.amax(-2), count)
-    candidates = inside.gather(-1, columns[..., None, :].expand(*inside.shape[:-1], columns.shape[-1])).flatten(-2)
-    few = min(count, candidates.shape[-1])
-    values, order = candidates.topk(min(few + 1, candidates.shape[-1]))
-    equal = ((values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)).any()
-    if bool(tie | another | equal):
-        return _rank_with_ties(scores, blocks, count)
-    order, width = order[..., :few], columns.shape[-1]
-    places = chosen.gather(-1, order // width) * BLOCK + columns.gather(-1, order % width)
-    return values[..., :few], places
+    if logs.dtype != torch.float32:
+        return _sort_stably(logs, count)
+    size, few = logs.shape[-1], min(count, logs.shape[-1])
+    keys = torch.arange(max(size if size <= SHORT else BLOCK, blocks.shape[-1]), device=logs.device)
+    if size <= SHORT:
+        return _unpack(_find_smallest(_pack(logs, buffer).bitwise_or_(keys), few))
+    inside, chosen = _split_blocks(logs), keys[: blocks.shape[-1]]
+    if blocks.shape[-1] > count:
+        chosen = _unpack(_find_smallest(_pack(blocks, buffer).bitwise_or_(chosen), count))[1]
+        inside = _gather_blocks(logs, chosen)
+    packed = _pack(inside, buffer).bitwise_or_(chosen[..., None] * BLOCK).bitwise_or_(keys[:BLOCK])
+    if count < BLOCK:
+        columns = _find_smallest(packed.view(torch.float64).amin(-2).view(torch.int64), count) % BLOCK
+        packed = packed.gather(-1, columns[..., None, :].expand(*packed.shape[:-1], count))
+    return _unpack(_find_smallest(packed.flatten(-2), few))
 
 
 def find_largest_of_few(
@@ -48,7 +60,7 @@ def find_largest_of_few(
     size = scores.shape[-1]
     values, places = scores.topk(min(count + 1, size))
     if bool((values[..., 1:] == values[..., :-1]).any()):
-        return _sort_with_ties(scores, torch.arange(size, device=scores.device), min(count, size))
+        return _sort_with_ties(scores, min(count, size))
     return values[..., :count], places[..., :count]
 
 
@@ -73,35 +85,37 @@ def _gather_blocks(scores: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(*blocks.shape, BLOCK)
 
 
-def _find_candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the `count` largest values in any order, and whether there is a tie for the last place."""
-    if values.shape[-1] <= count:
-        places = torch.arange(values.shape[-1], device=values.device)
-        return places.expand(values.shape), torch.zeros((), dtype=torch.bool, device=values.device)
-    largest = values.topk(count + 1)
-    last, next_one = largest.values[..., count - 1], largest.values[..., count]
-    return largest.indices[..., :count], ((last == next_one) & (last > -torch.inf)).any()
+def _sort_stably(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    ordered, order = values.sort(dim=-1, descending=True, stable=True)
+    return ordered[..., :count], order[..., :count]
 
 
-def _rank_with_ties(scores: Tensor, blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores and their keys, with ties broken by key."""
-    chosen = _sort_with_ties(
-        blocks, torch.arange(blocks.shape[-1], device=blocks.device), min(count, blocks.shape[-1])
-    )[1]
-    chosen = chosen.sort(dim=-1).values
-    places = chosen[..., None] * BLOCK + torch.arange(BLOCK, device=scores.device)
-    return _sort_with_ties(
-        _gather_blocks(scores, chosen).flatten(-2), places.flatten(-2), min(count, places.shape[-2] * BLOCK)
-    )
+def _pack(values: Tensor, buffer: Tensor) -> Tensor:
+    """Integers that increase as numbers (float32, at most 0) decrease; a key below 2²⁹ can be added to each."""
+    packed = buffer.view(torch.float64)[: values.numel()].view(values.shape).copy_(values)
+    return packed.abs_().clamp_(max=HIDDEN).view(torch.int64)
 
 
-def _sort_with_ties(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values with their places, ties broken by the smaller place."""
+def _unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+    keys = packed & KEYS
+    return (packed - keys).view(torch.float64).neg_().float(), keys
+
+
+def _find_smallest(packed: Tensor, count: int) -> Tensor:
+    """The `count` smallest integers of each row, in order; may change `packed`."""
+    if packed.device.type != "cpu" or packed.shape[-1] > SHORT:
+        return packed.topk(count, largest=False).values
+    packed.numpy().sort(axis=-1)
+    return packed[..., :count]
+
+
+def _sort_with_ties(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest values of any sign with their places, ties broken by the smaller place."""
     if values.dtype != torch.float32:
-        ordered, order = values.sort(dim=-1, descending=True, stable=True)
-        return ordered[..., :count], places.expand(values.shape).gather(-1, order[..., :count])
+        return _sort_stably(values, count)
     # A stable sort is slow. The bits of positive floats sort like the floats, those of negative ones in reverse; with
     # the place in the lower half no two are equal, and topk can be used. Adding 0 makes −0 equal to 0.
+    places = torch.arange(values.shape[-1], device=values.device)
     bits = (values + 0.0).view(torch.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     combined = ((bits.long() << 32) - places).topk(count).values
