@@ -211,14 +211,15 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
         "const two = 2;\nexport { two };\n"
     )
     (tmp_path / "deep.js").write_text("export const seven = 7;\n")
-    (tmp_path / "last.js").write_text("// nothing\n")
+    (tmp_path / "last.js").write_text("// a comment\n/**\n * another\n */\n  nothing(); // \\n\n")
     script = bundle_modules(tmp_path, "app.js")
     assert "</script" not in script
     assert not re.search(r"^(import|export)\b", script, re.M)
-    order = [script.index(mark) for mark in ("seven = 7", "function one", "// nothing", "document.title")]
+    order = [script.index(mark) for mark in ("seven = 7", "function one", "\nnothing(); //", "document.title")]
     assert order == sorted(order)
     assert "const { one: first, two } = module1;" in script
     assert "const all = module1;" in script
+    assert "comment" not in script and "another" not in script
     assert "return { one, two };" in script or "return { two, one };" in script
 
 
@@ -232,6 +233,7 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
         'const late = await import("./parts.js");',
         "await something;",
         'import { self } from "./app.js";',
+        "const text = `two\n  lines`;",
     ],
 )
 def test_what_cannot_be_bundled_is_refused(tmp_path, code):
