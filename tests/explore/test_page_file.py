@@ -219,7 +219,8 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
     assert order == sorted(order)
     assert "const { one: first, two } = module1;" in script
     assert "const all = module1;" in script
-    assert "comment" not in script and "another" not in script
+    assert "comment" not in script
+    assert "another" not in script
     assert "return { one, two };" in script or "return { two, one };" in script
 
 
