@@ -10,7 +10,7 @@ import torch
 import clearhead
 from clearhead.explore import Scene, open_record
 from clearhead.explore.page_file import render_page
-from tests.explore import records
+from tests.explore import media_records, records
 
 AUDIT = (Path(__file__).parent / "accessibility_audit.js").read_text(encoding="utf-8").partition("\n")[2]
 
@@ -24,11 +24,13 @@ STATES = {
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
-    """A translation, a long text, and a model of sixteen heads."""
+    """A translation, a long text of sixteen heads, a picture and a sound."""
     folder = tmp_path_factory.mktemp("access")
     scenes = {
         "short": Scene(clearhead.load("zh-en").look("他昨天没有去学校，因为他病了。")),
         "long": Scene(records.drawn(211, heads=16, layers=2, d=3)),
+        "picture": Scene(media_records.captioned()),
+        "sound": Scene(media_records.transcribed()),
     }
     for name, scene in scenes.items():
         (folder / f"{name}.html").write_text(render_page(scene), encoding="utf-8")
@@ -44,6 +46,14 @@ def test_nothing_is_too_small_too_pale_or_without_a_name(watched, pages):
         found[state] = watched.page.evaluate(AUDIT)
     watched.page.keyboard.press("?")
     found["help"] = watched.page.evaluate(AUDIT)
+    watched.page.keyboard.press("Escape")
+    watched.page.locator("#find").fill("他")
+    watched.settle()
+    found["found"] = watched.page.evaluate(AUDIT)
+    for page in ("picture", "sound"):
+        watched.open(pages[page], "pins=target:2")
+        watched.settle()
+        found[page] = watched.page.evaluate(AUDIT)
     watched.open(pages["long"], "pins=tokens:7")
     watched.settle()
     found["long"] = watched.page.evaluate(AUDIT)
