@@ -17,7 +17,7 @@ from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import Captioning, Summarisation
 from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, rank_by_risk
+from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, find_similar, rank_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText
@@ -409,3 +409,31 @@ def test_of_sampled_captions_the_one_most_like_the_others_is_given():
     assert [one.text for one in predictor.predict(pictures, beams=4)] == [one.text for one in with_beams]
     assert predictor.predict(pictures[0], prefix="two").text.startswith("two")
     assert predictor.task.settings["samples"] == 7
+
+
+def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
+    rows = rows_of("a red cat", "a blue dog", "two birds")
+    predictor = untrained(decode={"samples": 1, "neighbours": 2})
+    message = predictor.task.calibrate(predictor.model, rows, [])
+    assert message is not None
+    assert "kept 3 training captions" in message
+    pictures = [row.values[0] for row in rows]
+    loaded = torch.stack([predictor.task.load_value(picture) for picture in pictures])
+    context = predictor.model.encode_pictures(predictor.task.normalise(loaded, torch.device("cpu")))
+    found = find_similar(predictor.task, predictor.model, context)
+    texts = [[predictor.task.decode_text(one) for one in own] for own in found]
+    assert [own[0] for own in texts] == ["a red cat", "a blue dog", "two birds"]
+    given = predictor.model.logits(predictor.model.decode(torch.tensor([[predictor.task.target.start]]), context[:1]))
+    first = given.log_softmax(-1)[0, 0, found[0][0].tokens[0]]
+    assert found[0][0].log_probability < first
+    answers = predictor.predict(pictures, best=3)
+    assert all({text for text, _ in one.ranking()} & {"a red cat", "a blue dog", "two birds"} for one in answers)
+    folder = tmp_path / "model"
+    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
+    again = clearhead.load(folder, device="cpu")
+    assert [one.ranking() for one in again.predict(pictures, best=3)] == [one.ranking() for one in answers]
+    (folder / "neighbours.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"neighbours\.npz, which decode\.neighbours needs, cannot be read"):
+        Captioning.load(folder, predictor.task.config, predictor.task.settings)
+    with pytest.raises(ConfigError, match=r"set decode\.samples"):
+        recipe_of(decode={"neighbours": 2})

@@ -67,6 +67,7 @@ class CaptionDecode(Decode):
 
     longest: int | None = Field(None, ge=1)  # tokens of a caption; None: as many as the longest in training
     samples: int = Field(0, ge=0)  # captions drawn at random; the one most like all of them is given. 0: beam search
+    neighbours: int = Field(0, ge=0)  # captions of similar training pictures, which count as much as all samples
 
 
 class CaptionRecipe(TaskRecipe):
@@ -78,7 +79,9 @@ class CaptionRecipe(TaskRecipe):
     decode: CaptionDecode = CaptionDecode()
 
     @model_validator(mode="after")
-    def _check_keywords(self) -> CaptionRecipe:
+    def _check_pairs(self) -> CaptionRecipe:
+        if self.decode.neighbours and not self.decode.samples:
+            raise ValueError("decode.neighbours joins sampled captions: set decode.samples, such as 64")
         if self.loss.keywords and not self.data.keywords:
             raise ValueError("loss.keywords needs keywords in the data: set data.keywords = true")
         return self

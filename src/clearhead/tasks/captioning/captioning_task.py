@@ -17,13 +17,13 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
-from clearhead.model.inference_view import inference_view
 from clearhead.tasks.base import Baseline, Scores
 from clearhead.tasks.captioning.caption_data import ARCHIVE, count_keywords, read_archive, split_keywords
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
+from clearhead.tasks.captioning.caption_memory import CaptionMemory
 from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
-from clearhead.tasks.captioning.minimum_bayes_risk import draw_samples, rank_by_risk
+from clearhead.tasks.captioning.minimum_bayes_risk import search_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.file_inputs import FileInputs, resolve_paths
 from clearhead.tasks.losses import token_loss
@@ -73,6 +73,7 @@ class Captioning(
     ) -> None:
         self.target, self.config, self.preprocessing, self.decode = target, config, preprocessing, decode
         self.keywords = {word: place for place, word in enumerate(keywords)}
+        self.memory: CaptionMemory | None = None
         self.label_smoothing = self.keyword_loss = 0.0
         self.token_loss = token_loss
 
@@ -266,19 +267,16 @@ class Captioning(
         if not search.samples or not parts:
             return super()._search(model, parts, search, prefixes, numbers)
         assert isinstance(model, PictureToText)
-        view, device = inference_view(model), model.vocabulary.words.weight.device
-        found = list[list[Hypothesis]]()
-        for first in range(0, len(parts), search.batch):
-            some = slice(first, first + search.batch)
-            with torch.inference_mode():
-                context = view.encode_pictures(self.normalise(torch.stack(list(parts[some])), device))
-            ends = {"start": self.target.start, "end": self.target.end}
-            limits = [search.limit(self.output_limit(part)) for part in parts[some]]
-            drawn = draw_samples(model, context, search, numbers[some], prefixes[some], limits, **ends)
-            for own in drawn:
-                order = rank_by_risk([self.decode_text(one) for one in own])
-                found.append([own[place] for place in order[: search.best]])
-        return found
+        return search_by_risk(self, model, parts, search, prefixes, numbers)
+
+    def calibrate(self, model: EncoderDecoder, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+        """Keeps the captions of the training pictures, if `decode.neighbours` uses them."""
+        if not self.decode.neighbours:
+            return None
+        known = self.keep_known(train)
+        features = self.encode_features(model, [row.values[0].content for row in known])
+        self.memory = CaptionMemory(features, [str(row.values[1]) for row in known])
+        return f"kept {len(known):,} training captions, which decode.neighbours uses"
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
         """BLEU, chrF and the share of captions that are exactly right."""
@@ -357,6 +355,8 @@ class Captioning(
     def save(self, folder: Path) -> None:
         self.target.save(folder)
         self.preprocessing.save(folder / PREPROCESSING)
+        if self.memory is not None:
+            self.memory.save(folder)
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Captioning:
@@ -376,7 +376,9 @@ class Captioning(
                 f"{folder} has pictures of {own[0]} × {own[1]} pixels and {target.size} tokens, but its model takes "
                 f"{sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
             )
-        return cls(target, config, preprocessing, decode, keywords)
+        task = cls(target, config, preprocessing, decode, keywords)
+        task.memory = CaptionMemory.load(folder, config.width) if decode.neighbours else None
+        return task
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:

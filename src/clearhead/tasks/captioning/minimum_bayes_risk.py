@@ -1,9 +1,12 @@
-"""Minimum Bayes risk: of several sampled texts, the one that is most like all of them (Eikema and Aziz 2020)."""
+"""Minimum Bayes risk: of several possible captions, the one that is most like all of them (Eikema and Aziz 2020).
+
+They are sampled, and with `decode.neighbours` there are also captions of similar training pictures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,16 +14,69 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.decode import Hypothesis, Writer
-from clearhead.model import EncoderDecoder
+from clearhead.model import PictureToText
+from clearhead.model.inference_view import inference_view
 from clearhead.tasks.sequence_to_sequence import PartNumber, Search
+
+if TYPE_CHECKING:
+    from clearhead.tasks.captioning.captioning_task import Captioning
 
 TEMPERATURE = 1.0  # of the samples
 LONGEST = 6  # characters of an n-gram, as in chrF
 RECALL = 4.0  # the weight of recall, beta² of chrF2
 
 
+@torch.inference_mode()
+def search_by_risk(
+    task: Captioning,
+    model: PictureToText,
+    pictures: Sequence[Tensor],
+    search: Search,
+    prefixes: Sequence[list[int]],
+    numbers: Sequence[PartNumber],
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of each picture, the one of least risk first."""
+    view, device = inference_view(model), model.vocabulary.words.weight.device
+    found = list[list[Hypothesis]]()
+    for first in range(0, len(pictures), search.batch):
+        some = slice(first, first + search.batch)
+        context = view.encode_pictures(task.normalise(torch.stack(list(pictures[some])), device))
+        limits = [search.limit(task.output_limit(picture)) for picture in pictures[some]]
+        ends = {"start": task.target.start, "end": task.target.end}
+        drawn = draw_samples(model, context, search, numbers[some], prefixes[some], limits, **ends)
+        similar = find_similar(task, view, context) if not any(prefixes[some]) else [[] for _ in drawn]
+        for samples, neighbours, limit in zip(drawn, similar, limits, strict=True):
+            kept = [one for one in neighbours if len(one.tokens) < limit]
+            ranks = [1 / rank for rank in range(1, len(kept) + 1)]
+            weights = [1.0] * len(samples) + [len(samples) * weight / sum(ranks) for weight in ranks]
+            order = rank_by_risk([task.decode_text(one) for one in [*samples, *kept]], weights)
+            found.append([[*samples, *kept][place] for place in order[: search.best]])
+    return found
+
+
+@torch.inference_mode()
+def find_similar(
+    task: Captioning, model: PictureToText, context: Float[Tensor, "rows patches width"]
+) -> list[list[Hypothesis]]:
+    """The captions of similar training pictures, the nearest first, with the probability that the model gives them."""
+    if task.memory is None or not task.decode.neighbours:
+        return [[] for _ in context]
+    asked = torch.nn.functional.normalize(context.mean(1).float(), dim=1).cpu()
+    found, end, pad = list[list[Hypothesis]](), task.target.end, task.target.pad
+    for row, captions in zip(context, task.memory.find(asked, task.decode.neighbours), strict=True):
+        written = [[*tokens, end] for tokens in task.target.encode_all(captions)]
+        longest = max(map(len, written))
+        target = torch.tensor([[task.target.start, *one, *[pad] * (longest - len(one))] for one in written])
+        target = target.to(context.device)
+        chances = model.logits(model.decode(target[:, :-1], row.expand(len(written), -1, -1))).float().log_softmax(-1)
+        gains = chances.gather(2, target[:, 1:, None])[:, :, 0].tolist()
+        totals = [sum(gain[: len(one)]) for gain, one in zip(gains, written, strict=True)]
+        found.append([Hypothesis.of(one, total, end) for one, total in zip(written, totals, strict=True)])
+    return found
+
+
 def draw_samples(
-    model: EncoderDecoder,
+    model: PictureToText,
     context: Float[Tensor, "rows context width"],
     search: Search,
     numbers: Sequence[PartNumber],
@@ -43,10 +99,10 @@ def draw_samples(
     return [found[first : first + copies] for first in range(0, len(found), copies)]
 
 
-def rank_by_risk(texts: Sequence[str]) -> list[int]:
-    """Places of the different texts, first the one with the highest mean chrF against all texts.
+def rank_by_risk(texts: Sequence[str], weights: Sequence[float] | None = None) -> list[int]:
+    """Places of the different texts, first the one with the highest mean chrF against all texts, by their weights.
 
-    A text that was sampled often counts as often; of equal ones the earlier comes first.
+    A text that occurs often counts as often; of equal ones the earlier comes first.
 
     >>> rank_by_risk(["red cat", "a blue dog", "red car", "red cat"])
     [0, 2, 1]
@@ -54,8 +110,8 @@ def rank_by_risk(texts: Sequence[str]) -> list[int]:
     places = {text: place for place, text in reversed(list(enumerate(texts)))}
     distinct = sorted(places, key=places.__getitem__)
     number = {text: place for place, text in enumerate(distinct)}
-    often = np.bincount([number[text] for text in texts], minlength=len(distinct))
-    risk = -(compare_texts(distinct) @ often)
+    totals = np.bincount([number[text] for text in texts], weights, minlength=len(distinct))
+    risk = -(compare_texts(distinct) @ totals)
     return [places[distinct[one]] for one in np.argsort(risk, kind="stable")]
 
 
