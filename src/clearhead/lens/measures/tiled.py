@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from clearhead.lens.measures.definition import MeasureJob, Measures, stack_spans
 from clearhead.lens.measures.thread_pool import run_in_threads
 from clearhead.lens.measures.tile_plan import Tile, TileStack, plan_stacks
 
-TILE = 2**20  # scores held at once
+TILE = 2**19  # scores held at once
 GPU_TILE = 2**25  # the same on a GPU, which is idle between small ones
 SPLIT = 2**15  # elements from which on PyTorch splits an operation among its threads
 MANY = 2**18  # scores from which on several threads pay off
@@ -64,8 +64,9 @@ def _join_rows(rows: list[slice], found: list[_RowSums]) -> Iterable[tuple[slice
     gaps = any(one.stop != following.start for one, following in itertools.pairwise(rows))
     if gaps or len(found) == 1 or len({one.top_keys.shape[-1] for one in found}) > 1:
         return zip(rows, found, strict=True)
-    joined = (None if parts[0] is None else torch.cat(parts, 2) for parts in zip(*found, strict=True))
-    return [(slice(rows[0].start, rows[-1].stop), _RowSums(*joined))]
+    parts = zip(_RowSums._fields, zip(*found, strict=True), strict=True)
+    joined: Any = {name: None if own[0] is None else torch.cat(own, 2) for name, own in parts}
+    return [(slice(rows[0].start, rows[-1].stop), _RowSums(**joined))]
 
 
 class _Results:
@@ -74,9 +75,16 @@ class _Results:
     def __init__(self, job: MeasureJob, q: Tensor) -> None:
         (batch, heads, count), keys, top = q.shape[:3], job.call.k.shape[2], max(job.top, 1)
         shape = (batch, heads, count)
-        nothing = q.new_full(shape, -math.inf), *(q.new_zeros(shape) for _ in range(4))
-        no_keys = q.new_full((*shape, top), -math.inf), torch.full((*shape, top), -1, device=q.device)
-        self.rows = _RowSums(*nothing, *no_keys, q.new_zeros(*shape, len(job.spans)) if job.spans else None)
+        self.rows = _RowSums(
+            largest=q.new_full(shape, -math.inf),
+            total=q.new_zeros(shape),
+            log_sum=q.new_zeros(shape),
+            distance=q.new_zeros(shape),
+            first=q.new_zeros(shape),
+            top_logs=q.new_full((*shape, top), -math.inf),
+            top_keys=torch.full((*shape, top), -1, device=q.device),
+            spans=q.new_zeros(*shape, len(job.spans)) if job.spans else None,
+        )
         # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
         self.received = q.new_zeros(batch, heads, keys if job.received else 0, dtype=torch.float64)
         pixels = (-(-n // block) if block else 0 for n, block in zip((count, keys), job.blocks, strict=True))
@@ -243,7 +251,8 @@ def _sum_columns(x: Tensor, width: int) -> Tensor:
     if width == 1:
         return x
     if width > NARROW:
-        return x.unflatten(-1, (-1, width)).sum(-1)
+        whole: Tensor = x.unflatten(-1, (-1, width))
+        return whole.sum(-1)
     total = x[..., 0::width] + x[..., 1::width]
     for start in range(2, width):
         total += x[..., start::width]
