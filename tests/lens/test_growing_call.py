@@ -29,7 +29,7 @@ def assert_alike(found, wanted, what):
                 one, other, atol=2e-5, rtol=2e-5, msg=lambda text, name=name: f"{what}.{name} {text}"
             )
         elif name == "peak_key":
-            assert (one == other).float().mean() > 0.99, f"{what}.{name}"
+            assert (one != other).float().sum() <= 0.01 * one.numel(), f"{what}.{name}"
     assert torch.equal(found.seen_by, wanted.seen_by), f"{what}.seen_by"
     assert torch.equal(found.queries, wanted.queries)
 

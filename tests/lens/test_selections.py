@@ -156,7 +156,10 @@ def assert_records_rows(chosen: Record, whole: Record, *, prompt: int | None = N
         for measure_name in TENSORS:
             if measure_name not in ("received", "map", "max_score", "span_mass"):
                 one, other = getattr(some, measure_name), getattr(full, measure_name)[:, :, keep]
-                torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+                if one.is_floating_point():
+                    torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+                else:  # of nearly equal scores either key may come first
+                    assert (one != other).sum() <= 0.01 * one.numel(), measure_name
         own = weights[:, :, keep]
         torch.testing.assert_close(some.received, own.sum(2), rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(some.map.sum((2, 3)), own.sum((2, 3)), rtol=2e-5, atol=2e-5)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from clearhead.lens.capture import growing_attention, waiting_steps
+from clearhead.lens.capture import joint_measuring, waiting_steps
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import forward_tracking
 from tests.lens.huggingface_zoo import inputs, made
@@ -32,8 +32,8 @@ def no_gradients():
 @pytest.fixture
 def jobs(monkeypatch):
     """How many queries were measured together, job by job."""
-    counts, run_job = [], growing_attention.run_job
-    monkeypatch.setattr(growing_attention, "run_job", lambda job: (counts.append(len(job.rows)), run_job(job))[1])
+    counts, run_job = [], joint_measuring.run_job
+    monkeypatch.setattr(joint_measuring, "run_job", lambda job: (counts.append(len(job.rows)), run_job(job))[1])
     return counts
 
 
@@ -68,11 +68,12 @@ def test_the_steps_of_a_generation_are_one_measurement_for_each_layer(jobs, monk
     model = made("llama")
     generate(model, inputs("llama"), monkeypatch, together=True)
     prompt = inputs("llama")["input_ids"].shape[1]
-    assert Counter(jobs) == {prompt: 2, NEW - 1: 2}  # two layers; the last token is not read again
+    # Two layers, whose prompts are measured together; the last token is not read again.
+    assert Counter(jobs) == {prompt: 1, NEW - 1: 2}
     jobs.clear()
     monkeypatch.setattr(waiting_steps, "MAX_STEPS", 3)
     generate(model, inputs("llama"), monkeypatch, together=True)
-    assert Counter(jobs) == {prompt: 2, 3: 4, 2: 2}
+    assert Counter(jobs) == {prompt: 1, 3: 4, 2: 2}
 
 
 def test_steps_are_measured_before_samples_stop_or_beams_change_places(jobs, monkeypatch):

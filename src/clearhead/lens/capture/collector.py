@@ -20,6 +20,7 @@ from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
 from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.host_transfer import HostTransfer
+from clearhead.lens.capture.joint_measuring import JointMeasuring
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,
@@ -61,6 +62,7 @@ class Collector:
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
         self.transfer = HostTransfer(settings.device_budget)
+        self.joint = JointMeasuring(settings.device_budget)
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
@@ -194,6 +196,7 @@ class Collector:
                 norms=self._make_norms(name, whole, out),
                 grows=growing is not None and not static,
                 appended=appended and growing is not None and not static,
+                joins=True,
             )
 
     def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
@@ -224,7 +227,7 @@ class Collector:
                     history = BatchHistory(call.q.shape[0])  # not reordered with the cache
                 heads = self.settings.heads or tuple(range(call.q.shape[1]))
                 forward.sights[name] = GrowingAttention(
-                    *(name, heads, cross, self.settings.detail, history, sharing, self.transfer)
+                    *(name, heads, cross, self.settings.detail, history, sharing, self.transfer, self.joint)
                 )
             self._thread.call = self._current[threading.get_ident()] = forward
             if forward not in current and self.settings.detail.keep == "statistics":
@@ -283,6 +286,7 @@ class Collector:
         return current, name
 
     def _new_call(self, call: Call) -> GrowingCall:
+        self.joint.flush()  # of the call before
         forward, (batch, heads, queries, d) = GrowingCall(), call.q.shape
         sizes = Sizes(batch, heads, call.k.shape[1], d, queries, call.k.shape[2], call.q.itemsize)
         expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)

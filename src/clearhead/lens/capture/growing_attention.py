@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Generator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from clearhead.lens.capture.growing_call import BatchHistory, Reorder, join_all_
 from clearhead.lens.capture.growing_sum import GrowingSum, pad_to
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
 from clearhead.lens.capture.input_keeper import InputKeeper
+from clearhead.lens.capture.joint_measuring import JointMeasuring, Measuring, measure_together
 from clearhead.lens.capture.waiting_steps import Norms, Part, WaitingSteps
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
@@ -87,11 +89,14 @@ class GrowingAttention:
         history: BatchHistory,
         sharing: int = 1,
         transfer: HostTransfer | None = None,
+        joint: JointMeasuring | None = None,
     ) -> None:
         self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
         self.sharing = sharing  # how many heads share a key head
         self.transfer = HostTransfer() if transfer is None else transfer
         self.waiting, self.dtype = WaitingSteps(), torch.float32
+        self.joint = JointMeasuring() if joint is None else joint
+        self.waits_for_others = False  # until other attentions of its shape are measured, too
         self.spans: Spans | None = None  # by document position, once the first keys are known
         self.end = self.rows = self.keys = 0
         self.tokens: int | None = None  # keys that are tokens, if not all are
@@ -120,31 +125,46 @@ class GrowingAttention:
         norms: Norms | None = None,
         grows: bool = False,
         appended: bool = False,
+        joins: bool = False,
     ) -> None:
         """Measures the queries of one step and appends them; `norms` computes value norms for a slice of keys.
 
         `appended`: the keys are those of the step before and new ones, in memory that nobody will write to. Such steps
-        may wait and be measured together.
+        may wait and be measured together. With `joins` the first step may wait for other attentions of its shape.
         """
+        if self.waits_for_others:
+            self.joint.flush()
         part = Part(call, where.query, logsumexp, norms)
         waits = appended and bool(self.pieces) and where[1:] == (0, None) and self.detail.measures_all_queries
         if not (waits and self.waiting.accepts(part)):
             self.measure_waiting()
         self._sight = self._sums = None
+        self.end = where.query + call.q.shape[2]
+        alone = norms is not None or where.tokens is not None or bool(self.pieces)
         if waits and self.waiting.accepts(part):
             self.waiting.add(part)
-            self.end = where.query + 1
+        elif joins and not alone and self.joint.accepts(call):
+            self.waits_for_others = True
+            self.joint.add(
+                call,
+                (self.cross, where, grows, logsumexp is None),
+                lambda copy: self._add(part._replace(call=copy), where, grows),
+            )
         else:
-            self._add(part, where, grows)
+            measure_together([self._add(part, where, grows)])
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def measure_waiting(self) -> None:
-        """Measures the steps that wait to be measured together."""
+        """Measures what waits to be measured together: with other attentions, and steps with each other."""
+        if self.waits_for_others:
+            self.joint.flush()
         for part in self.waiting.take():
-            self._add(part, FirstPositions(part.first_query), True)
+            measure_together([self._add(part, FirstPositions(part.first_query), True)])
 
-    def _add(self, part: Part, where: FirstPositions, grows: bool) -> None:
+    def _add(self, part: Part, where: FirstPositions, grows: bool) -> Measuring:
+        """Yields the jobs of these queries, and appends what they measure."""
+        self.waits_for_others = False
         call, _, logsumexp, norms = part
         queries, keys, time, self.dtype = call.q.shape[2], call.k.shape[2], self.history.time, _choose_dtype(call)
         if self.spans is None:
@@ -161,7 +181,8 @@ class GrowingAttention:
             rows = chosen.rows
             while rows:
                 some, rows = self._cut(rows, call, where)
-                found.append(self._measure(chosen._replace(rows=some), exact))
+                measured = yield from self._measure(chosen._replace(rows=some), exact)
+                found.append(measured)
         found = found or [_make_empty_measures(call, self.detail)]
         joined = (
             found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
@@ -179,7 +200,7 @@ class GrowingAttention:
             self.keeper.add(call, where.query, where.key, self.history)
         if where.tokens is not None:
             self.tokens = where.key + where.tokens
-        self.keys, self.end = max(self.keys, where.key + keys), where.query + queries
+        self.keys = max(self.keys, where.key + keys)
 
     def _find_runs(self, first: int, queries: int, grows: bool) -> list[range]:
         """The rows to measure of queries from position `first` on."""
@@ -221,14 +242,14 @@ class GrowingAttention:
                 count = min(count, height * max(1, CELLS // max(1, math.prod(call.q.shape[:2]) * call.k.shape[2])))
         return rows[:count], rows[count:]
 
-    def _measure(self, part: _CallPart, exact: torch.dtype) -> dict[str, Tensor]:
+    def _measure(self, part: _CallPart, exact: torch.dtype) -> Generator[MeasureJob, Measures, dict[str, Tensor]]:
         assert self.blocks is not None
         (call, rows, where, logsumexp), (height, width) = part, self.blocks
         fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
         chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
         spans = shift_spans(self.spans or {}, where.key)
         job = MeasureJob(call, rows, where.query - where.key, (height, fine), self.detail.top, True, chosen, spans)
-        result = run_job(job)
+        result = yield job
         assert result.max_score is not None
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
         if where.tokens is not None:

@@ -1,0 +1,114 @@
+"""JointMeasuring: small attentions of one shape, such as those of a model's layers, wait and are measured together.
+
+Measuring one takes some dozens of operations or launches, whatever its size; together they take as many in all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.call import Call
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.measure_dispatch import run_job
+
+SCORES, ALL_SCORES = 2**20, 2**22  # most scores of an attention that waits, and of all that wait, on a CPU
+GPU_SCORES, GPU_BYTES = 2**27, 2**28  # the same on a GPU, and most bytes of q and k
+
+Measuring = Generator[MeasureJob, Measures, None]  # yields jobs, and is sent what they measure
+
+
+class _Waiting(NamedTuple):
+    kind: tuple[Any, ...]  # equal for those that can be measured together
+    begin: Callable[[], Measuring]
+
+
+class JointMeasuring:
+    """The attentions of one watch that wait. On a GPU their q and k count as results: `budget` bytes at most."""
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.gpu_bytes = GPU_BYTES if budget is None else min(GPU_BYTES, budget)
+        self.waiting: list[_Waiting] = []
+        self.scores = self.bytes = 0
+        self._lock = threading.RLock()
+
+    def accepts(self, call: Call) -> bool:
+        """Whether an attention is small, and has nothing that differs from sample to sample or from layer to layer."""
+        on_gpu = call.q.is_cuda
+        if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
+            return False
+        if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
+            return False
+        return count_scores(call) <= (GPU_SCORES if on_gpu else SCORES) and (not on_gpu or self.gpu_bytes > 0)
+
+    def add(self, call: Call, other: tuple[Any, ...], begin: Callable[[Call], Measuring]) -> None:
+        """Lets a call wait; `begin` gets a copy of it, since models may write to q and k later.
+
+        Calls with equal `other` values may be measured together.
+        """
+        with self._lock:
+            q, k = (one.detach().clone(memory_format=torch.contiguous_format) for one in (call.q, call.k))
+            own = call._replace(q=q, k=k, v=k)
+            kind = (q.shape, k.shape, q.dtype, q.device, call.scale, call.softcap, id(call.mask), *other)
+            self.waiting.append(_Waiting(kind, lambda: begin(own)))
+            self.scores += count_scores(call)
+            self.bytes += q.nbytes + k.nbytes
+            if self.bytes > self.gpu_bytes if q.is_cuda else self.scores >= ALL_SCORES:
+                self.flush()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Measures all that wait."""
+        with self._lock:
+            waiting, self.waiting, self.scores, self.bytes = self.waiting, [], 0, 0
+            while waiting:
+                alike = [one for one in waiting if one.kind == waiting[0].kind]
+                waiting = [one for one in waiting if one.kind != waiting[0].kind]
+                measure_together([one.begin() for one in alike])
+
+
+def count_scores(call: Call) -> int:
+    batch, heads, queries, keys = call.sizes
+    return batch * heads * queries * keys
+
+
+def measure_together(measurings: Sequence[Measuring]) -> None:
+    """Runs measurings that yield jobs of the same shape, each job once for all of them."""
+    jobs = [job for one in measurings if (job := next(one, None)) is not None]
+    while jobs:
+        found = run_job(join_jobs(jobs))
+        results = [found] if len(jobs) == 1 else split_measures(found, len(jobs))
+        jobs = []
+        for measuring, result in zip(measurings, results, strict=True):
+            with suppress(StopIteration):
+                jobs.append(measuring.send(result))
+
+
+def join_jobs(jobs: Sequence[MeasureJob]) -> MeasureJob:
+    """Several jobs as one, with the samples of all."""
+    first = jobs[0]
+    if len(jobs) == 1:
+        return first
+    known = [job.logsumexp for job in jobs if job.logsumexp is not None]
+    k = torch.cat([job.call.k for job in jobs])
+    return first._replace(
+        call=first.call._replace(q=torch.cat([job.call.q for job in jobs]), k=k, v=k),
+        logsumexp=torch.cat(known) if len(known) == len(jobs) else None,
+    )
+
+
+def split_measures(found: Measures, count: int) -> list[Measures]:
+    """The measures of each of `count` jobs that were joined, as views."""
+    parts: dict[str, Any] = {
+        field.name: value.chunk(count)
+        for field in fields(found)
+        if isinstance(value := getattr(found, field.name), Tensor)
+    }
+    return [replace(found, **{name: part[number] for name, part in parts.items()}) for number in range(count)]

@@ -1,0 +1,128 @@
+"""Small attentions of one shape that wait and are measured together, with the results that each has by itself."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from clearhead import Mask, watch
+from clearhead.attention.call import check_call
+from clearhead.lens.capture import joint_measuring
+from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
+from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
+from clearhead.lens.capture.joint_measuring import JointMeasuring
+from clearhead.lens.capture.watch_settings import MeasureDetail
+from tests.lens.huggingface_zoo import inputs, made
+from tests.lens.seen_calls import built, tokens
+from tests.lens.test_growing_call import assert_alike
+
+OPTIONS = {
+    "defaults": {},
+    "kept": {"keep": "qk", "pixels": 3},
+    "spans": {"spans": {"last": slice(-3, None), "none": slice(2, 2)}, "itself": True, "top": 0},
+    "some rows": {"rows": 1 / 3, "heads": [1, 0]},
+    "no queries": {"queries": [100]},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """The number of samples of each job, in order."""
+    counts, run_job = [], joint_measuring.run_job
+    monkeypatch.setattr(joint_measuring, "run_job", lambda job: (counts.append(len(job.call.q)), run_job(job))[1])
+    return counts
+
+
+def record_of(run, model, options, monkeypatch, *, joint):
+    with monkeypatch.context() as patched, watch(model, **options) as record:
+        if not joint:
+            patched.setattr(joint_measuring, "SCORES", -1)
+        run()
+    return record
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_layers_measured_together_are_what_each_is_by_itself(options, monkeypatch):
+    own, pair, bert = built("Decoder"), built("EncoderDecoder", "classic"), made("bert")
+    runs = {
+        own: lambda: own(tokens(2, 11)),
+        pair: lambda: pair(tokens(2, 7), tokens(2, 11, seed=7), Mask.padding([7, 5])),
+        bert: lambda: bert(**inputs("bert")),
+    }
+    for model, run in runs.items():
+        alone = record_of(run, model, OPTIONS[options], monkeypatch, joint=False)
+        found = record_of(run, model, OPTIONS[options], monkeypatch, joint=True)
+        assert found.names == alone.names
+        for name in alone.names:
+            assert_alike(found[name], alone[name], name)
+            assert torch.equal(found[name].visible, alone[name].visible)
+            torch.testing.assert_close(found[name].probes, alone[name].probes)
+            if options == "kept":
+                torch.testing.assert_close(found[name].weights(1, 1), alone[name].weights(1, 1))
+
+
+def test_a_pass_over_a_short_text_is_one_job_for_all_its_layers(jobs, monkeypatch):
+    model, layers = built("Decoder", layers=5), 5
+    with watch(model):
+        model(tokens(3, 11))
+        model(tokens(3, 11))
+    assert jobs == [3 * layers] * 2
+    jobs.clear()
+    monkeypatch.setattr(joint_measuring, "ALL_SCORES", 2 * 3 * 6 * 11 * 11)  # of two layers
+    with watch(model):
+        model(tokens(3, 11))
+    assert jobs == [6, 6, 3]
+    jobs.clear()
+    monkeypatch.setattr(joint_measuring, "SCORES", 3 * 6 * 11 * 11 - 1)
+    with watch(model):
+        model(tokens(3, 11))
+    assert Counter(jobs) == {3: layers}
+
+
+def test_attentions_that_differ_are_measured_apart(jobs):
+    joint, detail = JointMeasuring(), MeasureDetail()
+    causal, calls = Mask.causal(), []
+    for keys, mask, scale in ((5, causal, 1.0), (5, causal, 2.0), (5, None, 1.0), (7, None, 1.0), (7, None, 1.0)):
+        call = GrowingCall()
+        part = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), joint=joint)
+        call.sights["decoder.0.self"] = part
+        q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, keys, 3)
+        part.add(check_call(q, k, None, mask, scale=scale), FirstPositions(keys - 5), joins=True)
+        calls.append(call)
+    joint.flush()
+    assert Counter(jobs) == {1: 3, 2: 1}
+    assert all(call["decoder.0.self"].entropy.shape == (1, 2, 5) for call in calls)
+
+
+def test_what_a_model_writes_into_q_and_k_afterwards_does_not_matter():
+    q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
+    found = []
+    for change in (False, True):
+        joint, call = JointMeasuring(), GrowingCall()
+        part = GrowingAttention("decoder.0.self", (0, 1), False, MeasureDetail(keep="qk"), BatchHistory(1), joint=joint)
+        call.sights["decoder.0.self"] = part
+        own = q.clone(), k.clone()
+        part.add(check_call(*own, None, Mask.causal()), FirstPositions(0), joins=True)
+        assert joint.waiting
+        if change:
+            own[0].zero_(), own[1].zero_()
+        found.append(call["decoder.0.self"])
+        assert not joint.waiting
+    assert_alike(found[1], found[0], "after a change")
+    assert torch.equal(found[1].kept.k, found[0].kept.k)
+
+
+def test_a_record_that_is_read_during_a_pass_has_the_layers_so_far():
+    model, seen = built("Decoder", layers=3), []
+    with watch(model) as record:
+        hook = model.decoder.layers[1].register_forward_hook(lambda *_: seen.append(record.calls[0]["decoder.1.self"]))
+        model(tokens(2, 7))
+        hook.remove()
+    assert isinstance(seen[0].entropy, torch.Tensor)
+    assert torch.equal(seen[0].entropy, record["decoder.1.self"].entropy)
