@@ -121,6 +121,27 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     )
 
 
+def test_arrow_keys_do_what_the_footer_says_after_a_click_and_where_the_focus_is(watched, pages):
+    watched.open(pages["short"], f"at={HEAD}/0")
+    page = watched.page
+    page.locator("#output-text .token", has_text="school").click()
+    watched.until("#arrows", "layer")
+    page.keyboard.press("ArrowDown")  # not another token
+    watched.until("figcaption", "decoder 2 · cross · head 0")
+    assert sentence(watched).startswith("Writing school, this head gives ")
+    assert "school" in watched.text("#subject")
+    assert page.locator("#output-text .cursor").count() == 0  # no other row is marked
+    page.keyboard.press("k")  # the text at the side, by keys
+    watched.until("#own-arrows", "token")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => document.activeElement.textContent") == "昨天"
+    page.keyboard.press("m")
+    watched.until("#own-arrows", "cell of the map")
+    page.keyboard.press("l")
+    watched.until("#own-arrows", "图中的格子")
+    assert page.locator("#arrows").is_hidden()
+
+
 def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pages):
     watched.open(pages["writer"], "at=decoder.0.self/0")
     walk(watched, "Home", "ArrowRight")

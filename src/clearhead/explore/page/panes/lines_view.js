@@ -1,7 +1,7 @@
 // Lines: the tokens looked at above, those that look below, and between them lines as thick as the weights.
 
 import { lineColours, roleColour } from "../draw/colours.js";
-import { between, byId, make, makeSvg, refill } from "../draw/elements.js";
+import { between, byId, isOwnKey, make, makeSvg, noteClicks, refill } from "../draw/elements.js";
 import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
 import { oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
@@ -201,6 +201,7 @@ export class LinesView {
       row.addEventListener("pointerover", (event) => point(cellOf(event)));
       row.addEventListener("pointerleave", () => point(null));
       row.addEventListener("focusout", () => point(null));
+      noteClicks(row);
       row.addEventListener("keydown", (event) => this.step(event, row));
       row.addEventListener("focusin", (event) => {
         for (const token of row.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
@@ -233,7 +234,7 @@ export class LinesView {
     const right = row.dir === "rtl" ? -1 : 1;
     const by = { ArrowLeft: -right, ArrowRight: right, Home: -1e9, End: 1e9 }[event.key];
     const other = { ArrowUp: this.rows[0], ArrowDown: this.rows[1] }[event.key];
-    if ((!by && !other) || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+    if ((!by && !other) || event.shiftKey || !isOwnKey(event, row)) return;
     event.preventDefault();
     event.stopPropagation();
     const tokens = [...row.children];

@@ -1,6 +1,6 @@
 // A text whose tokens can be pointed at and pinned, shaded by attention; of a long text, the part around the selection.
 
-import { between, make, refill, sharpen } from "../draw/elements.js";
+import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";
 import { formatCount } from "../data/tokens.js";
 
@@ -44,6 +44,7 @@ export class TokenFlow {
     this.list.addEventListener("pointerover", (event) => this.hands.point(positionOf(event)));
     this.list.addEventListener("pointerleave", () => this.hands.point(null));
     this.list.addEventListener("keydown", (event) => this.step(event));
+    noteClicks(this.list);
     this.list.addEventListener("focusin", (event) => {
       const position = positionOf(event);
       if (position !== null && event.target.matches(":focus-visible")) this.hands.point(position);
@@ -60,7 +61,7 @@ export class TokenFlow {
   step(event) {
     const right = this.list.dir === "rtl" ? -1 : 1;
     const by = { ArrowLeft: -right, ArrowRight: right, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
-    if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (!by || !isOwnKey(event, this.list)) return;
     event.preventDefault();
     event.stopPropagation();
     const tokens = [...this.list.children];
