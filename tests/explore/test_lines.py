@@ -185,6 +185,7 @@ def test_lines_on_a_phone_in_chinese_and_why_a_long_text_has_none(watched):
         page.keyboard.press("Home")
         assert page.evaluate("() => document.activeElement.textContent") == "人工"
         assert watched.text("#live").startswith("人工 关注")
+        watched.settle()  # nothing may be under way when the server closes
     with open_record(records.drawn(65, heads=1), browser=False) as opened:
         watched.open(opened.url, "drawing=lines")
         watched.until(".line-message", "连线只适合每边不超过 64 个词元的文本；这里下方有 65 个，上方有 65 个。")

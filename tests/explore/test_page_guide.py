@@ -116,6 +116,10 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert watched.page.locator("#explanation").get_attribute("aria-live") == "off"  # the cell itself is announced
     assert watched.text("#axes-note").startswith("Each row: one word written; its weights add up to 100")
     watched.page.keyboard.press("Escape")
+    mean = percent(float(records.weights_of(record[HEAD])[:, 10].mean(0).max()))
+    lines = sentence(watched, f"{begin}&drawing=lines&averaged=layer&pins=target:10")
+    assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
+    assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
         "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它逐词跟随源文（对齐）。"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clearhead import Bias, Mask
 from clearhead.attention.call import check_call
 from clearhead.lens import measure
-from clearhead.lens.measures import tiled, top_keys
+from clearhead.lens.measures import tile_plan, tiled, top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, sum_blocks
 from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.attention.cases import Case as Attention
@@ -23,17 +23,17 @@ from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 # Tiles as they are; of a few rows and blocks, so that there are many seams; and of several heads or samples.
 SIZES = {
     "large": {},
-    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4},
-    "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16},
+    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4, "SHORT": 8},
+    "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16, "SHORT": 33},
 }
-MODULES = {"TILE": tiled, "ROWS": tiled, "LEAST": tiled, "FEW": tiled, "tiles.BLOCK": tiled, "ranking.BLOCK": top_keys}
+MODULES = {"TILE": tiled, "SHORT": top_keys, "ranking.BLOCK": top_keys}  # of the others: tile_plan
 
 
 @contextmanager
 def tiles_of(size: str):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SIZES[size].items():
-            patch.setattr(MODULES[name], name.split(".")[-1], value)
+            patch.setattr(MODULES.get(name, tile_plan), name.split(".")[-1], value)
         yield
 
 
@@ -210,7 +210,7 @@ def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     x = torch.empty(1, 4, tokens, 8, device="meta")
     job = plan_job(check_call(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
-    found = [tile for stack in tiled.plan_stacks(job, tiled.TILE) for tile in stack]
+    found = [tile for stack in tile_plan.plan_stacks(job, tiled.TILE) for tile in stack]
     sides = [(tile.kv_heads, tile.rows, tile.run.columns) for tile in found]
     return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 

@@ -39,7 +39,6 @@ class LiveModel:
 
     def __init__(self, model: nn.Module, task: Traceable, name: str, **options: Any) -> None:
         self.model, self.task, self.name, self.options = model, task, name, options
-        self.last_duration: float | None = None  # seconds that the last text took
         self.lock = threading.RLock()
         self.max_tokens = min(MAX_TOKENS, count_positions(model) or MAX_TOKENS)
         self._cancelled, self._looking = threading.Event(), threading.local()
@@ -60,16 +59,14 @@ class LiveModel:
 
     @contextmanager
     def _cancellable(self) -> Iterator[None]:
-        """Holds the lock, and measures how long a `look` takes, which `cancel` can end."""
+        """Holds the lock during a `look`, which `cancel` can end."""
         with self.lock:
-            begin = time.perf_counter()
             self._cancelled.clear()
             self._looking.now = True
             try:
                 yield
             finally:
                 self._looking.now = False
-            self.last_duration = time.perf_counter() - begin
 
     def cancel(self) -> None:
         """Ends the `look` that is under way, which raises LensError at the next module that it runs."""

@@ -74,7 +74,7 @@ class Page {
     else if (any("pins", "step", "cursor")) this.centre.repaint();
     if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing")) this.updateTexts();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing", "averaged")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
     this.remember();

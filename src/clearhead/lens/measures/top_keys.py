@@ -14,7 +14,6 @@ from torch import Tensor
 BLOCK = 64
 SHORT = 256  # most integers of a row that NumPy sorts faster than PyTorch finds the largest
 KEYS = 2**29 - 1  # the bits of a float64 that are 0 if it was a float32
-HIDDEN = 2.0**1000  # stands for infinity, which would not be a number with a key in its last bits
 
 
 def find_block_maxima(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows blocks"]:
@@ -46,11 +45,12 @@ def find_largest(
     if blocks.shape[-1] > count:
         chosen = _unpack(_find_smallest(_pack(blocks, buffer).bitwise_or_(chosen), count))[1]
         inside = _gather_blocks(logs, chosen)
-    packed = _pack(inside, buffer).bitwise_or_(chosen[..., None] * BLOCK).bitwise_or_(keys[:BLOCK])
-    if count < BLOCK:
-        columns = _find_smallest(packed.view(torch.float64).amin(-2).view(torch.int64), count) % BLOCK
-        packed = packed.gather(-1, columns[..., None, :].expand(*packed.shape[:-1], count))
-    return _unpack(_find_smallest(packed.flatten(-2), few))
+    chosen = chosen[..., None] * BLOCK  # the first key of each
+    columns = _find_candidates(inside.amax(-2), count, buffer) if count < BLOCK else None
+    if columns is None:
+        return _unpack(_find_smallest(_pack(inside, buffer).bitwise_or_(chosen + keys[:BLOCK]).flatten(-2), few))
+    candidates = inside.gather(-1, columns.expand(*inside.shape[:-1], count))
+    return _unpack(_find_smallest(_pack(candidates, buffer).bitwise_or_(chosen + columns).flatten(-2), few))
 
 
 def find_largest_of_few(
@@ -85,6 +85,15 @@ def _gather_blocks(scores: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(*blocks.shape, BLOCK)
 
 
+def _find_candidates(values: Tensor, count: int, buffer: Tensor) -> Tensor | None:
+    """The indices of the `count` largest values, (…, 1, count); None if there is a tie for the last place."""
+    indices = torch.arange(values.shape[-1], device=values.device)
+    found, order = _unpack(_find_smallest(_pack(values, buffer).bitwise_or_(indices), count + 1))
+    last, next_one = found[..., count - 1], found[..., count]
+    tie = bool(((last == next_one) & (last > -torch.inf)).any())
+    return None if tie else order[..., None, :count]
+
+
 def _sort_stably(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ordered, order = values.sort(dim=-1, descending=True, stable=True)
     return ordered[..., :count], order[..., :count]
@@ -93,7 +102,7 @@ def _sort_stably(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _pack(values: Tensor, buffer: Tensor) -> Tensor:
     """Integers that increase as numbers (float32, at most 0) decrease; a key below 2²⁹ can be added to each."""
     packed = buffer.view(torch.float64)[: values.numel()].view(values.shape).copy_(values)
-    return packed.abs_().clamp_(max=HIDDEN).view(torch.int64)
+    return packed.abs_().view(torch.int64)
 
 
 def _unpack(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 import { currentRows } from "../data/decoder_rows.js";
 import { formatShare, isHidden, oddText } from "../data/number_format.js";
+import { largest } from "../data/pooling.js";
 import { sumLines } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { headName } from "../words/captions.js";
 import { say, sayAround, sayDoing, sayRole } from "../words/languages.js";
 import { term } from "./definitions.js";
+import { drawnHeads } from "./lines_view.js";
 import { isPictured } from "./picture_flow.js";
 
 const NAMED = 3; // tokens of a selection that are named one by one
@@ -31,8 +33,12 @@ export class Explanation {
     const heads = [{ name, head }, ...(other ? [other] : [])];
     this.subject = this.chooseSubject();
     const { direction, positions } = this.subject;
-    const answers = await Promise.all(heads.map((one) => sumLines(explorer, one, direction, positions).catch(() => null)));
+    const ask = (one) => sumLines(explorer, one, direction, positions).catch(() => null);
+    const drawn = document.querySelector("#maps .lines-view") ? drawnHeads(explorer)[0] : [];
+    this.together = drawn.length > 1 ? drawn.length : 0; // lines of several heads are those of their mean
+    const found = await Promise.all((this.together ? drawn : heads).map(ask));
     if (turn !== this.turn) return; // the selection has moved on
+    const answers = this.together ? [meanOf(found, explorer.attention.first[direction === "at" ? 1 : 0])] : found;
     const parts = await this.sentence(heads, answers);
     if (turn !== this.turn) return;
     this.showAxes(answers[0]);
@@ -76,7 +82,7 @@ export class Explanation {
     const { explorer } = this;
     const { cursor, step } = explorer.state;
     const onMap = Number.isInteger(cursor?.q) && Number.isInteger(cursor?.k);
-    if (onMap) {
+    if (onMap && !this.together) {
       const cell = await this.cellSentence(heads, cursor);
       if (cell) return cell;
     }
@@ -84,6 +90,7 @@ export class Explanation {
     this.named = !chosen; // the head, before the example
     const token = answers.every(Boolean) ? this.tokenSentence(heads, answers) : [];
     this.named = false;
+    if (this.together) return token.length ? [...token, say("stop")] : [];
     const role = heads.length > 1 || this.subject.direction === "by" ? [] : [say("contrast"), ...this.roleClause(heads[0])];
     if (chosen && token.length) return [...token, ...role, say("stop")];
     const overall = heads.flatMap((one, i) => [i ? say("contrast") : "", ...this.headClause(one, i)]);
@@ -94,6 +101,7 @@ export class Explanation {
 
   /** "this head", or "head 5" beside another. */
   nameOf(chosen) {
+    if (this.together) return say("meanHeads", { count: this.together });
     return this.explorer.state.other ? `${headName(this.explorer, chosen)}${say("afterName")}` : say(this.named ? "it" : "thisHead");
   }
 
@@ -281,6 +289,16 @@ export class Explanation {
     const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
     note.textContent = say("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome") });
   }
+}
+
+/** The mean of the answers of several heads. */
+function meanOf(answers, first) {
+  if (!answers.every((answer) => answer?.weights)) return null;
+  const [{ tokens }] = answers;
+  const weights = answers[0].weights.map((_, i) => answers.reduce((sum, answer) => sum + answer.weights[i], 0) / answers.length);
+  const top = largest(weights, LISTED).map(([place, weight]) => [place + first, weight]);
+  const received = answers.reduce((sum, answer) => sum + answer.received, 0) / answers.length;
+  return { weights, top, received, tokens, odd: weights.some((weight) => !Number.isFinite(weight)) };
 }
 
 /** The name of a role in brackets, with its definition. */

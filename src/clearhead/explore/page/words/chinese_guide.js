@@ -15,6 +15,7 @@ export const CHINESE_GUIDE = {
   moment: "{label} 处",
   thisHead: "这个头",
   it: "它",
+  meanHeads: "{count} 个头的平均",
   comma: "，",
   colon: "：",
   and: "，",

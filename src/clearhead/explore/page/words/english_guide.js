@@ -15,6 +15,7 @@ export const ENGLISH_GUIDE = {
   moment: "the moment {label}",
   thisHead: "this head",
   it: "it",
+  meanHeads: "the mean of {count} heads",
   comma: ", ",
   colon: ": ",
   and: " and ",
