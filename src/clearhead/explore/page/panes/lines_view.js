@@ -7,6 +7,8 @@ import { oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
 import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
+import { makeOffMark } from "./ablation_pane.js";
+import { term } from "./definitions.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
 
 const LETTERS = 20; // of a token's label
@@ -266,7 +268,7 @@ export class LinesView {
 /** The caption of a set of heads: a head with its facts, or what its heads have in common. */
 export function captionOf(explorer, heads) {
   const [one] = heads;
-  if (heads.length === 1) return [make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)];
+  if (heads.length === 1) return [make("strong", {}, term("head", headTitle(explorer, one))), makeOffMark(explorer), ...headFacts(explorer, one)];
   const role = explorer.state.averaged === "role" ? explorer.headOf(one).role : null;
   const title = headTitle(explorer, one).split(" · ").slice(role ? 1 : 0, -1).join(" · ");
   const facts = [];
