@@ -292,7 +292,8 @@ export class Explanation {
     const row = kind(axes[attention.queries]) ?? rows ?? "axisToken";
     const column = kind(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
     const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
-    note.textContent = say("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome") });
+    const made = make("p", {}, ...sayAround("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome"), weights: term("attention", say("axesWeights")) }));
+    if (made.textContent !== note.textContent) refill(note, ...made.childNodes);
   }
 }
 

@@ -8,7 +8,7 @@ import { formatNumber } from "../data/tokens.js";
 import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { makeOffMark } from "./ablation_pane.js";
-import { term } from "./definitions.js";
+import { explainedToken, noteToken, term } from "./definitions.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
 
 const LETTERS = 20; // of a token's label
@@ -118,8 +118,8 @@ export class LinesView {
 
   makeToken(axis, position, place) {
     const special = axis.special[position] ? " special" : "";
-    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto" });
-    token.title = `${position}: ${axis.label(position, 60)}`;
+    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto", ...explainedToken(axis, position) });
+    noteToken(token, `${position}: ${axis.label(position, 60)}`);
     return token;
   }
 

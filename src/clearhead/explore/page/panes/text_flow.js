@@ -1,6 +1,7 @@
 // A text whose tokens can be pointed at and pinned, shaded by attention; of a long text, the part around the selection.
 
 import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
+import { explainedToken, noteToken } from "./definitions.js";
 import { say } from "../words/languages.js";
 import { formatCount } from "../data/tokens.js";
 
@@ -116,7 +117,7 @@ export class TokenFlow {
     for (let position = this.start; position < end; position++) {
       const token = make("button", {
         type: "button", class: this.classes(position), tabindex: position === this.start ? "0" : "-1",
-        text: this.axis.label(position), "data-position": position, dir: "auto",
+        text: this.axis.label(position), "data-position": position, dir: "auto", ...explainedToken(this.axis, position),
       });
       tokens.push(token);
     }
@@ -136,7 +137,7 @@ export class TokenFlow {
     token.style.color = shade > 0.004 ? scale.ink(shade) : "";
     token.classList.toggle("concealed", Boolean(shown.concealed?.(position)));
     token.classList.toggle("surprising", Boolean(shown.marked?.(position)));
-    token.title = `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`;
+    noteToken(token, `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`);
     token.classList.toggle("pinned", shown.pinned.has(position));
     token.classList.toggle("cursor", shown.cursor === position);
     token.classList.toggle("current", shown.current === position);

@@ -23,6 +23,7 @@ export class TokenPane {
       this.paintModel();
       explorer.textsChanged();
       explorer.explain();
+      this.centre.repaint(); // the mark beside the title may take a line
       byId(box).scrollIntoView({ block: "nearest" });
     };
     for (const button of byId("directions").querySelectorAll("button")) {
