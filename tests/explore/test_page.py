@@ -828,7 +828,8 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     record = clearhead.load("zh-en").look(SENTENCE)
     about = record.calls[0].about
     without = {"text": "The robots are here.", "loss": [about["loss"], 2.5], "next": [[["▁robots", 0.75]]] * 12}
-    about["without"] = {"decoder.0.cross": {"1": without}}
+    same = {"text": about["text"], "loss": [about["loss"], about["loss"]], "next": []}
+    about["without"] = {"decoder.0.cross": {"1": without, "0": same}}
     watched.open(write(folder, "without", Scene(record)), START)
     page = watched.page
     assert page.locator("#next thead").count() == 0
@@ -837,12 +838,23 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     assert watched.text("#ablation p:last-child").endswith("→ 2.50")
     first = page.locator("#next tbody tr", has_text="robots").inner_text().split("\t")
     assert first[1:3] == ["–", "0.750"]
+    assert watched.text(".verdict") == "Without it the answer changes: it matters here."
+    page.keyboard.press("l")
+    watched.until("#axes-note", "这个头已关闭。这里显示的仍是关闭之前它看的地方。")
+    assert watched.text("figcaption .off-mark") == "已关闭"
+    assert watched.text(".verdict") == "关闭后输出变了：它在这里起作用。"
+    page.keyboard.press("l")
     page.keyboard.press("x")
     page.locator("#ablated").wait_for(state="detached")
     page.keyboard.press("ArrowRight")  # of this head the file knows nothing
     watched.until("#ablation", "clearhead look MODEL INPUT")
     page.keyboard.press("x")
     assert page.locator("#switch-off").count() == 0
+    assert page.locator(".off-mark").is_hidden()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("x")
+    watched.until("#ablated", "Without it the answer stays the same, and the loss too: here the model can do without it.")
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

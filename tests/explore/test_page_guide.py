@@ -77,7 +77,8 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
     watched.open(pages["short"], f"at={HEAD}/0")
     peak = percent(float(weights.max(-1).values.mean()))
     assert sentence(watched) == (
-        "Over this text, this head follows the source from word to word (alignment): "
+        "Over this text, this head mostly looks at one source word at a time, and at others as the text goes on "
+        "(alignment): "
         f"its largest weights average {peak}. Example: Writing ill, it gives 93 % of its attention to 病."
     )
     for query in range(0, len(weights), 3):
@@ -85,7 +86,7 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
         most, key = weights[query].max(-1)
         assert f"this head gives {percent(float(most))} of its attention to " in said
         assert said.partition("attention to ")[2].strip("“").startswith(source[key])
-        assert said.endswith("; over this text it follows the source from word to word (alignment).")
+        assert said.endswith("; over this text it mostly looks at one source word at a time, and at others as the text goes on (alignment).")
 
 
 def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pages, record):
@@ -114,15 +115,36 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
         f"most, {percent(float(weights[9, 8]))}, goes to 病."
     )
     assert watched.page.locator("#explanation").get_attribute("aria-live") == "off"  # the cell itself is announced
-    assert watched.text("#axes-note").startswith("Each row: one word written; its weights add up to 100")
+    assert watched.text("#axes-note").startswith("Each row: one word written; its attention weights add up to 100")
     watched.page.keyboard.press("Escape")
     mean = percent(float(records.weights_of(record[HEAD])[:, 10].mean(0).max()))
     lines = sentence(watched, f"{begin}&drawing=lines&averaged=layer&pins=target:10")
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它逐词跟随源文（对齐）。"
+        "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
+
+
+def test_arrow_keys_do_what_the_footer_says_after_a_click_and_where_the_focus_is(watched, pages):
+    watched.open(pages["short"], f"at={HEAD}/0")
+    page = watched.page
+    page.locator("#output-text .token", has_text="school").click()
+    watched.until("#arrows", "layer")
+    page.keyboard.press("ArrowDown")  # not another token
+    watched.until("figcaption", "decoder 2 · cross · head 0")
+    assert sentence(watched).startswith("Writing school, this head gives ")
+    assert "school" in watched.text("#subject")
+    assert page.locator("#output-text .cursor").count() == 0  # no other row is marked
+    page.keyboard.press("k")  # the text at the side, by keys
+    watched.until("#own-arrows", "token")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => document.activeElement.textContent") == "昨天"
+    page.keyboard.press("m")
+    watched.until("#own-arrows", "cell of the map")
+    page.keyboard.press("l")
+    watched.until("#own-arrows", "图中的格子")
+    assert page.locator("#arrows").is_hidden()
 
 
 def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pages):
@@ -138,7 +160,7 @@ def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pa
     watched.open(pages["given"])
     said = sentence(watched)
     assert said.startswith(
-        "Over this text, this head looks at the token after (next): 97 % of its attention on average"
+        "Over this text, this head mostly looks at the token after (next): 97 % of its attention on average"
     )
     assert "Example: From E, it gives" in said
     watched.open(pages["caption"])
@@ -182,6 +204,20 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     page.keyboard.press("Tab")
     page.keyboard.press("Shift+Tab")
     watched.until("#definition", "Step: a decoder writes one token a step.")
+    page.keyboard.press("Escape")
+    page.locator("#output-text .token.special").hover()
+    watched.until("#definition", "probability 92 %")
+    watched.until("#definition", "End mark: not a word.")
+    page.keyboard.press("Escape")
+    page.locator("#title .term").hover()
+    watched.until("#definition", "6 in the part that reads, 3 in the part that writes")
+    assert watched.text("#chances").endswith("no surprising word")
+    page.keyboard.press("Escape")
+    page.locator("#chances .term").last.hover()
+    watched.until("#definition", "only if another one was at least 10 times as likely in its place")
+    page.keyboard.press("Escape")
+    page.locator("figcaption strong .term").hover()
+    watched.until("#definition", "Head: one of the many small readers inside the model.")
     page.locator("#roles button", has_text="delimiter").tap()
     watched.until("#definition", "Delimiter: looks mostly at punctuation")
     assert not page.evaluate(AUDIT)

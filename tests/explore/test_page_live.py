@@ -128,7 +128,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     assert [place for place, rank in enumerate(about["ranks"]) if rank] == wrong != []
     watched.open(write_page(record, tmp_path / "given.html").as_uri(), "at=decoder.1.cross/0")
     page = watched.page
-    watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model prefers another token")
+    watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model prefers others")
     marked = page.locator("#output-text .token.surprising")
     assert [int(one.get_attribute("data-position")) for one in marked.all()] == wrong
     watched.settle()  # colours fade in
@@ -194,11 +194,26 @@ def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(w
             with torch.inference_mode(), clearhead.ablate(live.model, off):
                 loss = live._repeat(record.calls[0])["loss"]
             assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
+            assert watched.text("figcaption .off-mark") == "switched off"
+            watched.until("#axes-note", "This head is switched off. Shown here is still where it looked before.")
+            check_verdict(watched, float(watched.text("#ablation p:last-child").split()[1]), round(loss, 2))
             watched.page.locator("#switch-off").click()
             watched.page.locator("#ablated").wait_for(state="detached")
         watched.page.keyboard.press("l")
         watched.until("#hide-word", "隐藏“世界”")
         watched.settle()
+
+
+def check_verdict(watched: Watched, before: float, after: float) -> None:
+    """The verdict says what answer and loss show, and no more."""
+    said = watched.text("#ablation .verdict")
+    if watched.page.locator("#ablation .before-after").count():
+        want = "Without them the answer changes: they matter here."
+    elif before == after:
+        want = "Without them the answer stays the same, and the loss too: here the model can do without them."
+    else:
+        want = "Without them the answer stays the same, " + ("but the model is less" if after > before else "and the model")
+    assert said.startswith(want)
 
 
 def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
@@ -217,10 +232,15 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert watched.text("#hidden-answer").split() == want.text.split()
     assert f"→ {loss:.2f}" in watched.text("#hiding")
     assert page.locator("#source-text .token.concealed").all_inner_texts() == ["世界"]
+    assert watched.text("figcaption .off-mark") == "“世界” hidden"
+    watched.until("#axes-note", "“世界” is hidden from the model. Shown here is still where this head looked before.")
+    assert watched.text("#hiding .verdict") == "With this hidden the answer changes: it matters here."
     watched.settle()
     assert page.evaluate(AUDIT) == []
     page.locator("#hide-word").click()
     page.locator("#hidden-answer").wait_for(state="detached")
+    assert page.locator(".off-mark").is_hidden()
+    watched.until("#axes-note", "Each row: ")
     assert page.locator(".token.concealed").count() == 0
 
 

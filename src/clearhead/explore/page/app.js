@@ -9,7 +9,7 @@ import { afterQuiet, byId } from "./draw/elements.js";
 import { Explorer } from "./state/explorer.js";
 import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./panes/export_menu.js";
 import { Finder } from "./state/token_search.js";
-import { listenToKeys, openHelp } from "./panes/keyboard.js";
+import { hintAtArrows, listenToKeys, openHelp } from "./panes/keyboard.js";
 import { readTheme } from "./draw/colours.js";
 import { nextLanguage, say, setLanguage, translate } from "./words/languages.js";
 import { nameRows, currentRows } from "./data/decoder_rows.js";
@@ -171,6 +171,7 @@ class Page {
       button.addEventListener("click", () => store.set({ rows: button.value }));
     }
     listenToKeys(explorer, centre, actions);
+    hintAtArrows();
     window.matchMedia?.("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.applyTheme();
       this.renewPanes();

@@ -102,7 +102,7 @@ export function paintKeys(plot) {
   if (drawn) {
     for (let key = window.k0; key < window.k1; key++) {
       const strong = marks.keys.has(key) || marks.cursor?.k === key;
-      write(key, strong ? look.accent : look.ink, strong);
+      write(key, strong && !beside(marks, marks.keys, key) ? look.accent : look.ink, strong);
     }
     paintWords(plot, keys, first[1], window.k0, window.k1, (key) => viewport.x(key), (from, to) => line(context, from, base + 4, to, base + 4, look.word));
     return;
@@ -135,7 +135,7 @@ export function paintQueries(plot) {
       const side = Math.min(cell - 1, 34);
       if (paintPatch(plot, queries, first[0] + query, edge - side, y - side / 2, side)) continue;
       const strong = marks.queries.has(query) || marks.cursor?.q === query;
-      context.fillStyle = strong ? look.accent : marks.faded(query) ? look.soft : look.ink;
+      context.fillStyle = strong && !beside(marks, marks.queries, query) ? look.accent : marks.faded(query) ? look.soft : look.ink;
       context.font = labelFont(look, cell, strong);
       context.fillText(cutTo(context, queries.label(first[0] + query, 24), plot.left - 14), edge, y);
     }
@@ -153,6 +153,12 @@ export function paintQueries(plot) {
     context.fillText(text, edge, y);
   });
   for (const query of flags) paintFlag(plot, queries, first[0] + query, edge, viewport.y(query + 0.5), false);
+}
+
+/** Whether a token is pointed at while the sentence and the table are about others, which are pinned. */
+function beside({ cursor }, pinned, place) {
+  const cell = Number.isInteger(cursor?.q) && Number.isInteger(cursor?.k);
+  return pinned.size > 0 && !pinned.has(place) && !cell;
 }
 
 function named(set, cursor) {

@@ -62,6 +62,17 @@ export function between(low, value, high) {
   return Math.max(low, Math.min(high, value));
 }
 
+/** Arrow keys go along a list that was reached by keys; after a click into it they choose heads, as they do elsewhere. */
+export function noteClicks(list) {
+  list.addEventListener("click", (event) => list.toggleAttribute("data-clicked", event.detail > 0)); // Enter clicks, too: 0
+  list.addEventListener("focusout", () => list.removeAttribute("data-clicked"));
+}
+
+/** Whether a key belongs to the list that has the focus, see above. */
+export function isOwnKey(event, list) {
+  return !list.hasAttribute("data-clicked") && !event.ctrlKey && !event.altKey && !event.metaKey;
+}
+
 /** Debounce: calls once nothing has happened for a while. */
 export function afterQuiet(milliseconds, call) {
   let timer = 0;

@@ -101,12 +101,46 @@ export function clearAblations() {
   answers.clear();
 }
 
+/** What is off now: "head", "heads" or "word", with its name; null where the model is whole. */
+export function stateOfModel(explorer) {
+  const known = (answer) => answer && !answer.waiting && !answer.problem;
+  if (explorer.switchable && known(answers.get(JSON.stringify(chosenScope(explorer).off)))) return { kind: explorer.state.other ? "heads" : "head", mark: say("offMark") };
+  const words = hiddenWords(explorer);
+  if (!words || !known(answers.get(hidingKey(words.axis, words.positions)))) return null;
+  const name = hiddenName(words);
+  return { kind: name ? "word" : "words", name, mark: say(name ? "hiddenMark" : "hiddenMarks", { word: name, count: words.positions.length }) };
+}
+
+/** The hidden word, if its tokens stand together in a text; else "". */
+function hiddenName({ axis, positions }) {
+  const together = positions.length <= 4 && positions.at(-1) - positions[0] < positions.length;
+  return axis.kind === "text" && together ? axis.textOf(positions) : "";
+}
+
+/** The mark beside the title of a head that is switched off, or from which a word is hidden. */
+export function makeOffMark(explorer) {
+  const mark = make("span", { class: "off-mark" });
+  showOffMark(explorer, mark);
+  return mark;
+}
+
+function showOffMark(explorer, mark) {
+  const state = stateOfModel(explorer);
+  mark.textContent = state?.mark ?? "";
+  mark.hidden = !state;
+}
+
+/** Shows in the captions whether the model is whole. */
+export function paintOffMarks(explorer) {
+  for (const mark of document.querySelectorAll(".off-mark")) showOffMark(explorer, mark);
+}
+
 export function paintAblation(explorer) {
   const box = byId("ablation");
   if (!explorer.switchable) return refill(box, make("p", { class: "soft tiny", text: say("notLive") }));
   const chosen = chosenScope(explorer);
   const answer = answers.get(JSON.stringify(chosen.off)) ?? null;
-  refill(box, scopeButtons(explorer, chosen), switchButton(explorer, chosen, answer), ...resultOf(explorer, answer));
+  refill(box, scopeButtons(explorer, chosen), switchButton(explorer, chosen, answer), ...resultOf(explorer, answer, "ablated", "withoutHeads", countOf(chosen.off)));
 }
 
 /** The button that hides the pinned words, and the answer without them. */
@@ -118,12 +152,12 @@ export function paintHiding(explorer) {
   const { axis, positions } = words;
   if (!positions.length) return refill(box, make("p", { class: "soft tiny", id: "hide-hint", text: say(axis.kind === "text" ? "hideHint" : "hideHintPlaces") }));
   const answer = answers.get(hidingKey(axis, positions)) ?? null;
-  const together = positions.length <= 4 && positions.at(-1) - positions[0] < positions.length;
-  const label = axis.kind === "text" && together ? say("hideWord", { word: axis.textOf(positions) }) : say("hideTokens", { count: positions.length });
+  const name = hiddenName(words);
+  const label = name ? say("hideWord", { word: name }) : say("hideTokens", { count: positions.length });
   const button = make("button", {
     type: "button", class: "switch", id: "hide-word", title: say("hideTitle"), "aria-pressed": String(Boolean(answer)), on: { click: () => toggleHiding(explorer) },
   }, answer && !answer.waiting ? say("showAgain") : label);
-  refill(box, button, ...resultOf(explorer, answer, "hidden-answer"));
+  refill(box, button, ...resultOf(explorer, answer, "hidden-answer", "withoutWords"));
 }
 
 function scopeButtons(explorer, chosen) {
@@ -148,11 +182,24 @@ function switchButton(explorer, { off }, answer) {
   }, label, make("kbd", { text: "x" }));
 }
 
-function resultOf(explorer, answer, id = "ablated") {
+/** What the answer and the loss show, and no more than that; null where neither is known. */
+function verdictOf({ text, loss }, before) {
+  const [old, now] = loss?.every(Number.isFinite) ? loss.map((value) => Number(value.toFixed(2))) : [null, null];
+  const grown = old === null ? null : Math.sign(now - old);
+  if (text === undefined || text === null) return grown === null ? null : ["verdictBetter", "verdictAlike", "verdictWorse"][grown + 1];
+  if (text !== before) return "verdictChanged";
+  return grown === null ? "verdictSame" : ["verdictSurer", "verdictNeedless", "verdictLessSure"][grown + 1];
+}
+
+function resultOf(explorer, answer, id, without, count = 1) {
   const found = [];
   if (answer?.waiting) found.push(make("p", { class: "soft", text: say("switching") }));
   if (answer?.problem) found.push(make("p", { class: "problem", text: answer.problem }));
-  if (answer?.text !== undefined && answer.text !== null) found.push(showBeforeAfter(answer.before_text ?? explorer.scene.output?.text ?? "", answer.text, id));
+  const before = answer?.before_text ?? explorer.scene.output?.text ?? "";
+  const verdict = answer && verdictOf(answer, before);
+  const changed = verdict === "verdictChanged";
+  if (verdict) found.push(make("p", { class: changed ? "verdict off" : "verdict", id: changed ? null : id, text: say(verdict, { without: say(without, { count }), count }) }));
+  if (changed) found.push(showBeforeAfter(before, answer.text, id));
   if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
   return found;
 }

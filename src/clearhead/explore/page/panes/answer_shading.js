@@ -1,6 +1,7 @@
 // The answer shaded by the probability of its tokens: the deeper, the less probable; surprising tokens are underlined.
 
 import { byId, make, refill } from "../draw/elements.js";
+import { term } from "./definitions.js";
 import { say, sayAround } from "../words/languages.js";
 import { formatPercent } from "../data/tokens.js";
 
@@ -72,12 +73,13 @@ export function paintChances(explorer) {
   const kind = scene.output.given ? "disagrees" : "surprising";
   const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places }) });
   const next = make("button", { type: "button", class: "word", id: "next-surprise", title: say("nextSurprise"), on: { click: () => goToNext(explorer) } }, ...sayAround(kind, { number }));
-  const legend = make("span", { class: "chance-legend" }, formatPercent(1), make("span", { class: "chance-bar", "aria-hidden": "true" }), formatPercent(0));
+  const about = scene.output.given ? "agreement" : "surprise";
+  const legend = make("span", { class: "chance-legend" }, term(about, say("chanceLegend")), say("sure"), make("span", { class: "chance-bar", "aria-hidden": "true" }), say("unsure"));
   const choice = (value, phrase) => make("button", { type: "button", value, text: say(phrase), "aria-pressed": String(state.shading === value), on: { click: () => store.set({ shading: value }) } });
   refill(box,
     make("span", { class: "segmented", role: "group", "aria-label": say("shading") }, choice("chance", "byChance"), choice("attention", "byAttention")),
     state.shading === "chance" ? legend : null,
-    count ? next : make("span", { class: "soft", text: say(`${kind}None`) }));
+    count ? next : term(about, say(`${kind}None`)));
 }
 
 /** Pins the next surprising token alone; after the last the first. */

@@ -1,7 +1,7 @@
 // The centre pane: one map or two side by side, lines, or the picture; the cell under the pointer; the colour scale.
 
 import { afterQuiet, byId, make, oncePerFrame, refill } from "../draw/elements.js";
-import { headTitle, headFacts } from "../words/captions.js";
+import { headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { announce } from "./export_menu.js";
 import { LinesView, captionOf, drawnHeads, roleOf } from "./lines_view.js";
@@ -127,7 +127,7 @@ export class Centre {
     views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
     const close = explorer.state.other && i === 1;
     const caption = make("figcaption", {},
-      make("span", { class: "caption" }, make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)),
+      make("span", { class: "caption" }, ...captionOf(explorer, [one])),
       i === 0 && this.comparable ? this.compareButton() : null,
       close ? this.closeButton() : null);
     let body = views[i].element;

@@ -17,6 +17,19 @@ export function term(key, text, ...children) {
   return make("button", { type: "button", class: "term", ...explained(key) }, ...children, text);
 }
 
+const END = /(\/s|eos|eot|end(of\w+)?)\W*$/iu;
+
+/** The same for a token that is no word; nothing for others. */
+export function explainedToken(axis, position) {
+  return axis.special[position] ? explained(END.test(axis.label(position)) ? "end" : "mark") : {};
+}
+
+/** Notes what is known of a token: with its definition, if it has one, or else as a tooltip. */
+export function noteToken(token, note) {
+  if (token.dataset.define) token.dataset.note = note;
+  else token.title = note;
+}
+
 /** Fills the list that aria-describedby refers to, in the language of the page. */
 export function fillDefinitions() {
   refill(byId("definitions"), ...listTerms().map((key) => make("p", { id: idOf(key), text: sayTerm(key) })));
@@ -64,7 +77,7 @@ function again({ dataset }) {
 }
 
 function show(element) {
-  const line = element?.isConnected ? sayTerm(element.dataset.define) : "";
+  const line = element?.isConnected ? [element.dataset.note, sayTerm(element.dataset.define)].filter(Boolean).join("\n") : "";
   if (!line) return hide();
   clearTimeout(timer);
   shownFor = element;

@@ -8,6 +8,7 @@ import { formatCount, formatNumber } from "../data/tokens.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { headName } from "../words/captions.js";
 import { say, sayAround, sayDoing, sayRole } from "../words/languages.js";
+import { stateOfModel } from "./ablation_pane.js";
 import { term } from "./definitions.js";
 import { drawnHeads } from "./lines_view.js";
 import { isPictured } from "./picture_flow.js";
@@ -24,6 +25,7 @@ export class Explanation {
     this.explorer = explorer;
     this.centre = centre;
     this.turn = 0;
+    explorer.explain = () => this.update();
   }
 
   async update() {
@@ -280,14 +282,18 @@ export class Explanation {
   showAxes(answer) {
     const { attention, axes } = this.explorer;
     const note = byId("axes-note");
-    note.hidden = !document.querySelector("#maps .map-canvas");
+    const off = stateOfModel(this.explorer);
+    note.hidden = !off && !document.querySelector("#maps .map-canvas");
+    note.classList.toggle("off", Boolean(off));
     if (note.hidden) return;
+    if (off) return (note.textContent = say({ head: "stillBefore", heads: "stillBeforeTwo", word: "stillBeforeWord", words: "stillBeforeWords" }[off.kind], { word: off.name }));
     const kind = (axis) => ({ image: "axisPatch", audio: "axisMoment" })[axis.kind];
     const rows = { written: "axisWritten", read: "axisRead" }[currentRows(this.explorer)];
     const row = kind(axes[attention.queries]) ?? rows ?? "axisToken";
     const column = kind(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
     const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
-    note.textContent = say("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome") });
+    const made = make("p", {}, ...sayAround("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome"), weights: term("attention", say("axesWeights")) }));
+    if (made.textContent !== note.textContent) refill(note, ...made.childNodes);
   }
 }
 

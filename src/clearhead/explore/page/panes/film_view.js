@@ -1,6 +1,6 @@
 // A picture with the words that were written about it: every word has a small picture of what it looks at.
 
-import { between, make, refill, sharpen } from "../draw/elements.js";
+import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
 import { paintOverlay } from "../draw/picture_overlay.js";
 import { patchStrength } from "../data/token_sums.js";
 import { PictureFlow } from "./picture_flow.js";
@@ -54,9 +54,10 @@ export class FilmView {
       if (event.target.matches(":focus-visible")) point(filmOf(event));
     });
     this.strip.addEventListener("focusout", () => this.wordHands.point(null));
+    noteClicks(this.strip);
     this.strip.addEventListener("keydown", (event) => {
       const by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-      if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
+      if (!by || !isOwnKey(event, this.strip)) return;
       event.preventDefault();
       event.stopPropagation();
       const place = this.films.findIndex((film) => film.button === document.activeElement);

@@ -71,6 +71,19 @@ export function listenToKeys(explorer, centre, actions) {
   });
 }
 
+/** Says in the footer what arrow keys do where the focus is. */
+export function hintAtArrows() {
+  const show = () => {
+    const focus = document.activeElement;
+    const list = focus?.closest(".tokens, .line-row, .films");
+    const own = focus?.matches(".map-canvas") ? "hintCell" : focus?.matches("canvas.picture") ? "hintPlace" : list && !list.hasAttribute("data-clicked") ? "hintToken" : null;
+    byId("arrows").hidden = Boolean(own);
+    byId("own-arrows").hidden = !own;
+    if (own) byId("own-arrows-text").textContent = say(own);
+  };
+  for (const type of ["focusin", "focusout", "click", "keyup"]) document.addEventListener(type, () => requestAnimationFrame(show));
+}
+
 /** The list of keys. */
 export function openHelp(explorer, centre, actions) {
   const rows = keyTable(explorer, centre, actions)

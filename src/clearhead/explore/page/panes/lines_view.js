@@ -1,12 +1,14 @@
 // Lines: the tokens looked at above, those that look below, and between them lines as thick as the weights.
 
 import { lineColours, roleColour } from "../draw/colours.js";
-import { between, byId, make, makeSvg, refill } from "../draw/elements.js";
+import { between, byId, isOwnKey, make, makeSvg, noteClicks, refill } from "../draw/elements.js";
 import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
 import { oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
 import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
+import { makeOffMark } from "./ablation_pane.js";
+import { explainedToken, noteToken, term } from "./definitions.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
 
 const LETTERS = 20; // of a token's label
@@ -116,8 +118,8 @@ export class LinesView {
 
   makeToken(axis, position, place) {
     const special = axis.special[position] ? " special" : "";
-    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto" });
-    token.title = `${position}: ${axis.label(position, 60)}`;
+    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto", ...explainedToken(axis, position) });
+    noteToken(token, `${position}: ${axis.label(position, 60)}`);
     return token;
   }
 
@@ -201,6 +203,7 @@ export class LinesView {
       row.addEventListener("pointerover", (event) => point(cellOf(event)));
       row.addEventListener("pointerleave", () => point(null));
       row.addEventListener("focusout", () => point(null));
+      noteClicks(row);
       row.addEventListener("keydown", (event) => this.step(event, row));
       row.addEventListener("focusin", (event) => {
         for (const token of row.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
@@ -233,7 +236,7 @@ export class LinesView {
     const right = row.dir === "rtl" ? -1 : 1;
     const by = { ArrowLeft: -right, ArrowRight: right, Home: -1e9, End: 1e9 }[event.key];
     const other = { ArrowUp: this.rows[0], ArrowDown: this.rows[1] }[event.key];
-    if ((!by && !other) || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+    if ((!by && !other) || event.shiftKey || !isOwnKey(event, row)) return;
     event.preventDefault();
     event.stopPropagation();
     const tokens = [...row.children];
@@ -265,7 +268,7 @@ export class LinesView {
 /** The caption of a set of heads: a head with its facts, or what its heads have in common. */
 export function captionOf(explorer, heads) {
   const [one] = heads;
-  if (heads.length === 1) return [make("strong", { text: headTitle(explorer, one) }), ...headFacts(explorer, one)];
+  if (heads.length === 1) return [make("strong", {}, term("head", headTitle(explorer, one))), makeOffMark(explorer), ...headFacts(explorer, one)];
   const role = explorer.state.averaged === "role" ? explorer.headOf(one).role : null;
   const title = headTitle(explorer, one).split(" · ").slice(role ? 1 : 0, -1).join(" · ");
   const facts = [];

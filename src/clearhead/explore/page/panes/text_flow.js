@@ -1,6 +1,7 @@
 // A text whose tokens can be pointed at and pinned, shaded by attention; of a long text, the part around the selection.
 
-import { between, make, refill, sharpen } from "../draw/elements.js";
+import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
+import { explainedToken, noteToken } from "./definitions.js";
 import { say } from "../words/languages.js";
 import { formatCount } from "../data/tokens.js";
 
@@ -44,6 +45,7 @@ export class TokenFlow {
     this.list.addEventListener("pointerover", (event) => this.hands.point(positionOf(event)));
     this.list.addEventListener("pointerleave", () => this.hands.point(null));
     this.list.addEventListener("keydown", (event) => this.step(event));
+    noteClicks(this.list);
     this.list.addEventListener("focusin", (event) => {
       const position = positionOf(event);
       if (position !== null && event.target.matches(":focus-visible")) this.hands.point(position);
@@ -60,7 +62,7 @@ export class TokenFlow {
   step(event) {
     const right = this.list.dir === "rtl" ? -1 : 1;
     const by = { ArrowLeft: -right, ArrowRight: right, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
-    if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (!by || !isOwnKey(event, this.list)) return;
     event.preventDefault();
     event.stopPropagation();
     const tokens = [...this.list.children];
@@ -115,7 +117,7 @@ export class TokenFlow {
     for (let position = this.start; position < end; position++) {
       const token = make("button", {
         type: "button", class: this.classes(position), tabindex: position === this.start ? "0" : "-1",
-        text: this.axis.label(position), "data-position": position, dir: "auto",
+        text: this.axis.label(position), "data-position": position, dir: "auto", ...explainedToken(this.axis, position),
       });
       tokens.push(token);
     }
@@ -135,7 +137,7 @@ export class TokenFlow {
     token.style.color = shade > 0.004 ? scale.ink(shade) : "";
     token.classList.toggle("concealed", Boolean(shown.concealed?.(position)));
     token.classList.toggle("surprising", Boolean(shown.marked?.(position)));
-    token.title = `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`;
+    noteToken(token, `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`);
     token.classList.toggle("pinned", shown.pinned.has(position));
     token.classList.toggle("cursor", shown.cursor === position);
     token.classList.toggle("current", shown.current === position);

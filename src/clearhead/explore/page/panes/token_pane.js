@@ -6,7 +6,7 @@ import { TokenFlow } from "./text_flow.js";
 import { term } from "./definitions.js";
 import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
-import { paintAblation, paintHiding } from "./ablation_pane.js";
+import { paintAblation, paintHiding, paintOffMarks } from "./ablation_pane.js";
 import { paintAlternatives } from "./alternatives_pane.js";
 import { fullOf, weightAt } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
@@ -22,6 +22,8 @@ export class TokenPane {
     explorer.ablated = (box) => {
       this.paintModel();
       explorer.textsChanged();
+      explorer.explain();
+      this.centre.repaint(); // the mark beside the title may take a line
       byId(box).scrollIntoView({ block: "nearest" });
     };
     for (const button of byId("directions").querySelectorAll("button")) {
@@ -62,6 +64,7 @@ export class TokenPane {
     paintAlternatives(this.explorer);
     paintAblation(this.explorer);
     paintHiding(this.explorer);
+    paintOffMarks(this.explorer);
   }
 
   paintSubject() {

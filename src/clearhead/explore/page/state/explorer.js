@@ -97,6 +97,8 @@ export class Explorer {
 
   textsChanged() {}
 
+  explain() {}
+
   lineOf(direction, name, head, position) {
     return this.weights.lineOf(direction, name, head, position);
   }
