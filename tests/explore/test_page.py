@@ -527,7 +527,7 @@ def test_tab_reaches_every_pane_and_shows_where_it_is(watched, short):
     watched.open(short, START)
     page = watched.page
     seen = set()
-    for _ in range(45):
+    for _ in range(50):
         page.keyboard.press("Tab")
         where = page.evaluate(
             "() => [document.activeElement.closest('[id]')?.id, "
@@ -854,7 +854,9 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("x")
-    watched.until("#ablated", "Without it the answer stays the same, and the loss too: here the model can do without it.")
+    watched.until(
+        "#ablated", "Without it the answer stays the same, and the loss too: here the model can do without it."
+    )
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

@@ -86,7 +86,9 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
         most, key = weights[query].max(-1)
         assert f"this head gives {percent(float(most))} of its attention to " in said
         assert said.partition("attention to ")[2].strip("“").startswith(source[key])
-        assert said.endswith("; over this text it mostly looks at one source word at a time, and at others as the text goes on (alignment).")
+        assert said.endswith(
+            "mostly looks at one source word at a time, and at others as the text goes on (alignment)."
+        )
 
 
 def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pages, record):
@@ -122,7 +124,8 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
+        "写“ill”时，这个头把注意力的 93% 给了“病”；"
+        "在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
 
 
