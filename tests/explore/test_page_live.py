@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -74,6 +75,26 @@ def test_a_long_text_shows_progress_and_can_be_cancelled_while_other_requests_go
     assert page.locator("#another").get_attribute("aria-busy") is None
     enter(watched, "我喜欢猫。")  # and the model reads on
     token(watched, "#source-text", "猫").wait_for()
+
+
+def test_a_text_that_waits_for_the_model_can_be_cancelled(live):
+    problems: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(LensError) as refused:
+            live.look("我喜欢猫。")
+        problems.append(str(refused.value))
+
+    live.cancel()  # that of an earlier text does not concern this one
+    thread = threading.Thread(target=look)
+    with live.lock:  # as while the effects of heads are computed
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        live.cancel()
+        thread.join(5)
+        assert problems == ["cancelled"]
+    assert live.look("我喜欢猫。").calls
 
 
 def test_tables_of_positions_are_found_by_their_names():
