@@ -265,6 +265,21 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert page.locator(".token.concealed").count() == 0
 
 
+def test_a_model_that_draws_its_words_says_that_texts_also_differ_by_chance(watched):
+    poet = clearhead.load("poems-zh")
+    assert not LiveModel.from_predictor(poet, temperature=0).samples
+    live = LiveModel.from_predictor(poet, longest=24)
+    with open_record(live.look("春"), live=live, browser=False) as opened:
+        watched.open(opened.url, "at=decoder.0.self/0")
+        watched.page.keyboard.press("x")
+        watched.until("#ablation", "This model draws its words at random: the texts also differ by chance.")
+        assert "the model predicts this text" in watched.text("#ablation .verdict")
+        assert "matter" not in watched.text("#ablation")
+        watched.page.keyboard.press("l")
+        watched.until("#ablation", "这个模型随机抽取用词")
+        watched.settle()
+
+
 def roles_like(record: Record) -> dict[str, list[int]]:
     """All heads that have the role of the head that START chooses."""
     scene = Scene(record, takes="text").to_json()

@@ -160,7 +160,7 @@ class LiveModel:
         with self.lock, torch.inference_mode(), hide(self.model, hidden), ablate(self.model, heads):
             again = [self._repeat(one) for one in calls]
             texts = self._answer_again(calls, numbers)
-        return [_compare_answers(*one) for one in zip(calls, again, texts, strict=True)]
+        return [_compare_answers(*one, self.samples) for one in zip(calls, again, texts, strict=True)]
 
     def _answer_again(self, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
         """The answers that the model gives now; None for those that were given to it.
@@ -183,6 +183,14 @@ class LiveModel:
     def _task_options(self) -> Any:
         own = option_names(self.task.options, "look")
         return validate(self.task.options, {name: value for name, value in self.options.items() if name in own})
+
+    @property
+    def samples(self) -> bool:
+        """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
+        temperature = getattr(self._task_options(), "temperature", None)
+        if temperature is None:
+            temperature = getattr(getattr(self.task, "decode", None), "temperature", 0)
+        return self.can_continue and temperature > 0
 
     @property
     def can_continue(self) -> bool:
@@ -271,7 +279,7 @@ def count_positions(model: nn.Module) -> int | None:
     return min(sizes, default=None)
 
 
-def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> AblatedAnswer:
+def _compare_answers(call: Forward, again: CallMetadata, text: str | None, sampled: bool) -> AblatedAnswer:
     """The answer and loss of a call, before and after."""
     before = call.about.get("text")
     return {
@@ -279,6 +287,7 @@ def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> Ab
         "before_text": before,
         "loss": [call.about.get("loss"), again.get("loss")],
         "next": display_next_tokens(again.get("next", [])),
+        "sampled": sampled,
     }
 
 

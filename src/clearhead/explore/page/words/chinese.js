@@ -97,6 +97,7 @@ export const CHINESE = {
   verdictAlike: "{without}模型对这段文本的预测和原来一样好。",
   verdictWorse: "{without}模型对这段文本的预测变差了。",
   verdictBetter: "{without}模型对这段文本的预测变好了。",
+  drawnAtRandom: "这个模型随机抽取用词：两段文字的不同也有偶然的成分。请比较损失。",
   loss: "损失 {before} → {after}",
   before: "之前",
   after: "之后",

@@ -97,6 +97,7 @@ export const ENGLISH = {
   verdictAlike: "{without} the model predicts this text as well as before.",
   verdictWorse: "{without} the model predicts this text worse.",
   verdictBetter: "{without} the model predicts this text better.",
+  drawnAtRandom: "This model draws its words at random: the texts also differ by chance. Compare the loss.",
   loss: "loss {before} → {after}",
   before: "before",
   after: "after",
