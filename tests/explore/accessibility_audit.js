@@ -7,8 +7,10 @@
     const box = one.getBoundingClientRect();
     for (let up = one.parentElement; up && up !== document.body; up = up.parentElement) {
       const frame = up.getBoundingClientRect();
-      const middle = box.y + box.height / 2;
-      if (getComputedStyle(up).overflowY !== "visible" && (middle < frame.top || middle > frame.bottom)) return false;
+      const [across, down] = [box.x + box.width / 2, box.y + box.height / 2];
+      const { overflowX, overflowY } = getComputedStyle(up);
+      if (overflowY !== "visible" && (down < frame.top || down > frame.bottom)) return false;
+      if (overflowX !== "visible" && (across < frame.left || across > frame.right)) return false;
     }
     return true;
   };

@@ -527,7 +527,7 @@ def test_tab_reaches_every_pane_and_shows_where_it_is(watched, short):
     watched.open(short, START)
     page = watched.page
     seen = set()
-    for _ in range(45):
+    for _ in range(50):
         page.keyboard.press("Tab")
         where = page.evaluate(
             "() => [document.activeElement.closest('[id]')?.id, "

@@ -149,7 +149,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     assert [place for place, rank in enumerate(about["ranks"]) if rank] == wrong != []
     watched.open(write_page(record, tmp_path / "given.html").as_uri(), "at=decoder.1.cross/0")
     page = watched.page
-    watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model would have written another word")
+    watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model prefers others")
     marked = page.locator("#output-text .token.surprising")
     assert [int(one.get_attribute("data-position")) for one in marked.all()] == wrong
     watched.settle()  # colours fade in

@@ -74,7 +74,7 @@ export function paintChances(explorer) {
   const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places }) });
   const next = make("button", { type: "button", class: "word", id: "next-surprise", title: say("nextSurprise"), on: { click: () => goToNext(explorer) } }, ...sayAround(kind, { number }));
   const about = scene.output.given ? "agreement" : "surprise";
-  const legend = make("span", { class: "chance-legend" }, term(about, say("chanceLegend")), formatPercent(1), make("span", { class: "chance-bar", "aria-hidden": "true" }), formatPercent(0));
+  const legend = make("span", { class: "chance-legend" }, term(about, say("chanceLegend")), say("sure"), make("span", { class: "chance-bar", "aria-hidden": "true" }), say("unsure"));
   const choice = (value, phrase) => make("button", { type: "button", value, text: say(phrase), "aria-pressed": String(state.shading === value), on: { click: () => store.set({ shading: value }) } });
   refill(box,
     make("span", { class: "segmented", role: "group", "aria-label": say("shading") }, choice("chance", "byChance"), choice("attention", "byAttention")),
