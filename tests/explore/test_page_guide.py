@@ -122,7 +122,7 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把注意力的 93% 给了“病”；在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
+        "写“ill”时，这个头把 93% 的注意力给了“病”；在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
 
 
@@ -258,6 +258,9 @@ def test_the_tour_starts_at_the_first_visit_and_only_then(watched, pages):
         page.keyboard.press("ArrowRight" if len(texts) == 2 else "Enter")
     assert not problems
     assert len(set(texts)) == 7
+    dark = page.evaluate("() => matchMedia('(prefers-color-scheme: dark)').matches")
+    assert ("颜色越亮，分到的注意力越多" if dark else "dark cells get much") in texts[1]
+    assert not any(side in text for text in texts for side in ("left", "right", "左边", "右边"))
     assert tour.is_hidden()
     watched.open(pages["short"])  # the second visit
     watched.settle()
@@ -269,6 +272,27 @@ def test_the_tour_starts_at_the_first_visit_and_only_then(watched, pages):
     page.keyboard.press("Escape")
     assert tour.is_hidden()
     assert page.evaluate("() => document.activeElement.id") == "help-button"
+
+
+@pytest.mark.parametrize("watched", [FIRST], indirect=True)
+def test_the_tour_follows_language_theme_drawing_and_size(watched, pages):
+    page = watched.page
+    watched.open(pages["short"])
+    page.locator("#tour-next").click()
+    watched.until("#tour-text", "dark cells get much")
+    page.keyboard.press("t")
+    watched.until("#tour-text", "bright cells get much")
+    page.keyboard.press("v")
+    watched.until("#tour-text", "Lines lead from each token below")
+    page.keyboard.press("v")
+    watched.until("#tour-text", "bright cells get much")
+    page.locator("#tour-next").click()
+    for change in (lambda: page.keyboard.press("l"), lambda: page.set_viewport_size({"width": 1024, "height": 800})):
+        change()
+        watched.settle()
+        ring, box = (page.locator(one).bounding_box() for one in ("#tour-ring", "#explanation-box"))
+        assert ring == {"x": box["x"] - 3, "y": box["y"] - 3, "width": box["width"] + 6, "height": box["height"] + 6}
+    watched.until("#tour-text", "这句话说明鼠标所指或点按的内容")
 
 
 @pytest.mark.parametrize("watched", [FIRST], indirect=True)

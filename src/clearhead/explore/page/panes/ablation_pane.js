@@ -199,7 +199,7 @@ function resultOf(explorer, answer, id, without, count = 1) {
   const verdict = answer && verdictOf(answer, before);
   const changed = typeof answer?.text === "string" && answer.text !== before;
   if (verdict) found.push(make("p", { class: verdict === "verdictChanged" ? "verdict off" : "verdict", id: changed ? null : id, text: say(verdict, { without: say(without, { count }), count }) }));
-  if (changed) found.push(showBeforeAfter(before, answer.text, id));
+  if (changed) found.push(showBeforeAfter(before, answer.text, id, without === "withoutHeads" ? ["beforeOff", "afterOff"] : undefined));
   if (changed && answer.sampled) found.push(make("p", { class: "soft", text: say("drawnAtRandom") }));
   if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
   return found;

@@ -317,5 +317,6 @@ function bold(text) {
 }
 
 function share(weight, precision = 0) {
-  return say("percent", { number: formatShare(weight, precision) });
+  const number = formatShare(weight, precision);
+  return number.startsWith(">") ? say("percentMore", { number: number.slice(1) }) : say("percent", { number });
 }

@@ -101,6 +101,8 @@ export const ENGLISH = {
   loss: "loss {before} → {after}",
   before: "before",
   after: "after",
+  beforeOff: "before",
+  afterOff: "after",
   shading: "shading of the answer",
   byChance: "probability",
   byAttention: "attention",
