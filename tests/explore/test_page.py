@@ -854,7 +854,9 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("x")
-    watched.until("#ablated", "Without it the answer stays the same, and the loss too: here the model can do without it.")
+    watched.until(
+        "#ablated", "Without it the answer stays the same, and the loss too: here the model can do without it."
+    )
 
 
 def test_a_server_that_is_gone_is_named(watched, long_record):

@@ -86,7 +86,9 @@ def test_the_sentence_of_each_row_says_what_attention_weights_says(watched, page
         most, key = weights[query].max(-1)
         assert f"this head gives {percent(float(most))} of its attention to " in said
         assert said.partition("attention to ")[2].strip("“").startswith(source[key])
-        assert said.endswith("; over this text it mostly looks at one source word at a time, and at others as the text goes on (alignment).")
+        assert said.endswith(
+            "mostly looks at one source word at a time, and at others as the text goes on (alignment)."
+        )
 
 
 def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pages, record):
@@ -122,7 +124,8 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把 93% 的注意力给了“病”；在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
+        "写“ill”时，这个头把 93% 的注意力给了“病”；"
+        "在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
 
 
@@ -188,6 +191,14 @@ def test_every_role_and_measure_has_a_line_in_both_languages():
         assert {one or other for one, other in asked} | set(json.loads(sorts)) <= keys["terms"]
 
 
+UNCOVERED = """() => {
+    const line = document.getElementById("definition").getBoundingClientRect();
+    const boxes = [...document.querySelectorAll("#sorts button")].map((one) => one.getBoundingClientRect());
+    const beside = (box) => box.right <= line.left || box.left >= line.right;
+    return line.height > 0 && boxes.every((box) => beside(box) || box.bottom <= line.top || box.top >= line.bottom);
+}"""
+
+
 @pytest.mark.parametrize("watched", [{"has_touch": True}], indirect=True)
 def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched, pages):
     watched.open(pages["short"], f"at={HEAD}/0&pins=target:10")
@@ -221,6 +232,13 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     page.locator("#roles button", has_text="delimiter").tap()
     watched.until("#definition", "Delimiter: looks mostly at punctuation")
     assert not page.evaluate(AUDIT)
+    page.keyboard.press("Escape")
+    for place in range(page.locator("#sorts button").count()):  # no line covers another control of its row
+        page.locator("#sorts button").nth(place).hover()
+        watched.settle()
+        assert page.evaluate(UNCOVERED), place
+    assert min(page.locator("#play").bounding_box()[side] for side in ("width", "height")) >= 24
+    page.keyboard.press("Escape")
     page.keyboard.press("l")
     page.locator("figcaption .term", has_text="对齐").tap()
     watched.until("#definition", "对齐：")
@@ -293,6 +311,12 @@ def test_the_tour_follows_language_theme_drawing_and_size(watched, pages):
         ring, box = (page.locator(one).bounding_box() for one in ("#tour-ring", "#explanation-box"))
         assert ring == {"x": box["x"] - 3, "y": box["y"] - 3, "width": box["width"] + 6, "height": box["height"] + 6}
     watched.until("#tour-text", "这句话说明鼠标所指或点按的内容")
+    heights = []
+    for width in (1440, 390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        watched.settle()
+        heights.append(page.locator("#explanation-box").bounding_box()["height"])
+    assert heights[0] == heights[2] < heights[1]
 
 
 @pytest.mark.parametrize("watched", [FIRST], indirect=True)

@@ -233,7 +233,9 @@ def check_verdict(watched: Watched, before: float, after: float) -> None:
     elif before == after:
         want = "Without them the answer stays the same, and the loss too: here the model can do without them."
     else:
-        want = "Without them the answer stays the same, " + ("but the model is less" if after > before else "and the model")
+        want = "Without them the answer stays the same, " + (
+            "but the model is less" if after > before else "and the model"
+        )
     assert said.startswith(want)
 
 
