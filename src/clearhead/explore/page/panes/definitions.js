@@ -4,6 +4,7 @@ import { byId, make, refill } from "../draw/elements.js";
 import { listTerms, sayTerm } from "../words/languages.js";
 
 const WAIT = 220; // milliseconds before a line opens under the pointer, and for which it stays when the pointer leaves
+const GAP = 5; // pixels between a term and its line
 
 const idOf = (key) => `define-${key.replace(/\W+/g, "-")}`;
 
@@ -84,11 +85,18 @@ function show(element) {
   const box = byId("definition");
   box.textContent = line;
   box.hidden = false;
-  const under = element.getBoundingClientRect();
-  const { width, height } = box.getBoundingClientRect();
-  const left = Math.max(6, Math.min(under.left, window.innerWidth - width - 6));
-  const top = under.bottom + 5 + height > window.innerHeight ? under.top - height - 5 : under.bottom + 5;
-  Object.assign(box.style, { left: `${left}px`, top: `${Math.max(4, top)}px` });
+  const { left, top } = choosePlace(element, box.getBoundingClientRect());
+  Object.assign(box.style, { left: `${left}px`, top: `${top}px` });
+}
+
+/** Below or above the element or its row: the first place in the window that covers no control of the row. */
+function choosePlace(element, { width, height }) {
+  const [own, row] = [element, element.parentElement].map((one) => one.getBoundingClientRect());
+  const left = Math.max(6, Math.min(own.left, window.innerWidth - width - 6));
+  const controls = [...element.parentElement.querySelectorAll("button, input, select, a")].filter((one) => one !== element).map((one) => one.getBoundingClientRect());
+  const covers = (top) => controls.some((one) => one.left < left + width && one.right > left && one.top < top + height && one.bottom > top);
+  const fitting = [own.bottom + GAP, own.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter((top) => top >= 4 && top + height <= window.innerHeight);
+  return { left, top: fitting.find((top) => !covers(top)) ?? fitting[0] ?? Math.max(4, own.top - height - GAP) };
 }
 
 function hide() {
