@@ -187,10 +187,9 @@ class LiveModel:
     @property
     def samples(self) -> bool:
         """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
-        temperature = getattr(self._task_options(), "temperature", None)
-        if temperature is None:
-            temperature = getattr(getattr(self.task, "decode", None), "temperature", 0)
-        return self.can_continue and temperature > 0
+        chosen = getattr(self._task_options(), "temperature", None)
+        usual = getattr(getattr(self.task, "decode", None), "temperature", 0)
+        return self.can_continue and bool(usual if chosen is None else chosen)
 
     @property
     def can_continue(self) -> bool:
