@@ -191,6 +191,11 @@ def test_every_role_and_measure_has_a_line_in_both_languages():
         assert {one or other for one, other in asked} | set(json.loads(sorts)) <= keys["terms"]
 
 
+def middle_of(locator) -> tuple[float, float]:
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 UNCOVERED = """() => {
     const line = document.getElementById("definition").getBoundingClientRect();
     const boxes = [...document.querySelectorAll("#sorts button")].map((one) => one.getBoundingClientRect());
@@ -205,7 +210,7 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     page, line = watched.page, watched.page.locator("#definition")
     page.locator("#sorts button", has_text="entropy").hover()
     watched.until("#definition", "Entropy: how widely attention is spread")
-    line.hover()
+    page.mouse.move(*middle_of(line), steps=4)
     watched.settle()
     assert line.is_visible()  # the pointer may rest on it
     page.keyboard.press("Escape")
@@ -237,6 +242,15 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
         page.locator("#sorts button").nth(place).hover()
         watched.settle()
         assert page.evaluate(UNCOVERED), place
+    middle = middle_of(line)
+    page.mouse.move(*middle, steps=4)  # it stays while the pointer is on it, and takes no clicks
+    watched.settle()
+    assert line.is_visible()
+    assert page.evaluate("([x, y]) => !document.elementFromPoint(x, y).closest('#definition')", middle)
+    page.mouse.move(middle[0], middle[1] + 400, steps=4)
+    line.wait_for(state="hidden")
+    page.locator("#sorts button").first.hover()
+    line.wait_for()
     assert min(page.locator("#play").bounding_box()[side] for side in ("width", "height")) >= 24
     page.keyboard.press("Escape")
     page.keyboard.press("l")
