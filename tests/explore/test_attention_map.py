@@ -238,3 +238,11 @@ def test_only_exact_and_large_windows_are_worth_several_threads(monkeypatch):
     assert not view.is_large_window(range(61), range(61))  # from the map
     assert not view.is_large_window(range(58, 900), range(50))  # of which three queries are there
     assert not AttentionMap(drawn(61, pixels=16, keep=False)["encoder.0.self"], 0).is_large_window(range(50), range(50))
+
+
+def test_blocks_larger_than_the_window_need_no_more_memory_than_it():
+    record = drawn(40, mask=Mask.causal())
+    attention = AttentionMap(record.calls[0]["encoder.0.self"], 0)
+    grid = attention.sum_window(0, range(5, 20), range(30), (10**11, 10**11))
+    assert grid.sums.shape == (1, 1)
+    torch.testing.assert_close(grid.sums[0, 0], attention.compute_weights(0)[5:20, :30].sum(), **CLOSE)

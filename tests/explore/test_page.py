@@ -840,9 +840,9 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     assert first[1:3] == ["–", "0.750"]
     assert watched.text(".verdict") == "Without it the answer changes: it matters here."
     page.keyboard.press("l")
-    watched.until("#axes-note", "这个头已关闭。这里显示的仍是关闭之前它看的地方。")
-    assert watched.text("figcaption .off-mark") == "已关闭"
-    assert watched.text(".verdict") == "关闭后输出变了：它在这里起作用。"
+    watched.until("#axes-note", "这个头已停用。这里显示的仍是停用前它看的地方。")
+    assert watched.text("figcaption .off-mark") == "已停用"
+    assert watched.text(".verdict") == "停用后输出变了：它在这里起作用。"
     page.keyboard.press("l")
     page.keyboard.press("x")
     page.locator("#ablated").wait_for(state="detached")

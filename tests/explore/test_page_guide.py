@@ -124,7 +124,7 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把注意力的 93% 给了“病”；"
+        "写“ill”时，这个头把 93% 的注意力给了“病”；"
         "在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
 
@@ -191,13 +191,26 @@ def test_every_role_and_measure_has_a_line_in_both_languages():
         assert {one or other for one, other in asked} | set(json.loads(sorts)) <= keys["terms"]
 
 
+def middle_of(locator) -> tuple[float, float]:
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+UNCOVERED = """() => {
+    const line = document.getElementById("definition").getBoundingClientRect();
+    const boxes = [...document.querySelectorAll("#sorts button")].map((one) => one.getBoundingClientRect());
+    const beside = (box) => box.right <= line.left || box.left >= line.right;
+    return line.height > 0 && boxes.every((box) => beside(box) || box.bottom <= line.top || box.top >= line.bottom);
+}"""
+
+
 @pytest.mark.parametrize("watched", [{"has_touch": True}], indirect=True)
 def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched, pages):
     watched.open(pages["short"], f"at={HEAD}/0&pins=target:10")
     page, line = watched.page, watched.page.locator("#definition")
     page.locator("#sorts button", has_text="entropy").hover()
     watched.until("#definition", "Entropy: how widely attention is spread")
-    line.hover()
+    page.mouse.move(*middle_of(line), steps=4)
     watched.settle()
     assert line.is_visible()  # the pointer may rest on it
     page.keyboard.press("Escape")
@@ -224,6 +237,22 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     page.locator("#roles button", has_text="delimiter").tap()
     watched.until("#definition", "Delimiter: looks mostly at punctuation")
     assert not page.evaluate(AUDIT)
+    page.keyboard.press("Escape")
+    for place in range(page.locator("#sorts button").count()):  # no line covers another control of its row
+        page.locator("#sorts button").nth(place).hover()
+        watched.settle()
+        assert page.evaluate(UNCOVERED), place
+    middle = middle_of(line)
+    page.mouse.move(*middle, steps=4)  # it stays while the pointer is on it, and takes no clicks
+    watched.settle()
+    assert line.is_visible()
+    assert page.evaluate("([x, y]) => !document.elementFromPoint(x, y).closest('#definition')", middle)
+    page.mouse.move(middle[0], middle[1] + 400, steps=4)
+    line.wait_for(state="hidden")
+    page.locator("#sorts button").first.hover()
+    line.wait_for()
+    assert min(page.locator("#play").bounding_box()[side] for side in ("width", "height")) >= 24
+    page.keyboard.press("Escape")
     page.keyboard.press("l")
     page.locator("figcaption .term", has_text="对齐").tap()
     watched.until("#definition", "对齐：")
@@ -261,6 +290,9 @@ def test_the_tour_starts_at_the_first_visit_and_only_then(watched, pages):
         page.keyboard.press("ArrowRight" if len(texts) == 2 else "Enter")
     assert not problems
     assert len(set(texts)) == 7
+    dark = page.evaluate("() => matchMedia('(prefers-color-scheme: dark)').matches")
+    assert ("颜色越亮，分到的注意力越多" if dark else "dark cells get much") in texts[1]
+    assert not any(side in text for text in texts for side in ("left", "right", "左边", "右边"))
     assert tour.is_hidden()
     watched.open(pages["short"])  # the second visit
     watched.settle()
@@ -272,6 +304,33 @@ def test_the_tour_starts_at_the_first_visit_and_only_then(watched, pages):
     page.keyboard.press("Escape")
     assert tour.is_hidden()
     assert page.evaluate("() => document.activeElement.id") == "help-button"
+
+
+@pytest.mark.parametrize("watched", [FIRST], indirect=True)
+def test_the_tour_follows_language_theme_drawing_and_size(watched, pages):
+    page = watched.page
+    watched.open(pages["short"])
+    page.locator("#tour-next").click()
+    watched.until("#tour-text", "dark cells get much")
+    page.keyboard.press("t")
+    watched.until("#tour-text", "bright cells get much")
+    page.keyboard.press("v")
+    watched.until("#tour-text", "Lines lead from each token below")
+    page.keyboard.press("v")
+    watched.until("#tour-text", "bright cells get much")
+    page.locator("#tour-next").click()
+    for change in (lambda: page.keyboard.press("l"), lambda: page.set_viewport_size({"width": 1024, "height": 800})):
+        change()
+        watched.settle()
+        ring, box = (page.locator(one).bounding_box() for one in ("#tour-ring", "#explanation-box"))
+        assert ring == {"x": box["x"] - 3, "y": box["y"] - 3, "width": box["width"] + 6, "height": box["height"] + 6}
+    watched.until("#tour-text", "这句话说明鼠标所指或点按的内容")
+    heights = []
+    for width in (1440, 390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        watched.settle()
+        heights.append(page.locator("#explanation-box").bounding_box()["height"])
+    assert heights[0] == heights[2] < heights[1]
 
 
 @pytest.mark.parametrize("watched", [FIRST], indirect=True)

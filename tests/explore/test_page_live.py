@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -74,6 +75,26 @@ def test_a_long_text_shows_progress_and_can_be_cancelled_while_other_requests_go
     assert page.locator("#another").get_attribute("aria-busy") is None
     enter(watched, "我喜欢猫。")  # and the model reads on
     token(watched, "#source-text", "猫").wait_for()
+
+
+def test_a_text_that_waits_for_the_model_can_be_cancelled(live):
+    problems: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(LensError) as refused:
+            live.look("我喜欢猫。")
+        problems.append(str(refused.value))
+
+    live.cancel()  # that of an earlier text does not concern this one
+    thread = threading.Thread(target=look)
+    with live.lock:  # as while the effects of heads are computed
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        live.cancel()
+        thread.join(5)
+        assert problems == ["cancelled"]
+    assert live.look("我喜欢猫。").calls
 
 
 def test_tables_of_positions_are_found_by_their_names():
@@ -244,6 +265,21 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert page.locator(".off-mark").is_hidden()
     watched.until("#axes-note", "Each row: ")
     assert page.locator(".token.concealed").count() == 0
+
+
+def test_a_model_that_draws_its_words_says_that_texts_also_differ_by_chance(watched):
+    poet = clearhead.load("poems-zh")
+    assert not LiveModel.from_predictor(poet, temperature=0).samples
+    live = LiveModel.from_predictor(poet, longest=24)
+    with open_record(live.look("春"), live=live, browser=False) as opened:
+        watched.open(opened.url, "at=decoder.0.self/0")
+        watched.page.keyboard.press("x")
+        watched.until("#ablation", "This model draws its words at random: the texts also differ by chance.")
+        assert "the model predicts this text" in watched.text("#ablation .verdict")
+        assert "matter" not in watched.text("#ablation")
+        watched.page.keyboard.press("l")
+        watched.until("#ablation", "这个模型随机抽取用词")
+        watched.settle()
 
 
 def roles_like(record: Record) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,32 @@ def test_effects_are_those_of_the_new_text(watched, translator, monkeypatch):
         watched.until("figcaption", "effect on loss +0.050")
         assert watched.page.locator("#source-text .token", has_text="猫").count() == 1
         watched.settle()  # nothing may be under way when the server closes
+
+
+def test_effects_that_come_after_a_new_text_are_not_shown_with_it(watched, translator, monkeypatch):
+    live, go_on = LiveModel.from_predictor(translator), threading.Event()
+
+    def count_letters(record: Record, call: int) -> dict[str, list[float]]:
+        """Effects that differ for every text; those of the first text come late."""
+        forward = record.calls[call]
+        assert forward.about["input"] != SICK or go_on.wait(20)
+        return {name: [len(forward.about["input"]) / 100] * 8 for name in forward.names}
+
+    monkeypatch.setattr(live, "measure_effects", count_letters)
+    with open_record(live.look(SICK), live=live, browser=False) as opened:
+        watched.open(opened.url, "at=decoder.1.cross/0")
+        sorts, page = watched.page.locator("#sorts button"), watched.page
+        with page.expect_response("**/effects?*"):
+            sorts.filter(has_text="effect").click()
+            sorts.filter(has_text="layer").click()
+            page.locator("#another-text").fill("我喜欢猫。")
+            page.keyboard.press("Enter")
+            page.locator("#source-text .token", has_text="猫").wait_for()
+            go_on.set()
+        watched.settle()
+        sorts.filter(has_text="effect").click()
+        watched.until("figcaption", "effect on loss +0.050")
+        watched.settle()
 
 
 def test_the_probabilities_are_those_of_the_pinned_token(watched, page):

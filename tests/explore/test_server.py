@@ -243,6 +243,11 @@ def test_no_path_leads_anywhere_else(server, path):
         ("column?name=encoder.0.self&head=0&key=-1", "from 0 to 66, got -1"),
         ("window?name=encoder.0.self&head=0&q0=0&q1=9&k0=0&k1=9&height=0&width=1", "at least one"),
         ("window?name=encoder.0.self&head=0&q0=9&q1=9&k0=0&k1=9&height=3&width=3", "at least one"),
+        (
+            "window?name=encoder.0.self&head=0&q0=0&q1=67&k0=0&k1=67&height=99999999999&width=99999999999",
+            "a block has at most 134 queries or keys",
+        ),
+        ("window?name=encoder.0.self&head=0&q0=0&q1=67&k0=0&k1=67&height=1&width=135", "got 1 × 135"),
         ("scene.json?view=1", "has views 0 to 0, so there is no view 1"),
         ("scene.json?scene=99", "no longer kept"),
         ("nothing", "unknown request 'nothing'"),
@@ -391,8 +396,13 @@ def test_a_head_that_is_switched_off_changes_the_loss_and_is_on_again_afterwards
     status, again = post(live, "ablate", {"off": [], "scene": scene["id"]})
     assert again["loss"][1] == pytest.approx(again["loss"][0])
     assert again["text"] == scene["output"]["text"]
-    for wrong in (None, [5], [{"name": "encoder.9.self", "heads": [0]}], [{"name": cross[0]["name"], "heads": [99]}]):
-        assert post(live, "ablate", {"off": wrong})[0] == 400
+    name = cross[0]["name"]
+    lists = [[99], [[1]], [{}], ["0"], [True], [1.0], [10**400]]
+    wrong = [None, [5], [{"name": "encoder.9.self", "heads": [0]}], *([{"name": name, "heads": one}] for one in lists)]
+    for one in wrong:
+        status, content = post(live, "ablate", {"off": one})
+        assert status == 400, one
+        assert "\n" not in content["error"]
 
 
 def test_effects_of_all_heads_can_be_asked_for(live):

@@ -31,6 +31,7 @@ MAX_CHARACTERS = 100_000  # of a text that a page may send
 MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
 POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")  # their names in Hugging Face models
 CANCELLED = "cancelled"
+LOCK_WAIT = 0.05  # seconds between two checks whether a text that waits for the model was cancelled
 MAX_SECONDS = 5.0  # that the effects of all heads may take
 
 
@@ -41,7 +42,7 @@ class LiveModel:
         self.model, self.task, self.name, self.options = model, task, name, options
         self.lock = threading.RLock()
         self.max_tokens = min(MAX_TOKENS, count_positions(model) or MAX_TOKENS)
-        self._cancelled, self._looking = threading.Event(), threading.local()
+        self._cancels, self._looking = 0, threading.local()
         for module in model.modules():
             module.register_forward_pre_hook(self._check_cancelled)
 
@@ -59,21 +60,25 @@ class LiveModel:
 
     @contextmanager
     def _cancellable(self) -> Iterator[None]:
-        """Holds the lock during a `look`, which `cancel` can end."""
-        with self.lock:
-            self._cancelled.clear()
-            self._looking.now = True
+        """Holds the lock during a `look`, which `cancel` can end, also while it waits for the lock."""
+        self._looking.since = self._cancels
+        try:
+            while not self.lock.acquire(timeout=LOCK_WAIT):
+                self._check_cancelled()
             try:
+                self._check_cancelled()
                 yield
             finally:
-                self._looking.now = False
+                self.lock.release()
+        finally:
+            self._looking.since = None
 
     def cancel(self) -> None:
-        """Ends the `look` that is under way, which raises LensError at the next module that it runs."""
-        self._cancelled.set()
+        """Ends each `look` that waits or is under way, which raises LensError at the next module that it runs."""
+        self._cancels += 1
 
     def _check_cancelled(self, *_: Any) -> None:
-        if self._cancelled.is_set() and getattr(self._looking, "now", False):
+        if getattr(self._looking, "since", None) not in (None, self._cancels):
             raise LensError(CANCELLED)
 
     def check_length(self, traces: Sequence[Trace]) -> None:
@@ -155,7 +160,7 @@ class LiveModel:
         with self.lock, torch.inference_mode(), hide(self.model, hidden), ablate(self.model, heads):
             again = [self._repeat(one) for one in calls]
             texts = self._answer_again(calls, numbers)
-        return [_compare_answers(*one) for one in zip(calls, again, texts, strict=True)]
+        return [_compare_answers(*one, self.samples) for one in zip(calls, again, texts, strict=True)]
 
     def _answer_again(self, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
         """The answers that the model gives now; None for those that were given to it.
@@ -178,6 +183,13 @@ class LiveModel:
     def _task_options(self) -> Any:
         own = option_names(self.task.options, "look")
         return validate(self.task.options, {name: value for name, value in self.options.items() if name in own})
+
+    @property
+    def samples(self) -> bool:
+        """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
+        chosen = getattr(self._task_options(), "temperature", None)
+        usual = getattr(getattr(self.task, "decode", None), "temperature", 0)
+        return self.can_continue and bool(usual if chosen is None else chosen)
 
     @property
     def can_continue(self) -> bool:
@@ -266,7 +278,7 @@ def count_positions(model: nn.Module) -> int | None:
     return min(sizes, default=None)
 
 
-def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> AblatedAnswer:
+def _compare_answers(call: Forward, again: CallMetadata, text: str | None, sampled: bool) -> AblatedAnswer:
     """The answer and loss of a call, before and after."""
     before = call.about.get("text")
     return {
@@ -274,6 +286,7 @@ def _compare_answers(call: Forward, again: CallMetadata, text: str | None) -> Ab
         "before_text": before,
         "loss": [call.about.get("loss"), again.get("loss")],
         "next": display_next_tokens(again.get("next", [])),
+        "sampled": sampled,
     }
 
 

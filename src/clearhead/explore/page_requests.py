@@ -209,6 +209,8 @@ def _window_response(attention: AttentionMap, head: int, query: Mapping[str, str
     height, width = _read_integer(query, "height"), _read_integer(query, "width")
     if not queries or not keys or height < 1 or width < 1:
         raise RecordError("a window and its blocks have at least one query and one key")
+    if max(height, width) > (most := 2 * max(attention.counts)):
+        raise RecordError(f"a block has at most {most:,} queries or keys, got {height:,} × {width:,}")
     if -(-len(queries) // height) * -(-len(keys) // width) > MAX_CELLS:
         raise RecordError(f"a window has at most {MAX_CELLS:,} blocks")
     return _grid_response(attention.sum_window(head, queries, keys, (height, width)))
@@ -280,7 +282,7 @@ def _read_heads(off: Any) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for one in off:
         name, heads = one.get("name"), one.get("heads")
-        if not isinstance(name, str) or not isinstance(heads, list):
+        if not isinstance(name, str) or not isinstance(heads, list) or not all(type(head) is int for head in heads):
             raise LensError(HEADS_FORMAT)
-        found[name] = sorted({*found.get(name, []), *heads}, key=repr)
+        found[name] = sorted({*found.get(name, []), *heads})
     return found

@@ -324,7 +324,8 @@ def _read_ablation(given: Any) -> AblatedAnswer | None:
         return None
     loss, rows = (given[name] if isinstance(given.get(name), list) else [] for name in ("loss", "next"))
     short = [row and [[token, round(float(share), 4)] for token, share in row] for row in display_next_tokens(rows)]
-    return {"text": given.get("text"), "loss": [one if is_number(one) else None for one in loss], "next": short}
+    losses = [one if is_number(one) else None for one in loss]
+    return {"text": given.get("text"), "loss": losses, "next": short, "sampled": given.get("sampled") is True}
 
 
 def _is_list(values: Any, kind: type) -> bool:

@@ -77,6 +77,7 @@ class Page {
     if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing", "averaged")) this.updateTexts();
     else if (changed.has("cursor")) this.follow();
     if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
+    if (any("name", "drawing")) this.tour.render();
     this.remember();
   }
 

@@ -48,6 +48,7 @@ class AblatedAnswer(TypedDict, total=False):
     changed: bool
     loss: list[float | None]  # with the head, and without it
     next: list[list[TokenChance] | None]
+    sampled: bool  # whether tokens are drawn at random, so that texts also differ by chance
 
 
 class CallMetadata(TypedDict, total=False):

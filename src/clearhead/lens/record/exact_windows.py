@@ -75,7 +75,7 @@ class HeadWindows:
 
         Fast where one mask and bias hold for all queries and all were measured, otherwise from `weights`.
         """
-        height, width = blocks
+        height, width = (max(1, min(block, len(part))) for block, part in zip(blocks, (queries, keys), strict=True))
         found = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
         fast = len(self.kept.parts) == 1 and self.kept.logsumexp is not None
         tallest = 2048 if fast else TILE
@@ -262,6 +262,7 @@ class HeadWindows:
 
 def _all_in_blocks(values: Bool[Tensor, "rows columns"], block: int, axis: int) -> Bool[Tensor, "..."]:
     """Whether all values of each block along an axis are true; the last block may be short."""
+    block = max(1, min(block, values.shape[axis]))
     if block == 1:
         return values
     padding = (0, -values.shape[axis] % block)

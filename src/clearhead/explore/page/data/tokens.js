@@ -1,5 +1,7 @@
 // The tokens of an axis and their labels; token texts may have any length and any characters.
 
+import { say } from "../words/languages.js";
+
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 // Controls, marks that turn the direction of writing, joiners and other letters without a picture.
 const UNSEEN =
@@ -124,12 +126,11 @@ export function formatNumber(value, digits = 3) {
   return value.toFixed(digits);
 }
 
-/** A probability as a percentage: "93 %", "2.4 %", "<0.1 %". */
+/** A probability as a percentage: "93 %", "2.4 %", "<0.1 %"; without the space in Chinese. */
 export function formatPercent(share) {
-  if (share > 0 && share < 0.001) return "<0.1 %";
-  if (share < 1 && share >= 0.9995) return ">99.9 %";
   const short = share === 0 || share === 1 || (share >= 0.0995 && share < 0.985);
-  return `${(share * 100).toFixed(short ? 0 : 1)} %`;
+  const number = share > 0 && share < 0.001 ? "<0.1" : share < 1 && share >= 0.9995 ? ">99.9" : (share * 100).toFixed(short ? 0 : 1);
+  return say("percentOf", { number });
 }
 
 /** A whole number with thin spaces: 100 000. */

@@ -6,13 +6,13 @@ import { compareTexts } from "../data/word_diff.js";
 
 const SHARED = 160; // letters of a common beginning; of a longer one the end is shown
 
-/** Both texts in two columns; one line if they are the same. `id` is that of the text after. */
-export function showBeforeAfter(before, after, id) {
+/** Both texts in two columns; one line if they are the same. `id` is that of the text after, `names` are phrases. */
+export function showBeforeAfter(before, after, id, names = ["before", "after"]) {
   if (before === after) return make("p", { class: "soft", id, text: say("sameText") });
   const runs = compareTexts(before, after);
   const [kind, text] = runs[0] ?? [];
   if (kind === "same" && text.length > SHARED) runs[0] = ["same", `… ${text.slice(-SHARED / 2)}`];
-  return make("div", { class: "before-after" }, column("before", "gone", runs), column("after", "new", runs, id));
+  return make("div", { class: "before-after" }, column(names[0], "gone", runs), column(names[1], "new", runs, id));
 }
 
 function column(name, own, runs, id = null) {

@@ -182,11 +182,11 @@ function switchButton(explorer, { off }, answer) {
   }, label, make("kbd", { text: "x" }));
 }
 
-/** What the answer and the loss show, and no more than that; null where neither is known. */
-function verdictOf({ text, loss }, before) {
+/** What the answer and the loss show, and no more than that; null where neither is known. A text drawn at random shows nothing. */
+function verdictOf({ text, loss, sampled }, before) {
   const [old, now] = loss?.every(Number.isFinite) ? loss.map((value) => Number(value.toFixed(2))) : [null, null];
   const grown = old === null ? null : Math.sign(now - old);
-  if (text === undefined || text === null) return grown === null ? null : ["verdictBetter", "verdictAlike", "verdictWorse"][grown + 1];
+  if (text === undefined || text === null || (sampled && text !== before)) return grown === null ? null : ["verdictBetter", "verdictAlike", "verdictWorse"][grown + 1];
   if (text !== before) return "verdictChanged";
   return grown === null ? "verdictSame" : ["verdictSurer", "verdictNeedless", "verdictLessSure"][grown + 1];
 }
@@ -197,9 +197,10 @@ function resultOf(explorer, answer, id, without, count = 1) {
   if (answer?.problem) found.push(make("p", { class: "problem", text: answer.problem }));
   const before = answer?.before_text ?? explorer.scene.output?.text ?? "";
   const verdict = answer && verdictOf(answer, before);
-  const changed = verdict === "verdictChanged";
-  if (verdict) found.push(make("p", { class: changed ? "verdict off" : "verdict", id: changed ? null : id, text: say(verdict, { without: say(without, { count }), count }) }));
-  if (changed) found.push(showBeforeAfter(before, answer.text, id));
+  const changed = typeof answer?.text === "string" && answer.text !== before;
+  if (verdict) found.push(make("p", { class: verdict === "verdictChanged" ? "verdict off" : "verdict", id: changed ? null : id, text: say(verdict, { without: say(without, { count }), count }) }));
+  if (changed) found.push(showBeforeAfter(before, answer.text, id, without === "withoutHeads" ? ["beforeOff", "afterOff"] : undefined));
+  if (changed && answer.sampled) found.push(make("p", { class: "soft", text: say("drawnAtRandom") }));
   if (answer?.loss?.every(Number.isFinite)) found.push(make("p", { class: "soft", text: say("loss", { before: formatNumber(answer.loss[0], 2), after: formatNumber(answer.loss[1], 2) }) }));
   return found;
 }

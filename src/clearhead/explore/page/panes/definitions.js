@@ -4,6 +4,7 @@ import { byId, make, refill } from "../draw/elements.js";
 import { listTerms, sayTerm } from "../words/languages.js";
 
 const WAIT = 220; // milliseconds before a line opens under the pointer, and for which it stays when the pointer leaves
+const GAP = 5; // pixels between a term and its line
 
 const idOf = (key) => `define-${key.replace(/\W+/g, "-")}`;
 
@@ -38,6 +39,7 @@ export function fillDefinitions() {
 }
 
 let shownFor = null; // the element whose line is open
+let wasOnLine = false; // the pointer
 let timer = 0;
 
 /** Opens and closes the lines; called once. */
@@ -50,10 +52,18 @@ export function listenToTerms() {
   document.addEventListener("pointerover", (event) => {
     if (event.pointerType === "touch") return;
     const element = termOf(event);
-    if (element) soon(() => show(element));
-    else if (event.target.closest?.("#definition")) clearTimeout(timer); // the pointer may rest on the line itself
+    if (isOnLine(event)) clearTimeout(timer); // the pointer may rest on the line itself
+    else if (element) soon(() => show(element));
     else if (shownFor) soon(hide);
     else clearTimeout(timer);
+  });
+  document.addEventListener("pointermove", (event) => {
+    const on = isOnLine(event);
+    if (on === wasOnLine || event.pointerType === "touch") return;
+    wasOnLine = on;
+    if (on) return clearTimeout(timer);
+    const element = termOf(event);
+    if (shownFor && element !== shownFor) soon(element ? () => show(element) : hide);
   });
   document.addEventListener("pointerup", (event) => {
     const element = termOf(event);
@@ -72,6 +82,11 @@ export function listenToTerms() {
   }, { capture: true });
 }
 
+function isOnLine({ clientX, clientY }) {
+  const { left, right, top, bottom } = byId("definition").getBoundingClientRect(); // empty while it is hidden
+  return clientX >= left && clientX < right && clientY >= top && clientY < bottom;
+}
+
 function again({ dataset }) {
   return [...document.querySelectorAll("[data-define]")].find((one) => one.dataset.define === dataset.define);
 }
@@ -84,15 +99,31 @@ function show(element) {
   const box = byId("definition");
   box.textContent = line;
   box.hidden = false;
-  const under = element.getBoundingClientRect();
   const { width, height } = box.getBoundingClientRect();
-  const left = Math.max(6, Math.min(under.left, window.innerWidth - width - 6));
-  const top = under.bottom + 5 + height > window.innerHeight ? under.top - height - 5 : under.bottom + 5;
-  Object.assign(box.style, { left: `${left}px`, top: `${Math.max(4, top)}px` });
+  const { left, top } = choosePlace(element, width, height);
+  const through = isAnyCovered(document, element, { left, top, width, height }); // clicks go to controls below the line
+  Object.assign(box.style, { left: `${left}px`, top: `${top}px`, pointerEvents: through ? "none" : "" });
+}
+
+function isAnyCovered(root, except, { left, top, width, height }) {
+  return [...root.querySelectorAll("button, input, select, a")].some((control) => {
+    const box = control.getBoundingClientRect();
+    return control !== except && box.width > 0 && box.left < left + width && box.right > left && box.top < top + height && box.bottom > top;
+  });
+}
+
+/** Below or above the element or its row: the first place in the window that covers no control of the row. */
+function choosePlace(element, width, height) {
+  const [own, row] = [element, element.parentElement].map((one) => one.getBoundingClientRect());
+  const left = Math.max(6, Math.min(own.left, window.innerWidth - width - 6));
+  const covers = (top) => isAnyCovered(element.parentElement, element, { left, top, width, height });
+  const fitting = [own.bottom + GAP, own.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter((top) => top >= 4 && top + height <= window.innerHeight);
+  return { left, top: fitting.find((top) => !covers(top)) ?? fitting[0] ?? Math.max(4, own.top - height - GAP) };
 }
 
 function hide() {
   clearTimeout(timer);
   shownFor = null;
+  wasOnLine = false;
   byId("definition").hidden = true;
 }

@@ -5,7 +5,7 @@ import { formatShare, isHidden, oddText } from "../data/number_format.js";
 import { largest } from "../data/pooling.js";
 import { sumLines } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
-import { byId, make, refill } from "../draw/elements.js";
+import { byId, make, oncePerFrame, refill } from "../draw/elements.js";
 import { headName } from "../words/captions.js";
 import { say, sayAround, sayDoing, sayRole } from "../words/languages.js";
 import { stateOfModel } from "./ablation_pane.js";
@@ -26,6 +26,7 @@ export class Explanation {
     this.centre = centre;
     this.turn = 0;
     explorer.explain = () => this.update();
+    window.addEventListener("resize", oncePerFrame(() => this.keepHeight()));
   }
 
   async update() {
@@ -317,5 +318,6 @@ function bold(text) {
 }
 
 function share(weight, precision = 0) {
-  return say("percent", { number: formatShare(weight, precision) });
+  const number = formatShare(weight, precision);
+  return number.startsWith(">") ? say("percentMore", { number: number.slice(1) }) : say("percent", { number });
 }

@@ -12,7 +12,8 @@ function stepsOf(explorer) {
   const { scene, pictured, attention, steps } = explorer;
   const cross = attention.kind === "cross";
   const written = scene.output?.axis && !byId("source-text").hidden;
-  const map = document.querySelector("#maps .map-canvas") ? (cross ? "mapCross" : "map") : pictured ? "picture" : null;
+  const shows = (selector) => Boolean(document.querySelector(`#maps ${selector}`));
+  const map = shows(".map-canvas") ? (cross ? "mapCross" : "map") : shows(".lines-view") ? "lines" : pictured ? "picture" : null;
   const all = [
     [".texts", written ? (pictured ? "pictured" : "translated") : "text"],
     ["#maps", map],
@@ -31,6 +32,7 @@ export class Tour {
     this.place = 0;
     this.steps = [];
     this.follow = oncePerFrame(() => this.arrange());
+    this.sizes = new ResizeObserver(this.follow); // sentences and maps come later than the words of another language
     document.addEventListener("keydown", (event) => this.press(event));
     window.addEventListener("resize", this.follow);
     document.addEventListener("scroll", this.follow, { capture: true, passive: true });
@@ -52,12 +54,14 @@ export class Tour {
     this.before = document.activeElement;
     this.steps = stepsOf(this.explorer);
     byId("tour").hidden = byId("tour-ring").hidden = false;
+    for (const element of [document.body, byId("tour"), ...document.querySelectorAll(this.steps.map(([selector]) => selector).join())]) this.sizes.observe(element);
     this.goTo(0);
     byId("tour-next").focus({ preventScroll: true });
   }
 
   end() {
     byId("tour").hidden = byId("tour-ring").hidden = true;
+    this.sizes.disconnect();
     (this.before?.isConnected && this.before !== document.body ? this.before : byId("help-button")).focus({ preventScroll: true });
   }
 
@@ -77,14 +81,17 @@ export class Tour {
     this.render();
   }
 
-  /** Shows the step; again after another language was chosen. */
+  /** Shows the step; again after another language, theme or drawing was chosen. */
   render() {
     if (!this.open) return;
-    const { place, steps } = this;
+    const about = this.steps[this.place][0];
+    const steps = (this.steps = stepsOf(this.explorer));
+    const same = steps.findIndex(([selector]) => selector === about);
+    const place = (this.place = same < 0 ? Math.min(this.place, steps.length - 1) : same);
     const last = place === steps.length - 1;
     const card = byId("tour");
     card.setAttribute("aria-label", say("tourName"));
-    byId("tour-text").textContent = sayTour(steps[place][1]);
+    byId("tour-text").textContent = sayTour(steps[place][1], this.explorer.dark);
     byId("tour-place").textContent = say("tourPlace", { step: place + 1, steps: steps.length });
     const held = document.activeElement?.id;
     const button = (id, key, click) => make("button", { type: "button", id, class: id === "tour-next" ? "small main" : "small", text: say(key), on: { click } });

@@ -119,16 +119,17 @@ export class Explorer {
     return other && !isPictured(other) ? other : null;
   }
 
-  /** Requests the effect of each head on the loss once, and stores it in the heads. */
+  /** Requests the effect of each head of this scene on the loss once, and stores it in the heads. */
   async findEffects() {
-    const heads = this.scene.attentions.flatMap((one) => one.heads);
+    const { scene } = this;
+    const heads = scene.attentions.flatMap((one) => one.heads);
     if (!this.live || heads.some((head) => Number.isFinite(head.effect))) return;
     this.effects ??= this.source.effects();
     const found = await this.effects;
-    for (const attention of this.scene.attentions) {
+    for (const attention of scene.attentions) {
       for (const head of attention.heads) head.effect = found?.[attention.name]?.[head.number] ?? null;
     }
-    if (!found) this.noEffects = true;
+    if (!found && scene === this.scene) this.noEffects = true;
   }
 
   // Choosing heads

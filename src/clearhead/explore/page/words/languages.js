@@ -83,9 +83,9 @@ export function sayDoing(role) {
   return phrases.does[role] ?? phrases.does["none of these"];
 }
 
-/** The text of a step of the tour. */
-export function sayTour(key) {
-  return phrases.tour[key];
+/** The text of a step of the tour; a dark page has other shades. */
+export function sayTour(key, dark) {
+  return phrases.tour[key].replace("{shade}", say(dark ? "brightCells" : "darkCells"));
 }
 
 /** Sets the phrases of elements marked data-say (text), data-hint (placeholder) and data-label (ARIA label, tooltip). */
