@@ -32,6 +32,17 @@ export function formatWeight(weight, precision = 0) {
   return weight.toFixed(digits);
 }
 
+/** Whether numbers that may be wrong by `precision` are exact for all that is shown of them: a hundredth of the even weight of so many keys. */
+export function isExact(precision, keys) {
+  return precision < Math.min(0.00005, 0.01 / keys);
+}
+
+/** By how much numbers may be wrong, with one digit, never less than it is. */
+export function formatError(precision) {
+  const unit = 10 ** Math.floor(Math.log10(precision) + 1e-9);
+  return String(Number((Math.ceil(precision / unit - 1e-9) * unit).toPrecision(1)));
+}
+
 function powerOfTen(weight) {
   const [number, power] = weight.toExponential(1).split("e-");
   return `${number}·10⁻${Array.from(power, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;

@@ -3,7 +3,7 @@
 import { lineColours, roleColour } from "../draw/colours.js";
 import { between, byId, make, makeSvg, refill } from "../draw/elements.js";
 import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
-import { oddText } from "../data/number_format.js";
+import { formatError, isExact, oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
 import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
@@ -256,7 +256,7 @@ export class LinesView {
     if (!this.data) return "";
     const parts = [say(this.lines.some((lines) => lines.length) ? "linesLeast" : "linesNone", { least: LEAST_WEIGHT })];
     const error = Math.max(...this.sets.flat().map((one) => this.explorer.source.precision(one.name, one.head)));
-    parts.push(error < 0.00005 ? say("exact") : say("rounded", { error: Number(error.toPrecision(1)) }));
+    parts.push(isExact(error, this.counts[0]) ? say("exact") : say("rounded", { error: formatError(error) }));
     if (this.odd) parts.push(say("oddNote"));
     return parts.join(" · ");
   }

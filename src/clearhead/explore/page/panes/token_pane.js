@@ -112,7 +112,7 @@ export class TokenPane {
         normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
         make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
-    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: formatNumber(answer.received, 2) }))) : null;
+    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: answer.close ? `≈${formatNumber(answer.received, 1)}` : formatNumber(answer.received, 2) }))) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }
