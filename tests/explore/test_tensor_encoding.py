@@ -1,6 +1,5 @@
 """Packing: numbers come back as they went in, within what was promised, and as small as they can be."""
 
-
 import hypothesis.strategies as st
 import pytest
 import torch
