@@ -174,12 +174,13 @@ export class LinesView {
     refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
   }
 
-  /** The weights of the chosen lines at their other ends; those of several tokens are added. */
+  /** The weights of the chosen lines at their other ends; those of several tokens of one side are added. With both sides selected, those of the queries. */
   numbersOf(lines, set, { queries, keys, cursor }) {
     const pointed = Number.isInteger(cursor?.q) || Number.isInteger(cursor?.k);
     const fromQueries = pointed ? Number.isInteger(cursor.q) : queries.size > 0 || !keys.size;
     const sums = new Map();
-    for (const { q, k, weight } of lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
+    const both = !pointed && queries.size > 0 && keys.size > 0;
+    for (const { q, k, weight } of both ? lines.filter((line) => queries.has(line.q)) : lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
     const { above, below, height } = this.places;
     const compared = this.sets.length > 1;
     return [...sums].map(([place, weight]) => makeSvg("text", {
