@@ -102,10 +102,8 @@ def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
         sums = one.sum(-1).nan_to_num(0.0, 0.0, 0.0)
         if (sums > 1 + TOLERANCE).any():
             head, row = divmod(int(sums.argmax()), sums.shape[-1])
-            where = f"row {row} of head {head} in layer {number}"
-            raise DataError(
-                f"the weights of a row sum to at most 1, got {float(sums.max()):.3g} in {where}; apply the softmax over keys"
-            )
+            found = f"{float(sums.max()):.4g} in row {row} of head {head} in layer {number}"
+            raise DataError(f"the weights of a row sum to at most 1, got {found}; apply the softmax over keys")
     return given
 
 
