@@ -102,6 +102,19 @@ def test_tiles_meet_without_a_seam(watched, long_url, view):
     assert len(watched.page.evaluate(COLOURS)) == 1
 
 
+def test_small_weights_of_a_long_text_have_digits_and_short_bars(watched, long_url):
+    """A head that gives all of 9,001 keys the same."""
+    watched.open(long_url, "at=encoder.0.self/1&pins=tokens:4000")
+    table = [row.split("\t")[1] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert table[0] == f"{1 / LONG:.5f}"
+    bars = watched.page.evaluate(
+        "() => [...document.querySelectorAll('#keys .bar')].map((bar) => parseFloat(bar.style.width))"
+    )
+    assert max(bars) <= 3
+    assert "none gets more than 0.01 %" in watched.text("#explanation").replace("\u00a0", " ")
+    watched.settle()  # nothing may be under way when the server closes
+
+
 def test_a_record_without_q_and_k_is_not_refined_by_guesses(watched):
     record = records.drawn(709, heads=1, d=3, keep=False, pixels=64)
     with open_record(record, browser=False) as opened:

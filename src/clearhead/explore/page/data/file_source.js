@@ -46,9 +46,9 @@ export class FileSource {
     return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
   }
 
-  /** By how much the numbers of this head may be wrong, as they are rounded. */
-  precision(name, head) {
-    const kind = this.exact(name, head) ? "weights" : "map";
+  /** By how much the numbers of this head may be wrong, as they are rounded; those of its map, or of its top keys alone. */
+  precision(name, head, tops = false) {
+    const kind = this.exact(name, head) ? "weights" : tops ? "top_weights" : "map";
     return 0.5 / (this.data[name]?.[kind]?.levels ?? Infinity);
   }
 

@@ -189,7 +189,7 @@ export class Explanation {
     return answers.flatMap((answer, i) => {
       const head = this.nameOf(heads[i]);
       const most = answer.top[0][1] / answer.tokens;
-      const error = explorer.source.precision(heads[i].name, heads[i].head);
+      const error = explorer.source.precision(heads[i].name, heads[i].head, true);
       const rounded = error > 0 && answer.weights?.some((weight) => weight === 0 && !isHidden(weight)); // zero, or too small for the file
       const seen = answer.weights?.reduce((sum, weight) => sum + ((rounded ? isHidden(weight) : weight === 0) ? 0 : 1), 0) ?? 0;
       const tied = isTied(answer, isPictured(this.subject.answered) ? 1 : LISTED, error);
@@ -236,7 +236,7 @@ export class Explanation {
     if (answers.some((answer) => !answer.top.length)) return [];
     const parts = answers.flatMap((answer, i) => {
       const [position, weight] = answer.top[0];
-      const error = explorer.source.precision(heads[i].name, heads[i].head);
+      const error = explorer.source.precision(heads[i].name, heads[i].head, true);
       const tied = isTied(answer, 1, error);
       const blanks = { token: make("span", {}, ...(i && !tied ? [] : this.subjectName())), query: this.token(answered, position), share: share(weight, error), head: this.nameOf(heads[i]) };
       if (tied) return [i ? say("contrast") : "", ...sayAround(i ? "lookedAtTiedMore" : "lookedAtTied", blanks)];
@@ -281,8 +281,9 @@ export class Explanation {
     const line = await explorer.lineOf("at", heads[0].name, heads[0].head, q + attention.first[0]).catch(() => null);
     if (turn !== this.turn) return [];
     const [place, most] = line?.top[0] ?? [];
-    if (place === undefined || place === k + attention.first[1]) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
-    return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most), token: this.token(keys, place) }), say("stop")];
+    const error = explorer.source.precision(heads[0].name, heads[0].head, true);
+    if (place === undefined || place === k + attention.first[1] || isTied({ ...line, tokens: 1 }, 1, error)) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
+    return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most, error), token: this.token(keys, place) }), say("stop")];
   }
 
   // What rows and columns are

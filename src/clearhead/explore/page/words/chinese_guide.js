@@ -38,7 +38,7 @@ export const CHINESE_GUIDE = {
   halfTokens: "{count} 个词元",
   halfPatches: "{count} 个图块",
   halfMoments: "{count} 个时刻",
-  mostGoes: "最多的 {share} 给了{token}",
+  mostGoes: "最大的一份是 {share}，给了{token}",
   hiddenFrom: "{who}，{head}看不到{token}：它被掩码隐藏",
   brokenCell: "{query}对{token}的权重是 {value}：模型在此处的查询或键已损坏",
   blockGives: "词元 {query} 把注意力的 {share} 给了词元 {key}",

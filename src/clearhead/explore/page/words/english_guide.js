@@ -38,7 +38,7 @@ export const ENGLISH_GUIDE = {
   halfTokens: "{count} tokens",
   halfPatches: "{count} patches",
   halfMoments: "{count} moments",
-  mostGoes: "most, {share}, goes to {token}",
+  mostGoes: "the largest share, {share}, goes to {token}",
   hiddenFrom: "{who}, {head} cannot look at {token}: the mask hides it",
   brokenCell: "The weight of {query} on {token} is {value}: the model's query or keys are broken here",
   blockGives: "Tokens {query} give {share} of their attention to tokens {key}",
