@@ -190,11 +190,11 @@ export class Explanation {
       const head = this.nameOf(heads[i]);
       const most = answer.top[0][1] / answer.tokens;
       const error = explorer.source.precision(heads[i].name, heads[i].head, true);
-      const rounded = error > 0 && answer.weights?.some((weight) => weight === 0 && !isHidden(weight)); // zero, or too small for the file
+      const rounded = !answer.weights || (error > 0 && answer.weights.some((weight) => weight === 0 && !isHidden(weight))); // zero, or too small for the file
       const seen = answer.weights?.reduce((sum, weight) => sum + ((rounded ? isHidden(weight) : weight === 0) ? 0 : 1), 0) ?? 0;
-      const tied = isTied(answer, isPictured(this.subject.answered) ? 1 : LISTED, error);
+      const tied = isTied(answer, isPictured(this.subject.answered) || most < LEAST ? 1 : LISTED, error);
       if (!i && (tied || (seen >= SPREAD && most < 2 / seen))) {
-        return sayAround(tied || rounded ? "spreadsMany" : "spreads", { who, head, count: formatCount(seen), share: share(most, error) });
+        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, count: formatCount(seen), share: share(most, error) });
       }
       const shares = make("span", {}, ...this.shares(answer));
       const said = sayAround(i ? "givesMore" : "gives", { who, head, shares });
