@@ -55,12 +55,23 @@ def test_all_forms_of_weights_give_the_same():
         (torch.zeros(1, 2, 2001), (["a", "b"], ["c"] * 2001), "at most 2,000 tokens"),
         ([torch.ones(2, 3, 5, 5)], TOKENS[:5], "of one text"),
         ([], [], "got nothing"),
+        (torch.ones(2, 3, 3), [*"abc"], "got 3 in row 0 of head 0 in layer 0"),
+        ((None, None), [*"abc"], "got None; load the model with attn_implementation='eager'"),
+        ("weights", [*"abc"], "got 'weights'"),
+        (torch.eye(3)[None], None, "tokens are a list of texts, or the pair (queries, keys), got None"),
+        (torch.eye(3)[None], "abc", "got 'abc'"),
+        (torch.eye(3)[None], ["a", ["b"], "c"], "got ['b'] among them"),
     ],
 )
 def test_what_does_not_fit_is_refused(weights, tokens, says):
     with pytest.raises(DataError) as refusal:
         from_weights(weights, tokens)
     assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_pair_of_tokens_may_be_a_list():
+    assert from_weights(torch.full((1, 2, 3), 0.3), [["v", "w"], ["x", "y", "z"]]).names == ["decoder.0.cross"]
 
 
 def test_they_are_shown_in_the_browser_as_file_server_and_cross_attention(watched, tmp_path):

@@ -15,7 +15,7 @@ from matplotlib.patches import PathPatch
 
 from clearhead import Mask
 from clearhead.errors import ShapeError
-from clearhead.explore import Scene, figures, from_weights, open_record
+from clearhead.explore import Scene, figures, from_weights, open_record, write_page
 from clearhead.explore.figures import attention_lines, figure_set, style
 from clearhead.explore.page_file import PAGE, render_page
 from tests.explore import media_records, records
@@ -160,6 +160,18 @@ def test_the_page_has_a_line_for_each_weight_and_keeps_the_selection(watched, tm
     page.locator("#drawings button", has_text="matrix").click()
     watched.settle()
     assert page.locator(".map-canvas").count() == 2
+
+
+def test_numbers_of_tokens_selected_on_both_sides_are_those_of_the_queries(watched, tmp_path):
+    """The other rows' weights on the selected key are not added; and three keys are too few to be spread over."""
+    weights = torch.tensor([[[0.67, 0.32, 0.01], [0.03, 0.04, 0.93], [0.1, 0.38, 0.52]]])
+    path = write_page(from_weights(weights, ([*"abc"], [*"xyz"])), tmp_path / "page.html")
+    watched.open(path.as_uri(), "drawing=lines&pins=source:2,target:1")
+    watched.settle()
+    assert watched.page.locator(".chosen-lines path").count() == 4
+    assert watched.page.locator(".line-numbers text").all_text_contents() == ["0.03", "0.04", "0.93"]
+    watched.open(path.as_uri(), "pins=target:0")
+    assert "67\u00a0% of its attention to x" in watched.text("#explanation")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     walk(watched, "Home", *["ArrowDown"] * 9, *["ArrowRight"] * 9)
     assert sentence(watched) == (
         f"Writing was, this head gives {percent(float(weights[9, 9]))} of its attention to 了; "
-        f"most, {percent(float(weights[9, 8]))}, goes to 病."
+        f"the largest share, {percent(float(weights[9, 8]))}, goes to 病."
     )
     assert watched.page.locator("#explanation").get_attribute("aria-live") == "off"  # the cell itself is announced
     assert watched.text("#axes-note").startswith("Each row: one word written; its attention weights add up to 100")

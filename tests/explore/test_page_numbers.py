@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead import Mask, Record, attention_weights
-from clearhead.explore import Scene, open_record
+from clearhead.explore import Scene, from_weights, open_record, page_file
 from clearhead.explore.page_file import render_page
 from tests.explore import records
 from tests.explore.browser import Watched
@@ -100,6 +100,19 @@ def test_tiles_meet_without_a_seam(watched, long_url, view):
     watched.page.mouse.move(2, 2)
     watched.settle()
     assert len(watched.page.evaluate(COLOURS)) == 1
+
+
+def test_small_weights_of_a_long_text_have_digits_and_short_bars(watched, long_url):
+    """A head that gives all of 9,001 keys the same."""
+    watched.open(long_url, "at=encoder.0.self/1&pins=tokens:4000")
+    table = [row.split("\t")[1] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
+    assert table[0] == f"{1 / LONG:.5f}"
+    bars = watched.page.evaluate(
+        "() => [...document.querySelectorAll('#keys .bar')].map((bar) => parseFloat(bar.style.width))"
+    )
+    assert max(bars) <= 3
+    assert "none gets more than 0.01 %" in watched.text("#explanation").replace("\u00a0", " ")
+    watched.settle()  # nothing may be under way when the server closes
 
 
 def test_a_record_without_q_and_k_is_not_refined_by_guesses(watched):
@@ -213,6 +226,34 @@ def test_numbers_in_cells_have_the_digits_that_the_view_needs(watched, tmp_path)
         values = read_cells(watched, page)
         assert all(re.fullmatch(r"0?\.\d\d|1|1\.00|<0?\.01|", value) for value in values), values
         assert len({value.startswith("0") for value in values if value.startswith(("0", "."))}) <= 1  # one format
+
+
+@pytest.mark.parametrize("room", [300_000, 0])
+def test_the_file_of_a_broad_head_states_nothing_that_its_rounding_hides(watched, tmp_path, monkeypatch, room):
+    """Of 409 keys that all get about 0.0024: with fine levels, and in the coarsest file."""
+    torch.manual_seed(4)
+    monkeypatch.setattr(page_file, "PRECISION_BYTES", room)
+    weights = (torch.rand(1, 2, 409, 409) * 3).softmax(-1)
+    page = tmp_path / "broad.html"
+    page.write_text(render_page(Scene(from_weights(weights, [f"w{n}" for n in range(409)]))), encoding="utf-8")
+    cells = read_cells(watched, page, "&view=70,82,70,82&pins=tokens:77")
+    form = r"0?\.00\d\d" if room else r"0?\.00\d|<0?\.001|"
+    assert all(re.fullmatch(form, cell) for cell in cells), cells
+    assert len(cells) > (40 if room else 4)
+    most = weights[0, 0, 77].max().item()
+    number = f"none gets more than (about )?{100 * most:.1f} %"
+    told = watched.text("#explanation").replace("\u00a0", " ")
+    assert ("409 tokens" in told) if room else ("over many tokens" in told)
+    assert re.search(number, told) or (room and f"{100 * most:.1f} % of its attention to" in told), told
+    watched.until("#resolution", "exact to ±0.0" if room else "exact to ±0.0005")
+    watched.open(page.as_uri(), "at=encoder.0.self/0&pins=tokens:77&direction=by")
+    watched.until("#keys", "in total")
+    received = weights[0, 0, :, 77].sum().item()
+    said = re.search(r"receives (≈?)([\d.]+) in total", watched.text("#keys"))
+    assert bool(said[1]) == (not room)
+    assert float(said[2]) == pytest.approx(received, abs=0.006 if room else 0.1)
+    told = watched.text("#explanation").replace("\u00a0", " ")
+    assert f"no row gives w77 more than about {100 * weights[0, 0, :, 77].max().item():.1f} %" in told
 
 
 def read_cells(watched: Watched, page: Path, fragment: str = "") -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from clearhead.lens.record.attention_views import Forward, Sight
 
 MAX_TOKENS = 2000  # queries or keys
 TOP = 8  # keys of a query
-TOLERANCE = 1e-3  # by which rounding may lift a weight above 1
+TOLERANCE = 1e-3  # by which rounding may lift a weight, or the sum of a row, above 1
 
 
-def from_weights(weights: Any, tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]]) -> Record:
+def from_weights(weights: Any, tokens: Any) -> Record:
     """A record of these weights, which `write_page`, `.open()` and notebooks take.
 
     `weights` is a NumPy array or tensor, (heads, queries, keys) or (layers, heads, queries, keys), or a sequence with
@@ -32,8 +32,7 @@ def from_weights(weights: Any, tokens: Sequence[str] | tuple[Sequence[str], Sequ
     """
     layers = _read_layers(weights)
     _, rows, columns = layers[0].shape
-    pair = isinstance(tokens, tuple) and len(tokens) == 2 and not isinstance(tokens[0], str)
-    queries, keys = (list(tokens[0]), list(tokens[1])) if pair else (list(tokens), list(tokens))
+    queries, keys, pair = _read_tokens(tokens)
     if (len(queries), len(keys)) != (rows, columns):
         hint = "" if pair or rows == columns else "; of cross-attention give the pair (queries, keys)"
         raise DataError(f"{rows} × {columns} weights need as many tokens, got {len(queries)} and {len(keys)}{hint}")
@@ -46,10 +45,41 @@ def from_weights(weights: Any, tokens: Sequence[str] | tuple[Sequence[str], Sequ
     return Record(list(sights), [forward])
 
 
+def _read_tokens(tokens: Any) -> tuple[list[Any], list[Any], bool]:
+    """The tokens of queries and keys, and whether they were given as a pair."""
+
+    def is_list(some: Any) -> bool:
+        return isinstance(some, Iterable) and not isinstance(some, (str, bytes, dict))
+
+    if not is_list(tokens):
+        raise DataError(f"tokens are a list of texts, or the pair (queries, keys), got {_shorten(tokens)}")
+    given = list(tokens)
+    if len(given) == 2 and all(map(is_list, given)):
+        return list(given[0]), list(given[1]), True
+    if wrong := [one for one in given if is_list(one)]:
+        raise DataError(f"tokens are a list of texts, or the pair (queries, keys), got {_shorten(wrong[0])} among them")
+    return given, given, False
+
+
+def _shorten(value: Any) -> str:
+    """A value as one short line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _read_tensor(one: Any) -> Tensor:
+    """One array in float32, on the CPU."""
+    try:
+        return torch.as_tensor(one).detach().cpu().float()
+    except (TypeError, ValueError, RuntimeError) as problem:
+        hint = "; load the model with attn_implementation='eager'" if one is None else ""
+        raise DataError(f"weights are NumPy arrays or tensors, got {_shorten(one)}{hint}") from problem
+
+
 def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
     """The weights of every layer, (heads, queries, keys), in float32."""
     several = isinstance(weights, (list, tuple))
-    given = [torch.as_tensor(one).detach().cpu().float() for one in (weights if several else [weights])]
+    given = [_read_tensor(one) for one in (weights if several else [weights])]
     if several:
         given = [one[0] if one.dim() == 4 and len(one) == 1 else one for one in given]  # a batch of one text
     elif given[0].dim() == 4:
@@ -69,6 +99,11 @@ def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
             raise DataError(
                 f"weights are from 0 to 1, got {low:.3g} to {high:.3g} in layer {number}; apply the softmax"
             )
+        sums = one.sum(-1).nan_to_num(0.0, 0.0, 0.0)
+        if (sums > 1 + TOLERANCE).any():
+            head, row = divmod(int(sums.argmax()), sums.shape[-1])
+            found = f"{float(sums.max()):.4g} in row {row} of head {head} in layer {number}"
+            raise DataError(f"the weights of a row sum to at most 1, got {found}; apply the softmax over keys")
     return given
 
 

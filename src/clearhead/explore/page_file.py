@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.attention_map import AttentionMap
@@ -21,6 +23,8 @@ from clearhead.explore.module_bundle import bundle_modules
 from clearhead.explore.scene import Scene
 from clearhead.explore.scene_json import BlockJson, NoteJson, SceneJson
 from clearhead.explore.tensor_encoding import (
+    LEVELS,
+    MIN_LEVELS,
     EncodedTensor,
     choose_levels,
     encode_bytes,
@@ -37,6 +41,7 @@ GENERATOR = b'<meta name="generator" content="clearhead">'  # in the first bytes
 SCRIPT, STYLE = '<script type="module" src="app.js"></script>', '<link rel="stylesheet" href="style.css">'
 MAP_LEVELS, TOP_LEVELS = 4000, 10000
 PRECISION_BYTES = 2_000_000  # that may be spent on finer levels than the promised ±0.0005
+SAMPLED_ROWS = 128  # by which the size of all weights is estimated
 BASE64_BYTES = 2_200_000  # up to which data are base64; more are written in the denser seven-bit coding
 UNTRUSTED = (
     "The attention is not shown because this notebook is not trusted: run the cell again, or trust the notebook."
@@ -220,8 +225,7 @@ def _encode_scene(
     description["live"], description["exact"] = False, complete
     description["notes"] = [*description["notes"], *_describe_omissions(complete, whole, limits)]
     cells = sum(len(whole[name]) * one.counts[0] * one.counts[1] for name, one in maps.items())
-    keys = sum(one.counts[1] for one in maps.values()) / max(len(maps), 1)
-    levels, first = choose_levels(cells, keys, PRECISION_BYTES), description["start"]["name"]
+    levels, first = choose_levels(_sample_rows(maps, whole), cells, PRECISION_BYTES), description["start"]["name"]
     room = limits.entries // max(1, sum(len(one.sight.heads) * max(one.counts) for one in maps.values()))
     found: dict[str, list[tuple[str, EncodedTensor]]] = {}
 
@@ -251,6 +255,19 @@ def _select_exact_heads(scene: Scene, heads: Mapping[str, Sequence[int]], limits
     return {name: sorted(heads.get(name, ())) for name in maps}
 
 
+def _sample_rows(maps: Mapping[str, AttentionMap], exact: Mapping[str, Sequence[int]]) -> Float[Tensor, "rows keys"]:
+    """Rows from all over those heads, of the attentions with the most keys."""
+    keys = max((maps[name].counts[1] for name, heads in exact.items() if heads), default=0)
+    every = [(maps[name], head) for name, heads in exact.items() for head in heads if maps[name].counts[1] == keys]
+    rows = list[Tensor]()
+    for number in range(SAMPLED_ROWS if keys else 0):
+        attention, head = every[number * len(every) // SAMPLED_ROWS]
+        place = number * 89 % SAMPLED_ROWS * attention.counts[0] // SAMPLED_ROWS
+        weights = attention.compute_row(head, attention.first[0] + place).weights if attention.counts[0] else None
+        rows += [] if weights is None else [weights]
+    return torch.stack(rows) if rows else torch.zeros(0, keys)
+
+
 def _encode_attention(
     attention: AttentionMap, exact: list[int], levels: int, pixels: int, room: int
 ) -> Iterator[tuple[str, EncodedTensor]]:
@@ -261,6 +278,9 @@ def _encode_attention(
         weights = torch.stack([attention.compute_weights(head) for head in exact])
         encoded = encode_weights(weights, levels)
         yield "weights", encoded._replace(layout={**encoded.layout, "heads": exact})
+        if MIN_LEVELS < levels < LEVELS[0] and room:  # sums of rounded weights would be worse, and these are small
+            sums = encode_floats(weights.sum(1))
+            yield "sums", sums._replace(layout={**sums.layout, "heads": exact})
         hidden = weights.signbit() & (weights == 0)
         if bool(hidden.any()):
             alike = bool((hidden == hidden[:1]).all())

@@ -22,6 +22,7 @@ from clearhead.explore.scene_json import BlockJson
 
 LEVELS = (65535, 10000)  # finer numbers of levels, used if there is room
 MIN_LEVELS = 1000
+SAMPLING_MARGIN = 1.1  # by which all weights may need more bytes than a sample of them
 MAX_ODD_LEVELS = 65532  # leaves three codes of 16 bits for NaN and infinities
 ESCAPE = 15  # a nibble for values that do not fit: the rest follows after all nibbles
 UNSAFE = {0: "\u0100", 13: "\u010d", 60: "\u013c"}  # HTML would change NUL, CR and <; the code & 127 is the same
@@ -82,19 +83,29 @@ def encode_bytes(numbers: NDArray[np.uint8]) -> EncodedTensor:
     return EncodedTensor(deflate(numbers.tobytes()), {"shape": list(numbers.shape), "planes": 1})
 
 
-def choose_levels(weights: int, keys: float, room: int) -> int:
-    """The finest levels with which so many weights, in rows of `keys`, fit into `room` bytes of base64."""
+def choose_levels(sample: Float[Tensor, "rows keys"], weights: int, room: int) -> int:
+    """The finest levels with which so many weights fit into `room` bytes, as a sample of their rows shows.
+
+    Levels for rows of more than 128 keys may take more room, up to eight times as much: even weights, 1 / keys, must
+    stay distinct. They are then at most 32 times as many as the keys.
+    """
+    keys = sample.shape[-1]
+    if not sample.numel():
+        return LEVELS[0]
+
+    def needs(levels: int) -> float:
+        packed = encode_weights(sample[None], levels)
+        return SAMPLING_MARGIN * weights * len(packed.data) / sample.numel()
+
     for levels in LEVELS:
-        if (
-            1.1 * weights * _entropy_bound(levels / max(keys, 1)) / 8 * 4 / 3 < room
-        ):  # deflate needs at most a tenth more
+        if needs(levels) * 4 / 3 < room:
+            return levels
+    wide = room * min(8.0, max(1.0, keys / 128))
+    several = sorted({*LEVELS, *(times * keys for times in (32, 16, 8, 4, 2))}, reverse=True)
+    for levels in several:
+        if MIN_LEVELS < levels <= min(LEVELS[0], 32 * keys) and needs(levels) * 8 / 7 < wide:
             return levels
     return MIN_LEVELS
-
-
-def _entropy_bound(mean: float) -> float:
-    """The largest possible entropy of levels with this mean, in bits: that of a geometric distribution."""
-    return (1 + mean) * math.log2(1 + mean) - mean * math.log2(mean) if mean > 0 else 0.0
 
 
 def deflate(raw: bytes) -> bytes:

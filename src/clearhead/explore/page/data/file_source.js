@@ -5,6 +5,7 @@ import { largest, poolWeights } from "./pooling.js";
 
 export const TOP_SHOWN = 10;
 const FLOATS_KEPT = 4;
+const SUM_ERROR = 0.005; // by which sums of rounded weights may be wrong and still count as known
 
 export class FileSource {
   constructor(scene, blocks = new Blocks()) {
@@ -45,9 +46,9 @@ export class FileSource {
     return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
   }
 
-  /** By how much the numbers of this head may be wrong, as they are rounded. */
-  precision(name, head) {
-    const kind = this.exact(name, head) ? "weights" : "map";
+  /** By how much the numbers of this head may be wrong, as they are rounded; those of its map, or of its top keys alone. */
+  precision(name, head, tops = false) {
+    const kind = this.exact(name, head) ? "weights" : tops ? "top_weights" : "map";
     return 0.5 / (this.data[name]?.[kind]?.levels ?? Infinity);
   }
 
@@ -81,8 +82,10 @@ export class FileSource {
     if (weights) {
       const place = key - first[1];
       const line = poolWeights(weights, 0, counts[0], place, place + 1, 1, 1).values;
-      const received = line.reduce((sum, weight) => sum + weight, 0);
-      return { weights: line, top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]), received };
+      const sums = await this.perKey(name, head, "sums");
+      const received = sums ? sums[place] : line.reduce((sum, weight) => sum + weight, 0);
+      const close = !sums && this.precision(name, head) * counts[0] > SUM_ERROR;
+      return { close, weights: line, top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]), received };
     }
     const tops = await this.tops(name, head);
     const received = await this.perKey(name, head, "received");

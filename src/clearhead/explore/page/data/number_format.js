@@ -32,6 +32,17 @@ export function formatWeight(weight, precision = 0) {
   return weight.toFixed(digits);
 }
 
+/** Whether numbers that may be wrong by `precision` are exact for all that is shown of them: a hundredth of the even weight of so many keys. */
+export function isExact(precision, keys) {
+  return precision < Math.min(0.00005, 0.01 / keys);
+}
+
+/** By how much numbers may be wrong, with one digit, never less than it is. */
+export function formatError(precision) {
+  const unit = 10 ** Math.floor(Math.log10(precision) + 1e-9);
+  return String(Number((Math.ceil(precision / unit - 1e-9) * unit).toPrecision(1)));
+}
+
 function powerOfTen(weight) {
   const [number, power] = weight.toExponential(1).split("e-");
   return `${number}·10⁻${Array.from(power, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
@@ -63,15 +74,23 @@ export function cellFormat(high, wide, largest, precision = 0) {
   return { size, text, least };
 }
 
-/** A share in percent: whole numbers, with a decimal below 10 and near 100; fewer where weights may be wrong by `precision`. */
+/** The decimals of a list of weights: three, or two digits of the largest if that is more, as far as they are known. */
+export function listDigits(largest, precision = 0) {
+  return knownDigits(precision, largest > 0 ? Math.max(3, Math.min(MOST_DIGITS, Math.floor(-Math.log10(largest)) + 2)) : 3);
+}
+
+/** A share in percent: whole numbers, with a decimal below 10 and near 100, and one digit below 0.1; fewer where weights may be wrong by `precision`. */
 export function formatShare(share, precision = 0) {
   const odd = oddText(share);
   if (odd) return odd;
   const percent = 100 * share;
-  if (precision > 0 && share < precision) return precision > 0.0005 ? "<1" : "<0.1";
-  if (percent === 0 || share === 1) return String(percent);
+  if (precision > 0.0005 && share < precision) return "<1";
+  if ((percent === 0 && precision === 0) || share === 1) return String(percent);
   if (precision > 0.0005) return percent < 0.5 ? "<1" : percent.toFixed(0);
   if (percent >= 99.5) return percent >= 99.95 ? ">99.9" : percent.toFixed(1);
   if (percent >= 9.95) return percent.toFixed(0);
-  return percent < 0.05 ? "<0.1" : percent.toFixed(1);
+  if (percent >= 0.095) return percent.toFixed(1);
+  const known = Math.max(1, knownDigits(precision, 6) - 2);
+  const digits = percent > 0 ? Math.min(known, Math.ceil(-Math.log10(percent))) : known;
+  return percent < 0.5 * 10 ** -digits || share < precision ? `<${(10 ** -digits).toFixed(digits)}` : percent.toFixed(digits);
 }

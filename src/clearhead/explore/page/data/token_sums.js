@@ -6,7 +6,7 @@ import { TOP_SHOWN } from "./file_source.js";
 
 /**
  * The answer to the selection: weights by place on the answering axis, and the largest of them.
- * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, most: number, tokens: number}>}
+ * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, close: boolean, most: number, tokens: number}>}
  *   places in weights count from the first position of the attention; positions in top and sparse are document positions
  */
 export async function sumLines(explorer, chosen, direction, positions) {
@@ -16,18 +16,19 @@ export async function sumLines(explorer, chosen, direction, positions) {
   const full = lines.every((line) => line.weights);
   const norms = new Map(lines.flatMap((line) => line.top.map(([position, , norm]) => [position, norm ?? null])));
   const received = lines.reduce((sum, line) => sum + (line.received ?? 0), 0);
+  const close = lines.some((line) => line.close); // whether `received` adds rounded weights
   if (full) {
-    const weights = new Float32Array(lines[0].weights.length);
+    const weights = new Float32Array(lines[0].weights.length).fill(-0); // hidden keys stay -0
     for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
     const top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
     const odd = weights.some((weight) => !Number.isFinite(weight));
-    return { weights, sparse: new Map(), top, received, most: top[0]?.[1] ?? 0, tokens: lines.length, odd };
+    return { weights, sparse: new Map(), top, received, close, most: top[0]?.[1] ?? 0, tokens: lines.length, odd };
   }
   const sparse = new Map();
   for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight);
   const top = [...sparse].sort((one, other) => other[1] - one[1]).slice(0, TOP_SHOWN)
     .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
-  return { weights: null, sparse, top, received, most: top[0]?.[1] ?? 0, tokens: lines.length };
+  return { weights: null, sparse, top, received, close, most: top[0]?.[1] ?? 0, tokens: lines.length };
 }
 
 /** The weight at a position of the answering axis; null where only the largest are known. */

@@ -18,6 +18,7 @@ const LISTED = 3; // weights in a sentence
 const ENOUGH = 0.6; // of the attention: then no more weights are listed
 const LEAST = 0.05; // of the attention that is worth a second mention
 const FLAT = 0.15; // of the attention: where the largest weight is smaller, it says little alone
+const SPREAD = 6; // tokens over which attention can be spread
 const SEARCHED = 2000; // tokens in which a second one of the same spelling is looked for
 
 export class Explanation {
@@ -191,11 +192,16 @@ export class Explanation {
     return answers.flatMap((answer, i) => {
       const head = this.nameOf(heads[i]);
       const most = answer.top[0][1] / answer.tokens;
-      const seen = answer.weights?.reduce((sum, weight) => sum + (weight === 0 ? 0 : 1), 0) ?? 0;
-      if (!i && seen > 2 && most < 2 / seen) return sayAround("spreads", { who, head, count: formatCount(seen), share: share(most) });
+      const error = explorer.source.precision(heads[i].name, heads[i].head, true);
+      const rounded = !answer.weights || (error > 0 && answer.weights.some((weight) => weight === 0 && !isHidden(weight))); // zero, or too small for the file
+      const seen = answer.weights?.reduce((sum, weight) => sum + ((rounded ? isHidden(weight) : weight === 0) ? 0 : 1), 0) ?? 0;
+      const tied = isTied(answer, isPictured(this.subject.answered) || most < LEAST ? 1 : LISTED, error);
+      if (!i && (tied || (seen >= SPREAD && most < 2 / seen))) {
+        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, count: formatCount(seen), share: share(most, error) });
+      }
       const shares = make("span", {}, ...this.shares(answer));
       const said = sayAround(i ? "givesMore" : "gives", { who, head, shares });
-      const half = !explorer.state.other && (isPictured(this.subject.answered) || most < FLAT) ? this.half(answer) : [];
+      const half = !explorer.state.other && (isPictured(this.subject.answered) || most < FLAT) ? this.half(answer, error) : [];
       return [i ? say("contrast") : "", ...said, ...(half.length ? [say("contrast"), ...half] : [])];
     });
   }
@@ -213,9 +219,9 @@ export class Explanation {
     return listed.flatMap((parts, i) => [i ? say(i === listed.length - 1 ? "and" : "comma") : "", ...parts]);
   }
 
-  /** On how few tokens half of the attention lies. */
-  half({ weights, tokens }) {
-    if (!weights) return [];
+  /** On how few tokens half of the attention lies; empty if rounding by `error` could change that much. */
+  half({ weights, tokens }, error) {
+    if (!weights || error * weights.length > 0.05) return [];
     const sorted = Float32Array.from(weights).sort().reverse();
     let sum = 0;
     const few = 1 + sorted.findIndex((weight) => (sum += weight) >= tokens / 2);
@@ -226,19 +232,23 @@ export class Explanation {
   }
 
   isLookedAt(heads, answers) {
-    const { attention } = this.explorer;
+    const { explorer } = this;
+    const { attention } = explorer;
     const { answered } = this.subject;
     if (answers.some((answer) => answer.odd)) return [say("oddRow").replace(/[.。]$/, "")];
     if (answers.some((answer) => !answer.top.length)) return [];
     const parts = answers.flatMap((answer, i) => {
       const [position, weight] = answer.top[0];
-      const blanks = { token: make("span", {}, ...(i ? [] : this.subjectName())), query: this.token(answered, position), share: share(weight), head: this.nameOf(heads[i]) };
+      const error = explorer.source.precision(heads[i].name, heads[i].head, true);
+      const tied = isTied(answer, 1, error);
+      const blanks = { token: make("span", {}, ...(i && !tied ? [] : this.subjectName())), query: this.token(answered, position), share: share(weight, error), head: this.nameOf(heads[i]) };
+      if (tied) return [i ? say("contrast") : "", ...sayAround(i ? "lookedAtTiedMore" : "lookedAtTied", blanks)];
       return [i ? say("contrast") : "", ...sayAround(i ? "lookedAtMore" : heads.length > 1 ? "lookedAtIn" : "lookedAt", blanks)];
     });
     const [answer] = answers;
     if (!answer.weights) parts.push(say("comma"), say("amongTop"));
     if (heads.length === 1 && Number.isFinite(answer.received) && answer.received > 0) {
-      parts.push(say("stop"), say("space"), say("inAll", { received: formatNumber(answer.received, 2), rows: formatCount(attention.counts[0]) }));
+      parts.push(say("stop"), say("space"), say(answer.close ? "inAllAbout" : "inAll", { received: formatNumber(answer.received, answer.close ? 1 : 2), rows: formatCount(attention.counts[0]) }));
       if (attention.estimated) parts.push(say("comma"), say("estimateOnly"));
     }
     return parts;
@@ -274,8 +284,9 @@ export class Explanation {
     const line = await explorer.lineOf("at", heads[0].name, heads[0].head, q + attention.first[0]).catch(() => null);
     if (turn !== this.turn) return [];
     const [place, most] = line?.top[0] ?? [];
-    if (place === undefined || place === k + attention.first[1]) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
-    return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most), token: this.token(keys, place) }), say("stop")];
+    const error = explorer.source.precision(heads[0].name, heads[0].head, true);
+    if (place === undefined || place === k + attention.first[1] || isTied({ ...line, tokens: 1 }, 1, error)) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
+    return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most, error), token: this.token(keys, place) }), say("stop")];
   }
 
   // What rows and columns are
@@ -306,6 +317,11 @@ function meanOf(answers, first) {
   const top = largest(weights, LISTED).map(([place, weight]) => [place + first, weight]);
   const received = answers.reduce((sum, answer) => sum + answer.received, 0) / answers.length;
   return { weights, top, received, tokens, odd: weights.some((weight) => !Number.isFinite(weight)) };
+}
+
+/** Whether more than `named` of the largest weights are equal, as far as weights that may be wrong by `error` tell. */
+function isTied({ top, tokens }, named, error) {
+  return error > 0 && top.length > named && top[0][1] - top[named][1] <= 2 * error * tokens;
 }
 
 /** The name of a role in brackets, with its definition. */

@@ -3,7 +3,7 @@
 import { lineColours, roleColour } from "../draw/colours.js";
 import { between, byId, isOwnKey, make, makeSvg, noteClicks, refill } from "../draw/elements.js";
 import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
-import { oddText } from "../data/number_format.js";
+import { formatError, isExact, oddText } from "../data/number_format.js";
 import { formatNumber } from "../data/tokens.js";
 import { headFacts, headName, headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
@@ -176,12 +176,13 @@ export class LinesView {
     refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
   }
 
-  /** The weights of the chosen lines at their other ends; those of several tokens are added. */
+  /** The weights of the chosen lines at their other ends; those of several tokens of one side are added. With both sides selected, those of the queries. */
   numbersOf(lines, set, { queries, keys, cursor }) {
     const pointed = Number.isInteger(cursor?.q) || Number.isInteger(cursor?.k);
     const fromQueries = pointed ? Number.isInteger(cursor.q) : queries.size > 0 || !keys.size;
     const sums = new Map();
-    for (const { q, k, weight } of lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
+    const both = !pointed && queries.size > 0 && keys.size > 0;
+    for (const { q, k, weight } of both ? lines.filter((line) => queries.has(line.q)) : lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
     const { above, below, height } = this.places;
     const compared = this.sets.length > 1;
     return [...sums].map(([place, weight]) => makeSvg("text", {
@@ -259,7 +260,7 @@ export class LinesView {
     if (!this.data) return "";
     const parts = [say(this.lines.some((lines) => lines.length) ? "linesLeast" : "linesNone", { least: LEAST_WEIGHT })];
     const error = Math.max(...this.sets.flat().map((one) => this.explorer.source.precision(one.name, one.head)));
-    parts.push(error < 0.00005 ? say("exact") : say("rounded", { error: Number(error.toPrecision(1)) }));
+    parts.push(isExact(error, this.counts[0]) ? say("exact") : say("rounded", { error: formatError(error) }));
     if (this.odd) parts.push(say("oddNote"));
     return parts.join(" · ");
   }

@@ -3,7 +3,7 @@
 import { headName } from "../words/captions.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { formatWeight, isHidden, oddText } from "../data/number_format.js";
+import { formatError, formatWeight, isExact, isHidden, oddText } from "../data/number_format.js";
 import { formatCount } from "../data/tokens.js";
 
 /** The note on a cell of a map. */
@@ -33,7 +33,7 @@ function cellValue({ share, exact, columns }, single, tiles) {
   const { precision } = tiles;
   const spread = tiles.finer || tiles.whole ? precision * Math.sqrt(columns) : precision;
   const text = formatWeight(share, spread);
-  const close = exact && (single || precision < 0.00005) ? "" : "≈";
+  const close = exact && (single || isExact(precision, tiles.attention.counts[1])) ? "" : "≈";
   const value = oddText(share) ? text : `${close}${text}`;
   return single ? value : say(exact ? "share" : "shareEstimate", { share: value });
 }
@@ -77,7 +77,7 @@ export function resolutionNote(view) {
   const { blocks, exact, tops, odd } = plot.resolution;
   const parts = [];
   if (tops) parts.push(say("topOnly"));
-  else if (blocks[0] === 1 && blocks[1] === 1) parts.push(tiles.precision < 0.00005 ? say("exact") : say("rounded", { error: Number(tiles.precision.toPrecision(1)) }));
+  else if (blocks[0] === 1 && blocks[1] === 1) parts.push(isExact(tiles.precision, tiles.attention.counts[1]) ? say("exact") : say("rounded", { error: formatError(tiles.precision) }));
   else parts.push(say(exact ? "pooled" : "estimated", { rows: blocks[0], columns: blocks[1] }));
   if (tiles.waiting) parts.push(say("loading"));
   if (odd) parts.push(say("oddNote"));

@@ -8,10 +8,12 @@ import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { paintAblation, paintHiding, paintOffMarks } from "./ablation_pane.js";
 import { paintAlternatives } from "./alternatives_pane.js";
+import { listDigits } from "../data/number_format.js";
 import { fullOf, weightAt } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 
 const PAGE = 300;
+const LONG_BAR = 0.01; // of the attention: smaller weights have short bars, whatever the largest is
 
 export class TokenPane {
   constructor(explorer, shownOn, centre) {
@@ -94,13 +96,15 @@ export class TokenPane {
     if (answer.odd) return refill(byId("keys"), make("p", { class: "problem", text: say("oddRow") }));
     if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
     const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
-    const most = fullOf(explorer, answer, second);
+    const most = Math.max(fullOf(explorer, answer, second), LONG_BAR * answer.tokens);
+    const shown = [state, ...(second ? [state.other] : [])];
+    const digits = listDigits(best[0][3] ?? best[0][1], Math.max(...shown.map((one) => explorer.source.precision(one.name, one.head, true))));
     const head = make("tr", {},
       make("th", { scope: "col" }, term(at ? "key" : "query", say(at ? "key" : "query"))), make("th", { scope: "col", class: "number" }, second ? headName(explorer, state) : term("weight", say("weight"))),
       second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
       normed ? make("th", { scope: "col", class: "number" }, term("normed", say("normed"))) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.0005);
+    const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.5 * 10 ** -digits);
     const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
     const rows = listed.map(([position, weight, norm]) => {
       const label = answered.label(position, 20);
@@ -110,12 +114,12 @@ export class TokenPane {
       bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
       const bar2 = second ? make("span", { class: "bar second" }) : null;
       if (second) bar2.style.width = `${Math.max(2, (100 * (weightAt(explorer, second, position) ?? 0)) / most)}%`;
-      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatNumber(weight, 3) }),
-        second ? make("td", { class: "number second", text: formatNumber(weightAt(explorer, second, position), 3) }) : null,
+      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatNumber(weight, digits) }),
+        second ? make("td", { class: "number second", text: formatNumber(weightAt(explorer, second, position), digits) }) : null,
         normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
         make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
-    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: formatNumber(answer.received, 2) }))) : null;
+    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: answer.close ? `≈${formatNumber(answer.received, 1)}` : formatNumber(answer.received, 2) }))) : null;
     refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }
