@@ -1,8 +1,8 @@
 """Bundles ES modules into one script, since browsers refuse module imports from file://.
 
 Each module becomes a function that returns its exports, in the order of their dependencies. Named imports and exports
-at the beginning of a line are supported; anything else raises ValueError. Indentation, and comments on lines of their
-own, are left out.
+at the beginning of a line are supported; anything else raises ValueError. Indentation and most
+comments are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ EXPORT_LIST = re.compile(r"^export\s+\{([^}]*)\};[^\S\n]*$", re.M)
 UNSUPPORTED = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
 
 COMMENT = re.compile(r"^[^\S\n]*(?://[^\n]*|/\*\*.*?\*/[^\S\n]*)\n", re.M | re.S)
+# At the end of a line only where no string can be open: a quote after the slashes might close one.
+LAST_COMMENT = re.compile(r"[^\S\n]+//[^\n\"'`]*$", re.M)
 INDENTATION = re.compile(r"^\s+", re.M)
 
 
@@ -81,6 +83,6 @@ def _convert_module(folder: Path, name: str, numbers: dict[str, str]) -> str:
         raise ValueError(f"{name}: cannot be bundled: {unsupported[0][:80]!r}")
     if any(line.count("`") % 2 for line in code.splitlines()):
         raise ValueError(f"{name}: cannot be bundled: a template literal of several lines would lose its indentation")
-    code = INDENTATION.sub("", COMMENT.sub("", code))
+    code = INDENTATION.sub("", LAST_COMMENT.sub("", COMMENT.sub("", code)))
     given = ", ".join(public if public == own else f"{public}: {own}" for public, own in exports.items())
     return f"{code.rstrip()}\nreturn {{ {given} }};\n"

@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,7 +185,7 @@ def _script(name: str, content: str, kind: str = "application/json") -> str:
 
 
 def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
-    style = (PAGE / "style.css").read_text(encoding="utf-8")
+    style = _strip_indentation((PAGE / "style.css").read_text(encoding="utf-8"))
     script = bundle_modules(PAGE, "app.js")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -197,13 +198,17 @@ def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
         SCRIPT: f"<script>{script}</script>",
         "<!--data-->": "".join(blocks),
     }
-    rest, whole = (PAGE / "index.html").read_text(encoding="utf-8"), []
+    rest, whole = _strip_indentation((PAGE / "index.html").read_text(encoding="utf-8")), []
     for mark, text in parts.items():
         before, found, rest = rest.partition(mark)
         if not found:
             raise AssertionError(f"index.html has no placeholder {mark}, or it is out of order")
         whole += [before, text]
     return "".join([*whole, rest])
+
+
+def _strip_indentation(text: str) -> str:
+    return re.sub(r"^[^\S\n]+", "", text, flags=re.M)
 
 
 def _hash(content: str) -> str:
