@@ -9,7 +9,7 @@ from clearhead import Bias, Mask
 from clearhead.lens import measure
 from tests.metering import report
 
-TOKENS, D = 8192, 8
+TOKENS, D = 12288, 8
 
 
 def case(tokens: int, mask: Mask | None = None, **options) -> Callable[[], None]:

@@ -1,8 +1,7 @@
 """Bundles ES modules into one script, since browsers refuse module imports from file://.
 
 Each module becomes a function that returns its exports, in the order of their dependencies. Named imports and exports
-at the beginning of a line are supported; anything else raises ValueError. Indentation and most
-comments are left out.
+at the beginning of a line are supported; anything else raises ValueError. Indentation and most comments are left out.
 """
 
 from __future__ import annotations

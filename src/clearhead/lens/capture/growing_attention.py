@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.attention.biases import Dense
 from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
 from clearhead.attention.query_slices import slice_queries
 from clearhead.lens.capture.growing_call import BatchHistory, Reorder, join_all_pieces, join_pieces
 from clearhead.lens.capture.growing_sum import GrowingSum, pad_to
@@ -23,7 +21,7 @@ from clearhead.lens.capture.joint_measuring import JointMeasuring, Measuring, me
 from clearhead.lens.capture.waiting_steps import Norms, Part, WaitingSteps
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
-from clearhead.lens.measures.measure_dispatch import run_job
+from clearhead.lens.measures.measure_dispatch import measure_token_distance
 from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
 from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
@@ -253,7 +251,7 @@ class GrowingAttention:
         assert result.max_score is not None
         found = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(job, result, where)
         if where.tokens is not None:
-            found["distance"] = _measure_token_distance(job, where.tokens, result.logsumexp)
+            found["distance"] = measure_token_distance(job, where.tokens, result.logsumexp)
         found["max_score"] = result.max_score[..., None]
         if result.span_mass is not None:
             found["span_mass"] = result.span_mass
@@ -384,17 +382,6 @@ class GrowingAttention:
             torch.stack([sums[path] for path in self.history.order]) for sums in (all_received, all_drawn, all_seen_by)
         )
         return received, drawn, seen_by
-
-
-def _measure_token_distance(job: MeasureJob, tokens: int, logsumexp: Tensor) -> Tensor:
-    """Σ w |position of query − position of key| over the first keys only, with weights normalised over all keys."""
-    call = job.call
-    mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
-    bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
-    first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
-    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
-    share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
-    return found.distance * share
 
 
 def _choose_dtype(call: Call) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.attention.biases import Dense
 from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
@@ -168,3 +170,16 @@ def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
         raise BackendError(f"'single' measures one query with its keys, not {len(job.rows)}; 'auto' would take 'tiled'")
     with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
         return METHODS[backend](job)
+
+
+def measure_token_distance(
+    job: MeasureJob, tokens: int, logsumexp: Float[Tensor, "batch heads rows"]
+) -> Float[Tensor, "batch heads rows"]:
+    """Σ w |position of query − position of key| over the first keys only, with weights normalised over all keys."""
+    call = job.call
+    mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
+    bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
+    first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
+    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
+    share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
+    return found.distance * share
