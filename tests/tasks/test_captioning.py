@@ -17,7 +17,7 @@ from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import Captioning, Summarisation
 from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, find_similar, rank_by_risk
+from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, find_similar, make_views, rank_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText
@@ -385,6 +385,22 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
     assert any(name.startswith("patches.") for name in content["taken" if same_task else "new"])
 
 
+def test_pictures_whose_words_name_a_side_are_not_mirrored(predictor):
+    changes = dict.fromkeys(("shift", "zoom", "rotation", "brightness", "contrast", "saturation"), 0.0)
+    recipe = recipe_of(augmentation={**changes, "flip": True, "flip_except": ["Left", "clock"]})
+    rows = rows_of("a left hand", "a dog", "noon")
+    rows[2] = rows[2]._replace(values=(*rows[2].values, "time, clock"))
+    examples = predictor.task.examples(rows, Report(), recipe)
+    assert examples.flippable.tolist() == [False, True, False]
+    plain = predictor.task.examples(rows, Report()).collate(Batch(np.arange(3), (15, 8))).pictures
+    torch.manual_seed(1)
+    changed = torch.stack([examples.collate(Batch(np.arange(3), (15, 8))).pictures for _ in range(20)])
+    assert torch.equal(changed[:, [0, 2]], plain[[0, 2]].expand(20, -1, -1, -1, -1))
+    assert len({float(one[1, 0, 0, 0]) for one in changed}) == 2
+    with pytest.raises(ConfigError, match=r"flip_except has no effect without augmentation\.flip"):
+        recipe_of(augmentation={"flip_except": ["left"]})
+
+
 # minimum Bayes risk
 
 
@@ -411,6 +427,53 @@ def test_of_sampled_captions_the_one_most_like_the_others_is_given():
     assert predictor.task.settings["samples"] == 7
 
 
+def test_samples_come_from_the_picture_and_moved_copies_of_it():
+    predictor = untrained(decode={"samples": 6, "views": 3, "longest": 5, "sample_temperature": 0.5})
+    task, pictures = predictor.task, [row.values[0] for row in rows_of("one", "two")]
+    loaded = torch.stack([task.load_value(picture) for picture in pictures])
+    rows = make_views(task, loaded)
+    assert len(rows) == 6
+    assert torch.equal(rows[::3], task.normalise(loaded, torch.device("cpu")))
+    assert not torch.equal(rows[0], rows[1])
+    assert torch.equal(make_views(task, loaded[1:]), rows[3:])
+    together = predictor.predict(pictures)
+    assert [one.text for one in together] == [one.text for one in predictor.predict(pictures, batch=1)]
+    with pytest.raises(ConfigError, match=r"samples = 7 is no multiple of decode\.views = 2"):
+        recipe_of(decode={"samples": 7, "views": 2})
+
+
+def test_samples_at_a_low_temperature_are_the_likeliest_caption():
+    pictures = [row.values[0] for row in rows_of("one", "two", "three")]
+    cold = untrained(decode={"samples": 3, "longest": 5, "sample_temperature": 1e-4}).predict(pictures)
+    cut = untrained(decode={"samples": 3, "longest": 5, "sample_min_p": 1.0}).predict(pictures)
+    greedy = untrained(decode={"longest": 5}).predict(pictures, beams=1)
+    assert [one.text for one in cold] == [one.text for one in cut] == [one.text for one in greedy]
+
+
+def test_a_run_keeps_the_captions_of_its_training_pictures(tmp_path):
+    sets = [*QUICK, "train.steps=2", "decode.samples=2", "decode.neighbours=3"]
+    run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
+    assert len(clearhead.load(run, device="cpu").task.memory.captions) == 200
+
+
+@pytest.mark.parametrize("features", ["gradients", "both"])
+def test_neighbours_are_found_by_their_shapes_also_mirrored(tmp_path, features):
+    """The asked picture is a training picture, mirrored and in another colour."""
+    rows = rows_of("a red cat", "a blue dog", "two birds")
+    decode = {"samples": 1, "neighbours": 1, "neighbour_features": features, "neighbour_mirrored": True}
+    predictor = untrained(decode=decode)
+    predictor.task.calibrate(predictor.model, rows, [])
+    folder = tmp_path / "model"
+    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
+    task = clearhead.load(folder, device="cpu").task
+    assert set(task.memory.features) == ({"gradients"} if features == "gradients" else {"encoder", "gradients"})
+    asked = [task.load_value(row.values[0]).flip(-1)[[1, 2, 0]] for row in rows]
+    described = [task.describe_pictures(predictor.model, some) for some in (asked, [one.flip(-1) for one in asked])]
+    if features == "gradients":
+        assert task.memory.find(described, 1) == [["a red cat"], ["a blue dog"], ["two birds"]]
+    assert [len(found) for found in task.memory.find(described, 2)] == [2, 2, 2]
+
+
 def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
     rows = rows_of("a red cat", "a blue dog", "two birds")
     predictor = untrained(decode={"samples": 1, "neighbours": 2})
@@ -420,7 +483,7 @@ def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
     pictures = [row.values[0] for row in rows]
     loaded = torch.stack([predictor.task.load_value(picture) for picture in pictures])
     context = predictor.model.encode_pictures(predictor.task.normalise(loaded, torch.device("cpu")))
-    found = find_similar(predictor.task, predictor.model, context)
+    found = find_similar(predictor.task, predictor.model, list(loaded), context)
     texts = [[predictor.task.decode_text(one) for one in own] for own in found]
     assert [own[0] for own in texts] == ["a red cat", "a blue dog", "two birds"]
     given = predictor.model.logits(predictor.model.decode(torch.tensor([[predictor.task.target.start]]), context[:1]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ def count_keywords(rows: Sequence[Row]) -> list[str]:
     """The keywords of at least two rows, the most frequent first."""
     counts = Counter(word for row in rows for word in split_keywords(row))
     return [word for word, count in counts.most_common() if count > 1]
+
+
+def has_word(row: Row, words: Collection[str]) -> bool:
+    """Whether one of the words, in lower case, is in a row's caption or is one of its keywords.
+
+    >>> has_word(Row(("a.png", "Left arrow", "symbols, arrow"), "rows", 1), ["left"])
+    True
+    """
+    own = {*re.findall(r"\w+", str(row.values[1]).lower()), *split_keywords(row)}
+    return not own.isdisjoint(words)
 
 
 def read_archive(path: Path, *, keywords: bool) -> Iterator[Row]:

@@ -48,10 +48,15 @@ class PictureChanges(Section):
     shift: float = Field(0.1, ge=0, le=1)  # of the side
     zoom: float = Field(0.1, ge=0, le=0.9)  # 0.1: from 0.9 to 1.1 times
     rotation: float = Field(10.0, ge=0, le=180)  # degrees to both sides
+    stretch: float = Field(0.0, ge=0, le=0.9)  # 0.1: width by up to 1.1 times and height by 1 / 1.1, or the reverse
+    shear: float = Field(0.0, ge=0, le=1)  # slants by up to this share of the side
     flip: bool = False  # every second picture is mirrored; captions may say left and right
+    flip_except: list[str] = Field([])  # pictures with one of these words in caption or keywords are not mirrored
     brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
     contrast: float = Field(0.2, ge=0, le=1)
     saturation: float = Field(0.2, ge=0, le=1)
+    erase: float = Field(0.0, ge=0, le=1)  # a rectangle with sides of up to this share of the picture's is covered
+    mix: float = Field(0.0, ge=0, le=1)  # the largest share of another picture that is mixed in; 1: mixup
     words: float = Field(0.0, ge=0, lt=1)  # share of a caption's words that the decoder does not see in training
 
 
@@ -67,7 +72,19 @@ class CaptionDecode(Decode):
 
     longest: int | None = Field(None, ge=1)  # tokens of a caption; None: as many as the longest in training
     samples: int = Field(0, ge=0)  # captions drawn at random; the one most like all of them is given. 0: beam search
-    neighbours: int = Field(0, ge=0)  # captions of similar training pictures, which count as much as all samples
+    sample_temperature: float = Field(1.0, gt=0)
+    sample_min_p: float = Field(0.0, ge=0, le=1)  # tokens of less than this share of the likeliest one's are not drawn
+    views: int = Field(1, ge=1)  # samples come from the picture and so many − 1 slightly moved copies of it
+    neighbours: int = Field(0, ge=0)  # captions of similar training pictures that join the samples
+    neighbour_weight: float = Field(1.0, ge=0)  # how much all neighbours count; all samples count 1
+    # What makes pictures similar: the features of the encoder, histograms of gradients (the shapes), or both
+    neighbour_features: Literal["encoder", "gradients", "both"] = "encoder"
+    neighbour_mirrored: bool = False  # whether pictures that are similar when mirrored are neighbours, too
+
+    @property
+    def neighbour_kinds(self) -> tuple[str, ...]:
+        """The kinds of features that a CaptionMemory holds."""
+        return ("encoder", "gradients") if self.neighbour_features == "both" else (self.neighbour_features,)
 
 
 class CaptionRecipe(TaskRecipe):
@@ -82,6 +99,12 @@ class CaptionRecipe(TaskRecipe):
     def _check_pairs(self) -> CaptionRecipe:
         if self.decode.neighbours and not self.decode.samples:
             raise ValueError("decode.neighbours joins sampled captions: set decode.samples, such as 64")
+        if self.decode.samples % self.decode.views:
+            raise ValueError(
+                f"decode.samples = {self.decode.samples} is no multiple of decode.views = {self.decode.views}"
+            )
+        if self.augmentation.flip_except and not self.augmentation.flip:
+            raise ValueError("augmentation.flip_except has no effect without augmentation.flip = true")
         if self.loss.keywords and not self.data.keywords:
             raise ValueError("loss.keywords needs keywords in the data: set data.keywords = true")
         return self

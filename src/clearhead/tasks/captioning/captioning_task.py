@@ -15,10 +15,11 @@ from torch import Tensor
 from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing
+from clearhead.images.gradient_histograms import FEATURES, describe_gradients
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
 from clearhead.tasks.base import Baseline, Scores
-from clearhead.tasks.captioning.caption_data import ARCHIVE, count_keywords, read_archive, split_keywords
+from clearhead.tasks.captioning.caption_data import ARCHIVE, count_keywords, has_word, read_archive, split_keywords
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
 from clearhead.tasks.captioning.caption_memory import CaptionMemory
 from clearhead.tasks.captioning.caption_scores import score_captions
@@ -79,7 +80,8 @@ class Captioning(
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {**self.decode.model_dump(), "keywords": list(self.keywords)}
+        kept = self.memory is not None  # not yet, while a run trains
+        return {**self.decode.model_dump(), "keywords": list(self.keywords), "memory": kept}
 
     # Data
 
@@ -151,7 +153,8 @@ class Captioning(
         if not kept:
             raise DataError(f"no picture is left to use: {report}")
         changes = recipe.augmentation.model_dump() if isinstance(recipe, CaptionRecipe) else {}
-        hidden_words = changes.pop("words", 0.0)
+        hidden_words, fixed = changes.pop("words", 0.0), {word.lower() for word in changes.pop("flip_except", [])}
+        flippable = [not has_word(loaded[place], fixed) for place in kept]
         return CaptionExamples(
             torch.stack([loaded[place].values[0].content for place in kept]),
             [[self.target.start, *targets[place], self.target.end] for place in kept],
@@ -162,6 +165,7 @@ class Captioning(
             augmentation=Augmentation(**changes) if changes else None,
             hidden_words=hidden_words,
             keywords=self._weigh_keywords([loaded[place] for place in kept]) if self.keywords else None,
+            flippable=torch.tensor(flippable),
         )
 
     def _weigh_keywords(self, rows: Sequence[Row]) -> Float[Tensor, "rows keywords"]:
@@ -274,7 +278,7 @@ class Captioning(
         if not self.decode.neighbours:
             return None
         known = self.keep_known(train)
-        features = self.encode_features(model, [row.values[0].content for row in known])
+        features = self.describe_pictures(model, [row.values[0].content for row in known])
         self.memory = CaptionMemory(features, [str(row.values[1]) for row in known])
         return f"kept {len(known):,} training captions, which decode.neighbours uses"
 
@@ -300,6 +304,18 @@ class Captioning(
     def keep_known(self, train: Sequence[Row]) -> list[Row]:
         """The training rows that can be read."""
         return [row for row in self.load_rows(train) if not self.row_problem(row)]
+
+    def describe_pictures(
+        self, model: EncoderDecoder, pictures: Sequence[Tensor]
+    ) -> dict[str, Float[Tensor, "pictures _"]]:
+        """The features by which `decode.neighbours` are found, by kind."""
+        found = dict[str, Tensor]()
+        if "encoder" in self.decode.neighbour_kinds:
+            found["encoder"] = self.encode_features(model, pictures)
+        if "gradients" in self.decode.neighbour_kinds:
+            parts = (torch.stack(list(pictures[first : first + AT_ONCE])) for first in range(0, len(pictures), AT_ONCE))
+            found["gradients"] = torch.cat([describe_gradients(some.cpu().float() / 255) for some in parts])
+        return found
 
     @torch.inference_mode()
     def encode_features(
@@ -364,7 +380,7 @@ class Captioning(
 
         try:
             values = dict(settings)
-            keywords = values.pop("keywords", [])
+            keywords, kept = values.pop("keywords", []), values.pop("memory", bool(values.get("neighbours")))
             decode = validate(CaptionDecode, values)
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
@@ -377,7 +393,9 @@ class Captioning(
                 f"{sides[0]} × {sides[1]} and {config.vocabulary}; copy the folder again"
             )
         task = cls(target, config, preprocessing, decode, keywords)
-        task.memory = CaptionMemory.load(folder, config.width) if decode.neighbours else None
+        if kept:
+            widths = {"encoder": config.width, "gradients": FEATURES}
+            task.memory = CaptionMemory.load(folder, {kind: widths[kind] for kind in decode.neighbour_kinds})
         return task
 
 

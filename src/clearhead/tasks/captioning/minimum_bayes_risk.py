@@ -1,6 +1,7 @@
 """Minimum Bayes risk: of several possible captions, the one that is most like all of them (Eikema and Aziz 2020).
 
-They are sampled, and with `decode.neighbours` there are also captions of similar training pictures.
+They are sampled, with `decode.views` from several slightly moved copies of the picture, and with `decode.neighbours`
+there are also captions of similar training pictures.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.decode import Hypothesis, Writer
+from clearhead.images import Augmentation
 from clearhead.model import PictureToText
 from clearhead.model.inference_view import inference_view
 from clearhead.tasks.sequence_to_sequence import PartNumber, Search
@@ -21,7 +23,8 @@ from clearhead.tasks.sequence_to_sequence import PartNumber, Search
 if TYPE_CHECKING:
     from clearhead.tasks.captioning.captioning_task import Captioning
 
-TEMPERATURE = 1.0  # of the samples
+# How copies of a picture are moved, much less than in training
+VIEWS = Augmentation(shift=0.04, zoom=0.08, rotation=4.0, brightness=0.0, contrast=0.0, saturation=0.0)
 LONGEST = 6  # characters of an n-gram, as in chrF
 RECALL = 4.0  # the weight of recall, beta² of chrF2
 
@@ -40,30 +43,61 @@ def search_by_risk(
     found = list[list[Hypothesis]]()
     for first in range(0, len(pictures), search.batch):
         some = slice(first, first + search.batch)
-        context = view.encode_pictures(task.normalise(torch.stack(list(pictures[some])), device))
+        context = view.encode_pictures(make_views(task, torch.stack(list(pictures[some])).to(device)))
         limits = [search.limit(task.output_limit(picture)) for picture in pictures[some]]
         ends = {"start": task.target.start, "end": task.target.end}
-        drawn = draw_samples(model, context, search, numbers[some], prefixes[some], limits, **ends)
-        similar = find_similar(task, view, context) if not any(prefixes[some]) else [[] for _ in drawn]
+        drawing = search._replace(sampling_options=sampling_options(task), beams=1)
+        drawn = draw_samples(model, context, drawing, numbers[some], prefixes[some], limits, **ends)
+        similar = find_similar(task, view, pictures[some], context) if not any(prefixes[some]) else [[] for _ in drawn]
         for samples, neighbours, limit in zip(drawn, similar, limits, strict=True):
             kept = [one for one in neighbours if len(one.tokens) < limit]
             ranks = [1 / rank for rank in range(1, len(kept) + 1)]
-            weights = [1.0] * len(samples) + [len(samples) * weight / sum(ranks) for weight in ranks]
+            whole = len(samples) * task.decode.neighbour_weight
+            weights = [1.0] * len(samples) + [whole * weight / sum(ranks) for weight in ranks]
             order = rank_by_risk([task.decode_text(one) for one in [*samples, *kept]], weights)
             found.append([[*samples, *kept][place] for place in order[: search.best]])
     return found
 
 
+def sampling_options(task: Captioning) -> dict[str, float]:
+    return {"temperature": task.decode.sample_temperature, "min_p": task.decode.sample_min_p}
+
+
+def make_views(
+    task: Captioning, pictures: UInt8[Tensor, "pictures 3 height width"]
+) -> Float[Tensor, "rows 3 height width"]:
+    """Each picture, followed by its `decode.views` − 1 moved copies, as the model takes them.
+
+    All pictures are moved in the same ways, so that a caption does not depend on what else is asked.
+    """
+    copies, rows = task.decode.views - 1, list[Tensor]()
+    for picture in pictures.float() / 255:
+        rows.append(picture[None])
+        if copies:
+            chance, background = torch.Generator().manual_seed(0), task.preprocessing.background
+            rows.append(VIEWS(picture.expand(copies, -1, -1, -1), chance, background))
+    return task.preprocessing.normalise(torch.cat(rows))
+
+
 @torch.inference_mode()
 def find_similar(
-    task: Captioning, model: PictureToText, context: Float[Tensor, "rows patches width"]
+    task: Captioning,
+    model: PictureToText,
+    pictures: Sequence[UInt8[Tensor, "3 height width"]],
+    context: Float[Tensor, "rows patches features"],
 ) -> list[list[Hypothesis]]:
-    """The captions of similar training pictures, the nearest first, with the probability that the model gives them."""
+    """The captions of similar training pictures, the nearest first, with the probability that the model gives them.
+
+    That is the probability for the first view of a picture, of which `context` has several.
+    """
     if task.memory is None or not task.decode.neighbours:
-        return [[] for _ in context]
-    asked = torch.nn.functional.normalize(context.mean(1).float(), dim=1).cpu()
+        return [[] for _ in pictures]
+    sides = [pictures, [one.flip(-1) for one in pictures]] if task.decode.neighbour_mirrored else [pictures]
+    asked = [task.describe_pictures(model, some) for some in sides]
     found, end, pad = list[list[Hypothesis]](), task.target.end, task.target.pad
-    for row, captions in zip(context, task.memory.find(asked, task.decode.neighbours), strict=True):
+    for row, captions in zip(
+        context[:: task.decode.views], task.memory.find(asked, task.decode.neighbours), strict=True
+    ):
         written = [[*tokens, end] for tokens in task.target.encode_all(captions)]
         longest = max(map(len, written))
         target = torch.tensor([[task.target.start, *one, *[pad] * (longest - len(one))] for one in written])
@@ -77,25 +111,28 @@ def find_similar(
 
 def draw_samples(
     model: PictureToText,
-    context: Float[Tensor, "rows context width"],
+    context: Float[Tensor, "rows patches width"],
     search: Search,
     numbers: Sequence[PartNumber],
     prefixes: Sequence[list[int]],
     limits: Sequence[int],
     **ends: int,
 ) -> list[list[Hypothesis]]:
-    """`search.samples` hypotheses of each row; what is drawn depends on the seed and the number of the row alone."""
+    """`search.samples` hypotheses of each number, which has one row of the context or several successive ones.
+
+    What is drawn depends on the seed and the number alone.
+    """
     copies = search.samples
-    lengths = torch.full((len(context) * copies,), context.shape[1])
-    writer = Writer(model, [[]] * len(lengths), context=context.repeat_interleave(copies, 0), context_lengths=lengths)
+    lengths = torch.full((len(numbers) * copies,), context.shape[1])
+    each_row = context.repeat_interleave(len(lengths) // len(context), 0)
+    writer = Writer(model, [[]] * len(lengths), context=each_row, context_lengths=lengths)
     rules: dict[str, Any] = {**ends, "max_length": []}
     for prefix, limit in zip(prefixes, limits, strict=True):
         rules["max_length"] += [limit + len(prefix)] * copies
     if any(prefixes):
         rules["prefix"] = [prefix for prefix in prefixes for _ in range(copies)]
     each = [PartNumber(number.given, number.part * copies + copy) for number in numbers for copy in range(copies)]
-    drawing = search._replace(sampling_options={"temperature": TEMPERATURE}, beams=1)
-    found = [one[0] for one in drawing.run(writer, each, **rules)]
+    found = [one[0] for one in search.run(writer, each, **rules)]
     return [found[first : first + copies] for first in range(0, len(found), copies)]
 
 
