@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -69,23 +69,32 @@ open(sys.argv[2], "w").write("<!DOCTYPE html><meta charset=utf-8><body>" + page)
 def drawn(tokens: int, layers: int, heads: int, mask: Mask | None = None, pixels: int = 256) -> Record:
     """A record of random q and k."""
     chance = torch.Generator().manual_seed(tokens)
+    pairs = (torch.randn(2, 1, heads, tokens, WIDTH, generator=chance) for _ in range(layers))
+    return record_of(pairs, "encoder", [f"▁w{number}" for number in range(tokens)], mask, pixels)
+
+
+def record_of(
+    pairs: Iterable[Sequence[torch.Tensor]], part: str, labels: list[str], mask: Mask | None, pixels: int
+) -> Record:
+    """A record of one q and k a layer, (1, heads, tokens, d), over tokens with these labels."""
     sights: dict[str, Sight] = {}
-    for layer in range(layers):
-        q, k = torch.randn(2, 1, heads, tokens, WIDTH, generator=chance)
+    for layer, (q, k) in enumerate(pairs):
+        heads, tokens, width = q.shape[1:]
         found = measure(q, k, mask, pixels=pixels)
-        part = Step(0, 0, tokens, tokens, mask, None)
-        kept = KeptInputs(q, k, WIDTH**-0.5, None, None, (part,), torch.tensor([tokens]), found.logsumexp)
-        sights[f"encoder.{layer}.self"] = Sight(
+        step = Step(0, 0, tokens, tokens, mask, None)
+        kept = KeptInputs(q, k, width**-0.5, None, None, (step,), torch.tensor([tokens]), found.logsumexp)
+        name = f"{part}.{layer}.self"
+        sights[name] = Sight(
             **vars(found),
-            name=f"encoder.{layer}.self",
+            name=name,
             heads=tuple(range(heads)),
             queries=torch.arange(tokens),
             blocks=choose_blocks(tokens, tokens, pixels),
             inputs=(0,),
             kept=kept,
         )
-    forward = Forward(sights, {"tokens": torch.arange(tokens)[None]})
-    forward.labels["tokens"] = {number: f"▁w{number}" for number in range(tokens)}
+    forward = Forward(sights, {"tokens": torch.arange(len(labels))[None]})
+    forward.labels["tokens"] = dict(enumerate(labels))
     return Record(list(sights), [forward])
 
 
@@ -170,9 +179,10 @@ def long(browser: Browser, path: Path, rounds: int) -> Iterator[list[str]]:
 
     middle, times = median(opening, rounds)
     yield ["open", "file to first map", "", f"{middle:.2f}", f"{min(times):.2f}–{max(times):.2f}", "< 2 s"]
-    with open_record(Record.load(path), browser=False) as server, opened(browser, SEEN["clearhead"]) as page:
+    record = Record.load(path)
+    name = record.names[0]
+    with open_record(record, browser=False) as server, opened(browser, SEEN["clearhead"]) as page:
         painted(page, server.url)
-        name = server.answers.scene({}).forward.names[0]
         for tokens in (256, 2048, 8000):
 
             def once(tokens: int = tokens) -> float:
@@ -238,7 +248,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", type=Path, help="the record of 100,000 tokens")
     given = parser.parse_args()
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--enable-precise-memory-info"]
@@ -256,6 +266,7 @@ def main() -> None:
     about = [
         f"- date: {datetime.date.today()}",
         f"- hardware: {hardware()}",
+        f"- load of the machine: {load:.1f} before, {os.getloadavg()[0]:.1f} after; quiet is below 1",
         f"- versions: Chromium {version}, Python {platform.python_version()}, torch {torch.__version__}",
         f"- {LAYERS} layers × {HEADS} heads, random q and k; first paint: from navigation until it is seen",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -17,6 +18,16 @@ SHIPPED = Path(shipped.__file__).parent / "fonts"
 CHROMIUM = Path("/usr/bin/chromium")
 SEEN_TOUR = "try { localStorage.setItem('clearhead-tour', 'seen') } catch { /* about:blank has no storage */ }"
 PATIENCE = 30_000  # milliseconds: the machine may be busy
+# One character is a text, too, since most Chinese words are one or two; and large letters are as dark as small ones.
+AUDIT = """async () => {
+  const options = { ignoreUnicode: false, ignoreLength: true, ignorePseudo: false, boldValue: 700, boldTextPt: 14,
+    largeTextPt: 18, contrastRatio: { normal: { expected: 4.5 }, large: { expected: 4.5 } }, pseudoSizeThreshold: 0.25,
+    shadowOutlineEmMax: 0.1 };
+  axe.configure({ checks: [{ id: "color-contrast", options }] });
+  const rules = { "target-size": { enabled: true } };
+  const { violations } = await axe.run(document, { rules, resultTypes: ["violations"] });
+  return violations.flatMap(({ id, nodes }) => nodes.map((one) => `${id}: ${one.html}: ${one.failureSummary}`));
+}"""
 MISSING = (
     "the tests of the page need Chromium and Playwright: apt-get install chromium && .venv/bin/pip install playwright"
 )
@@ -73,6 +84,13 @@ class Watched:
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
+
+    def audit(self) -> list[str]:
+        """What axe finds: too small, too pale, without a name, headings out of order, and the like."""
+        self.settle()  # colours fade in
+        if not self.page.evaluate("() => 'axe' in window"):
+            self.page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
+        return self.page.evaluate(AUDIT)
 
     def until(self, selector: str, text: str) -> None:
         """Waits until an element shows this text."""

@@ -170,6 +170,23 @@ def test_from_afar_a_window_is_made_of_whole_pixels_of_the_map(monkeypatch):
     assert view.sum_window(0, range(20), range(3, 23), (1, 1)).blocks == (1, 1)  # near: every weight
 
 
+def test_many_weights_in_whole_pixels_of_the_map_are_not_computed_again(monkeypatch):
+    monkeypatch.setattr(attention_map, "LARGE", 100)
+    seen = drawn(61, pixels=16)["encoder.0.self"]
+    whole, view, computed = weights_of(seen)[0], AttentionMap(seen, 0), []
+    exact = view._sum_exact
+    monkeypatch.setattr(view, "_sum_exact", lambda *given: (computed.append(given[1:]), exact(*given))[1])
+    for queries, keys in ((range(8, 48), range(20, 61)), (range(61), range(61))):
+        found = view.sum_window(0, queries, keys, (4, 8))
+        expected = sum_blocks(sum_blocks(whole[queries.start : queries.stop, keys.start : keys.stop], 4, 0), 8, 1)
+        torch.testing.assert_close(found.sums, expected, **CLOSE)
+        assert (found.exact, found.area, computed) == (True, (queries, keys), [])
+    for queries, blocks in ((range(4, 5), (4, 4)), (range(5, 47), (4, 4)), (range(4, 48), (4, 6))):  # few, or uneven
+        view.sum_window(0, queries, range(61), blocks)
+        assert computed == [(queries, range(61), blocks)]
+        computed.clear()
+
+
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("masked", [2**22, 0])
 def test_hidden_weights_are_negative_zeros(name, masked, monkeypatch):

@@ -17,7 +17,6 @@ from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
 from tests.explore.browser import Watched
 from tests.explore.test_page import SENTENCE, START, token
-from tests.explore.test_page_access import AUDIT
 
 SICK = "他昨天没有去学校，因为他病了。"
 GIVEN = "Yesterday he stayed at home because he was sick."
@@ -44,8 +43,7 @@ def test_a_text_that_is_too_long_is_refused_in_one_line(watched, url, live, monk
     watched.allowed = ["Failed to load resource"]
     watched.open(url, START)
     field = watched.page.locator("#another-text")
-    assert field.get_attribute("title") == "another text (at most 100,000 characters, 23 tokens)"
-    assert field.get_attribute("placeholder") == "another text, at most 23 tokens"
+    assert watched.text("#another-limit") == "at most 100,000 characters and 23 tokens"
     enter(watched, "我喜欢猫" * 11)
     watched.until("#another-problem", "tokens; the page takes 23 at most")
     asked: list[str] = []
@@ -156,7 +154,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     ground = greens(watched, "#output-text .token")
     assert [round(240 - 81 * (1 - chance)) for chance in about["chances"]] == pytest.approx(ground, abs=1)
     assert "or: He 87 %" in marked.first.get_attribute("title")
-    assert watched.page.evaluate(AUDIT) == []
+    assert watched.audit() == []
     page.locator("#next-surprise").click()
     watched.until("#next h2", f"alternatives to {marked.first.inner_text()}")
     assert page.locator("#next .alternative").count() == 0  # no model, nothing to go on with
@@ -164,8 +162,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     page.keyboard.press("t")  # dark
     page.keyboard.press("l")
     watched.until("#chances", f"{len(best)} 处中有 {len(wrong)} 处模型不同意")
-    watched.settle()
-    assert watched.page.evaluate(AUDIT) == []
+    assert watched.audit() == []
     page.locator('#chances button[value="attention"]').click()
     page.locator(".chance-legend").wait_for(state="detached")
     assert "shading=attention" in watched.fragment
@@ -190,8 +187,7 @@ def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(wat
         assert watched.text("#continued").split() == want.text.split()
         assert watched.text(".before-after del").split() == ["he", "was"]
         assert watched.text("#continued ins").split() == ["he's"]
-        watched.settle()
-        assert page.evaluate(AUDIT) == []
+        assert watched.audit() == []
         page.locator("#open-continued").click()
         watched.until("#notes", "the model was made to write 's, and then went on by itself")
         token(watched, "#output-text", "'s").wait_for()
@@ -258,8 +254,6 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert watched.text("figcaption .off-mark") == "“世界” hidden"
     watched.until("#axes-note", "“世界” is hidden from the model. Shown here is still where this head looked before.")
     assert watched.text("#hiding .verdict") == "With this hidden the answer changes: it matters here."
-    watched.settle()
-    assert page.evaluate(AUDIT) == []
     page.locator("#hide-word").click()
     page.locator("#hidden-answer").wait_for(state="detached")
     assert page.locator(".off-mark").is_hidden()

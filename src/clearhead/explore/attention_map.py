@@ -99,14 +99,27 @@ class AttentionMap:
         """These queries and keys in blocks of so many queries and keys.
 
         From q and k if they were kept, for at most 8,192 × 8,192 weights. Otherwise in whole pixels of the recorded
-        map: area and blocks then grow to the next multiples of its pixels.
+        map: area and blocks then grow to the next multiples of its pixels. Many weights in blocks that are such
+        multiples come from the map at once.
         """
         queries, keys = self._clip(queries, keys)
-        if self.sight.kept is not None and len(queries) * len(keys) <= MAX_EXACT**2:
+        size = len(queries) * len(keys)
+        summed = size > LARGE and self._is_aligned(queries, keys, blocks)
+        if self.sight.kept is not None and size <= MAX_EXACT**2 and not summed:
             return self._sum_exact(head, queries, keys, blocks)
         if not self.sight.blocks[0]:
             raise RecordError(f"{self.sight.name} has no map, so a window has at most {MAX_EXACT:,}² weights")
         return self._sum_map(head, queries, keys, blocks)
+
+    def _is_aligned(self, queries: range, keys: range, blocks: tuple[int, int]) -> bool:
+        """Whether these blocks consist of whole pixels of the recorded map, in which every query was measured."""
+        if not self.sight.blocks[0] or self.step > 1:
+            return False
+        sides = zip((queries, keys), blocks, self.first, self.ends, self.blocks, strict=True)
+        return all(
+            block % pixel == 0 and part == _widen_to_pixels(part, first, end, pixel)
+            for part, block, first, end, pixel in sides
+        )
 
     def _sum_exact(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
         windows = self.windows(head)

@@ -125,8 +125,9 @@ def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]
 class ProgressLine:
     """Prints to stderr how many of `total` are done and the time left; call it with the number of those done.
 
-    On a terminal one line is updated every 0.2 s; elsewhere a line is added every 15 s. Nothing is printed in the first
-    `delay` seconds.
+    The time left is estimated from the second half of what is done: the first one is slow, since models and caches
+    warm up, and other programs may start or end meanwhile. On a terminal one line is updated every 0.2 s; elsewhere a
+    line is added every 15 s. Nothing is printed in the first `delay` seconds.
     """
 
     def __init__(
@@ -140,20 +141,27 @@ class ProgressLine:
         self.what, self.total, self.delay, self.clock = what, total, delay, clock
         self.terminal = sys.stderr.isatty()
         self.begin = clock()
+        self.times = {0: self.begin}  # when so many were done
         self.printed = -math.inf if delay else self.begin
         if total and not delay:
-            self._print(f"clearhead: 0 of {total} {what}")  # how long they take is known after the first
+            self._print(f"clearhead: 0 of {total} {what}")  # how long they take is known after the second
 
     def __call__(self, done: int) -> None:
-        now = self.clock()
+        now = self.times[done] = self.clock()
         if done == self.total:
             self._print("")
-        elif now - self.begin < self.delay:
+        elif done == 1 or now - self.begin < self.delay:
             return
-        elif done == 1 or now - self.printed >= (0.2 if self.terminal else 15.0):
+        elif len(self.times) == 3 or now - self.printed >= (0.2 if self.terminal else 15.0):
             self.printed = now
-            left = format_duration(max(1.0, (now - self.begin) / done * (self.total - done)))
+            left = format_duration(max(1.0, self._seconds_each(done) * (self.total - done)))
             self._print(f"clearhead: {done} of {self.total} {self.what}, about {left} left")
+
+    def _seconds_each(self, done: int) -> float:
+        """The mean over the second half of those done, of which the first one is never a part."""
+        start = min((one for one in self.times if one >= max(1, done // 2)), default=done)
+        start = start if start < done else 0
+        return (self.times[done] - self.times[start]) / (done - start)
 
     def _print(self, text: str) -> None:
         if self.terminal:

@@ -283,6 +283,7 @@ class Page {
 /** Shows an error instead of the page. */
 function fail(problem) {
   document.documentElement.dataset.ready = "failed";
+  for (const part of document.querySelectorAll("header, main, footer, .skip")) part.hidden = true; // keys reach nothing behind it
   byId("failed").hidden = false;
   byId("failed-reason").textContent = problem.message;
   byId("retry").addEventListener("click", () => location.reload());

@@ -80,9 +80,10 @@ export class HeadTiles {
     return blocks?.some((block, side) => block < this.attention.blocks[side]) ? blocks : null;
   }
 
-  /** Queries and keys of a tile: whole blocks of few enough weights. */
+  /** Queries and keys of a tile: whole blocks, of few enough weights where they are not pixels of the recorded map. */
   spansOf(blocks) {
     const cells = [TILE, TILE];
+    if (this.pixel && blocks.every((block, side) => block % this.pixel[side] === 0)) return cells.map((count, side) => count * blocks[side]);
     const size = (side) => Math.min(cells[side] * blocks[side], this.attention.counts[side]);
     while (size(0) * size(1) > MOST_WEIGHTS && Math.max(...cells) > 1) cells[size(0) >= size(1) ? 0 : 1] /= 2;
     return cells.map((count, side) => count * blocks[side]);

@@ -32,7 +32,7 @@ export function paintAlternatives(explorer) {
   const off = ablationOf(explorer)?.next?.[place] ?? null;
   const goesOn = explorer.live && explorer.scene.continues;
   const rows = rowsOf(explorer, place, off).map((row) => rowElement(explorer, place, row, off, goesOn));
-  const head = off ? make("thead", {}, make("tr", {}, make("th"), ...["before", "after"].map((text) => make("th", { scope: "col", class: `number ${text === "after" ? "off" : ""}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
+  const head = off ? make("thead", {}, make("tr", {}, make("td"), ...["before", "after"].map((text) => make("th", { scope: "col", class: `number ${text === "after" ? "off" : ""}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
   refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)),
     goesOn ? make("p", { class: "soft tiny", text: say("goOnHint") }) : null, ...continuationOf(explorer, place));
 }

@@ -154,7 +154,7 @@ export class Explanation {
     if (this.explorer.scene.axes[axis.name].unknown) return bold(say("numbered", { label }));
     const twice = axis.length > SEARCHED || axis.shown.some((text, at) => at !== position && text === axis.shown[position]);
     const name = make("span", {}, ...sayAround(/[\p{L}\p{N}]/u.test(label) ? "quoted" : "sign", { token: bold(label) }));
-    if (twice) name.append(make("span", { class: "place", text: ` (${formatCount(position)})` }));
+    if (twice) name.append(make("span", { class: "place", text: ` (${wholeCount(position)})` }));
     return name;
   }
 
@@ -186,7 +186,7 @@ export class Explanation {
 
   looksAt(heads, answers) {
     const { explorer } = this;
-    if (answers.some((answer) => answer.odd)) return [say("oddRow").replace(/[.。]$/, "")];
+    if (answers.some((answer) => answer.odd)) return sayAround("oddOf", { token: make("span", {}, ...this.subjectName()) });
     if (answers.some((answer) => !answer.top.length)) return [];
     const who = make("span", {}, ...this.who(this.subjectName()));
     return answers.flatMap((answer, i) => {
@@ -197,7 +197,7 @@ export class Explanation {
       const seen = answer.weights?.reduce((sum, weight) => sum + ((rounded ? isHidden(weight) : weight === 0) ? 0 : 1), 0) ?? 0;
       const tied = isTied(answer, isPictured(this.subject.answered) || most < LEAST ? 1 : LISTED, error);
       if (!i && (tied || (seen >= SPREAD && most < 2 / seen))) {
-        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, count: formatCount(seen), share: share(most, error) });
+        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, count: wholeCount(seen), share: share(most, error) });
       }
       const shares = make("span", {}, ...this.shares(answer));
       const said = sayAround(i ? "givesMore" : "gives", { who, head, shares });
@@ -228,14 +228,14 @@ export class Explanation {
     if (few < 2) return [];
     const { answered } = this.subject;
     const kind = { image: "halfPatches", audio: "halfMoments" }[answered.kind] ?? "halfTokens";
-    return [say("half", { few: formatCount(few), count: say(kind, { count: formatCount(sorted.length) }) })];
+    return [say("half", { few: wholeCount(few), count: say(kind, { count: wholeCount(sorted.length) }) })];
   }
 
   isLookedAt(heads, answers) {
     const { explorer } = this;
     const { attention } = explorer;
     const { answered } = this.subject;
-    if (answers.some((answer) => answer.odd)) return [say("oddRow").replace(/[.。]$/, "")];
+    if (answers.some((answer) => answer.odd)) return sayAround("oddOf", { token: make("span", {}, ...this.subjectName()) });
     if (answers.some((answer) => !answer.top.length)) return [];
     const parts = answers.flatMap((answer, i) => {
       const [position, weight] = answer.top[0];
@@ -248,7 +248,7 @@ export class Explanation {
     const [answer] = answers;
     if (!answer.weights) parts.push(say("comma"), say("amongTop"));
     if (heads.length === 1 && Number.isFinite(answer.received) && answer.received > 0) {
-      parts.push(say("stop"), say("space"), say(answer.close ? "inAllAbout" : "inAll", { received: formatNumber(answer.received, answer.close ? 1 : 2), rows: formatCount(attention.counts[0]) }));
+      parts.push(say("stop"), say("space"), say(answer.close ? "inAllAbout" : "inAll", { received: formatNumber(answer.received, answer.close ? 1 : 2), rows: wholeCount(attention.counts[0]) }));
       if (attention.estimated) parts.push(say("comma"), say("estimateOnly"));
     }
     return parts;
@@ -265,7 +265,7 @@ export class Explanation {
     const [queries, keys] = [explorer.axes[attention.queries], explorer.axes[attention.keys]];
     const [{ share: weight, rows, columns, q0, k0, exact }] = cells;
     if (rows * columns > 1) {
-      const span = (first, count) => say("tokensRange", { first: formatCount(first), last: formatCount(first + count - 1) });
+      const span = (first, count) => say("tokensRange", { first: wholeCount(first), last: wholeCount(first + count - 1) });
       const blanks = { query: span(q0 + attention.first[0], rows), key: span(k0 + attention.first[1], columns), share: share(weight) };
       return isHidden(weight) ? [say("blockHidden", blanks), say("stop")] : [say("blockGives", blanks), ...(exact ? [] : [say("comma"), say("estimateOnly")]), say("stop")];
     }
@@ -336,4 +336,9 @@ function bold(text) {
 function share(weight, precision = 0) {
   const number = formatShare(weight, precision);
   return number.startsWith(">") ? say("percentMore", { number: number.slice(1) }) : say("percent", { number });
+}
+
+/** A count that is not broken at the end of a line. */
+function wholeCount(value) {
+  return formatCount(value).replaceAll("\u2009", "\u2060\u2009\u2060");
 }

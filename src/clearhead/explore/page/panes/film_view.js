@@ -124,15 +124,17 @@ export class FilmView {
         const box = element.getBoundingClientRect();
         return [box.left - place.left + (width - place.width) / 2, box.top - place.top + this.strip.scrollTop + top, box.width, box.height];
       };
-      context.globalAlpha = button.classList.contains("faded") ? 0.34 : 1;
+      const faded = button.classList.contains("faded");
+      context.globalAlpha = faded ? 0.34 : 1;
       context.drawImage(film, ...at(film));
+      context.globalAlpha = 1;
       const [x, y, wide, high] = at(word);
       const look = this.hands.look();
-      if (word.style.backgroundColor) {
+      if (word.style.backgroundColor && !faded) {
         context.fillStyle = word.style.backgroundColor;
         context.fillRect(x, y, wide, high);
       }
-      context.fillStyle = word.style.color || (/pinned|current/.test(button.className) ? look.accent : look.ink);
+      context.fillStyle = faded ? look.soft : word.style.color || (/pinned|current/.test(button.className) ? look.accent : look.ink);
       context.font = look.font;
       context.fillText(word.textContent, x + wide / 2, y + high / 2, wide);
     }

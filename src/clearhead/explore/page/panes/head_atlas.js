@@ -13,6 +13,9 @@ const MANY = 1000; // heads; more of them scroll, and only those near the visibl
 const BEYOND = 500; // pixels above and below the visible heads
 const TARGET = 24; // pixels that a finger needs
 const MARGIN = 4; // around the grid, for the frame of the chosen head
+const GUTTER = 28; // left of the grid, for the layers' numbers
+const PADDING = 28; // of the pane, left and right
+const WIDEST = 364; // pixels of the pane
 
 export class Atlas {
   constructor(explorer) {
@@ -34,13 +37,16 @@ export class Atlas {
     this.thumbs.clear();
     this.known.clear();
     this.built = "";
+    const most = Math.max(...this.explorer.scene.attentions.map((one) => one.heads.length));
+    const width = PADDING + GUTTER + most * TARGET + MARGIN;
+    document.documentElement.style.setProperty("--atlas", `${width > WIDEST ? 300 : Math.max(300, width)}px`); // wide enough for 12 heads
     this.build();
   }
 
   build() {
     const { explorer } = this;
     const { group, state } = explorer;
-    const width = byId("atlas").clientWidth - 28;
+    const width = byId("atlas").clientWidth - PADDING;
     const key = [group.key, state.sort, state.order, width, document.documentElement.lang].join("|");
     if (key === this.built) return this.mark();
     this.built = key;
@@ -108,17 +114,16 @@ export class Atlas {
     const { group, state } = this.explorer;
     const attentions = state.order === "up" ? [...group.attentions].reverse() : group.attentions;
     const most = Math.max(...attentions.map((one) => one.heads.length));
-    const gutter = 28;
-    const step = Math.max(TARGET, Math.min(34, Math.floor((width - gutter) / most)));
+    const step = Math.max(TARGET, Math.min(34, Math.floor((width - GUTTER) / most)));
     const size = step - (step > 20 ? 4 : 2);
     this.size = size;
     this.labels = [
-      ...attentions.map((one, row) => ({ text: layerName(one), x: gutter - 10, y: 18 + row * step + size / 2, end: true })),
-      ...Array.from({ length: most }, (_, column) => ({ text: String(attentions[0].heads[column]?.number ?? column), x: gutter + column * step + size / 2, y: 7 }))
+      ...attentions.map((one, row) => ({ text: layerName(one), x: GUTTER - 10, y: 18 + row * step + size / 2, end: true })),
+      ...Array.from({ length: most }, (_, column) => ({ text: String(attentions[0].heads[column]?.number ?? column), x: GUTTER + column * step + size / 2, y: 7 }))
         .filter((_, column) => step >= 18 || column % 4 === 0),
     ];
     return attentions.flatMap((attention, row) =>
-      attention.heads.map((head, column) => ({ attention, head, place: column, row, x: gutter + column * step, y: 18 + row * step, caption: "" })));
+      attention.heads.map((head, column) => ({ attention, head, place: column, row, x: GUTTER + column * step, y: 18 + row * step, caption: "" })));
   }
 
   bySort(width) {
@@ -203,6 +208,7 @@ export class Atlas {
 
   choose({ attention, head }, shift) {
     const second = shift || this.explorer.picking;
+    if (this.explorer.picking) byId("said").textContent = ""; // what was asked for is done
     this.explorer.picking = false;
     if (second) this.explorer.compare(attention.name, head.number);
     else this.explorer.select(attention.name, head.number);

@@ -118,8 +118,7 @@ function showAnother({ live, scene }) {
   const kind = FILES[scene.takes];
   byId("another").hidden = !live;
   const [characters, tokens] = (scene.limits ?? []).map((limit) => limit.toLocaleString("en"));
-  byId("another-text").title = tokens ? say("newTextLimits", { characters, tokens }) : "";
-  byId("another-text").placeholder = tokens && scene.limits[1] < scene.limits[0] / 8 ? say("newTextShort", { tokens }) : say("newText");
+  byId("another-limit").textContent = tokens && !kind ? say("textLimits", { characters, tokens }) : "";
   byId("another-text").hidden = byId("another").querySelector("button").hidden = Boolean(kind);
   byId("another-file").hidden = byId("another-file-label").hidden = !kind;
   if (!kind) return;
