@@ -25,6 +25,8 @@ from clearhead.train.processes import Processes, join_processes
 
 from measuring import Report, compare
 
+MOST = 2.0  # per cent of training time that watching the heads may take
+
 
 class Learner:
     """A training run that goes on by so many steps each time it is called."""
@@ -71,6 +73,7 @@ def main() -> None:
         }
         timings = compare(competitors, rounds=options.rounds)
     report.add(f"heads_every={options.every}", options.recipe, timings)
+    report.judge("the look by itself,", 100 * timings["the look by itself"].ratio, MOST, " % of training time")
     if not options.dry:
         report.save()
 

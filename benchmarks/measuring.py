@@ -75,10 +75,19 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
 
 
 class Report:
-    """A table that is printed as it grows and kept as a file named theme_hardware_date.md."""
+    """A table and notes below it, printed as they grow and kept as a file named theme_hardware_date.md."""
 
     def __init__(self, theme: str, title: str) -> None:
-        self.theme, self.title, self.rows = theme, title, []
+        self.theme, self.title, self.rows, self.notes = theme, title, [], list[str]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(text, flush=True)
+
+    def judge(self, what: str, value: float, limit: float, unit: str = "") -> None:
+        """Notes a value and whether it keeps a limit: "… 1.62 (within 1.8)" or "… 1.91 (OVER 1.8)"."""
+        shown, line = (f"{value:.2f}", f"{limit:g}") if limit < 10 else (f"{value:,.0f}", f"{limit:,.0f}")
+        self.note(f"{what} {shown}{unit} ({'within' if value <= limit else 'OVER'} {line})")
 
     def add(self, case: str, shape: str, timings: dict[str, Timing]) -> None:
         for name, t in timings.items():
@@ -105,7 +114,8 @@ class Report:
             f"- command: `python {' '.join(sys.argv)}`",
             "- ratio: median over rounds of time / time of the first competitor of the case in the same round",
         ]
-        return "\n".join([f"# {self.title}", "", *about, "", table, ""])
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([f"# {self.title}", "", *about, "", table, *notes, ""])
 
     def save(self) -> Path:
         RESULTS.mkdir(exist_ok=True)

@@ -7,6 +7,9 @@
 (8 layers, heads of width 128); on a CPU a small one. One prefill with all measures, without top keys, with q and k
 kept, with the last 64 queries and 8 spans; then `generate` of 64 tokens after 1,024. `bert`: 6 layers of width 384 on a
 CPU. Where the weights of all heads fit, eager attention with `output_attentions` stands beside them.
+
+Below the table there is a line for each limit of time and, on a GPU, of memory, "within" or "OVER". With `--profile`
+the operations (on a GPU, the kernels and copies) of one watched pass are listed, too, the longest first.
 """
 
 from __future__ import annotations
@@ -24,13 +27,25 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from clearhead import watch
 
-from measuring import Report, compare
+from measuring import Report, Timing, compare
 
 KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SIZES = {"1b": (2048, 8192, 16, 32, 8), "8b": (4096, 14336, 8, 32, 8), "small": (128, 256, 2, 4, 2)}
 SPANS = 8
 MOST_WEIGHTS = 16 * 2**30  # bytes of attention weights that eager may take
 KEPT_AT = 32768  # tokens at which q and k are kept
+BUDGET = 2**28  # bytes of results on a GPU, in the case by which memory is judged
+
+# Most times of a watched Llama on a GPU, as multiples of the unwatched one, by tokens.
+LIMITS = {
+    "watched": {2048: 1.8, 8192: 1.5, 32768: 1.9, 65536: 2.1},
+    "watched, top=0": {2048: 1.5, 8192: 1.35, 32768: 1.65, 65536: 1.8},
+    'watched, keep="qk"': {KEPT_AT: 2.2},
+    "watched, 64 queries, 8 spans": {2048: 1.25, 8192: 1.1, 32768: 1.1, 65536: 1.1},
+}
+GENERATE_LIMIT = 1.5
+MEMORY_SHARE = 1.05  # of the unwatched peak, with device_budget=0
+BERT_LIMIT, EAGER_LIMIT = 1.5, 1.0  # of the unwatched BERT on a CPU; of eager attention with weights
 
 
 def build_llama(size: str, device: str) -> nn.Module:
@@ -87,6 +102,7 @@ def make_competitors(model: nn.Module, ids: torch.Tensor, *, few: bool) -> dict[
     competitors["watched, top=0"] = lambda: run_watched(top=0)
     if not few:
         competitors["watched, device_budget=0"] = lambda: run_watched(device_budget=0)
+        competitors["watched, device_budget=2**28"] = lambda: run_watched(device_budget=BUDGET)
         chosen = {"queries": slice(-64, None), "spans": split_spans(tokens)}
         competitors["watched, 64 queries, 8 spans"] = lambda: run_watched(**chosen)
         if tokens == KEPT_AT:
@@ -95,6 +111,26 @@ def make_competitors(model: nn.Module, ids: torch.Tensor, *, few: bool) -> dict[
     if batch * heads * tokens**2 * next(base.parameters()).element_size() < MOST_WEIGHTS:
         competitors["eager, output_attentions"] = run_eager
     return competitors
+
+
+def judge_llama(report: Report, case: str, tokens: int, timings: dict[str, Timing]) -> None:
+    """The verdicts on one prefill on a GPU."""
+    for name, limits in LIMITS.items():
+        if name in timings and tokens in limits:
+            report.judge(f"{case}, {tokens:,} tokens: {name}", timings[name].ratio, limits[tokens], " × unwatched")
+    held = torch.cuda.memory_allocated()  # the model, which every competitor finds there
+    peaks = {name: held + (timing.memory or 0.0) for name, timing in timings.items()}
+    plain = peaks["unwatched"]
+    for name, limit in (("device_budget=2**28", plain + BUDGET), ("device_budget=0", MEMORY_SHARE * plain)):
+        peak = peaks[f"watched, {name}"]
+        report.judge(f"{case}, {tokens:,} tokens: peak memory with {name}", peak / 1e6, limit / 1e6, " MB")
+
+
+def judge_bert(report: Report, tokens: int, timings: dict[str, Timing]) -> None:
+    """The verdicts on one pass of BERT on a CPU."""
+    watched, eager = timings["watched"], timings["eager, output_attentions"]
+    report.judge(f"BERT, {tokens:,} tokens: watched", watched.ratio, BERT_LIMIT, " × unwatched")
+    report.judge(f"BERT, {tokens:,} tokens: watched", watched.median / eager.median, EAGER_LIMIT, " × eager")
 
 
 def measure_generation(model: nn.Module, device: str, report: Report, rounds: int, label: str) -> None:
@@ -112,7 +148,25 @@ def measure_generation(model: nn.Module, device: str, report: Report, rounds: in
             generate()
 
     competitors: dict[str, Callable[[], object]] = {"unwatched": generate, "watched": generate_watched}
-    report.add(f"{label}, generate", f"{new} after {prompt:,} tokens", compare(competitors, rounds=rounds))
+    timings = compare(competitors, rounds=rounds)
+    report.add(f"{label}, generate", f"{new} after {prompt:,} tokens", timings)
+    if device == "cuda":
+        report.judge(f"{label}, generate: watched", timings["watched"].ratio, GENERATE_LIMIT, " × unwatched")
+
+
+def print_profile(run: Callable[[], object], label: str, *, shown: int = 16) -> None:
+    """The operations of one run by their time: on the GPU if there is one."""
+    activity = torch.profiler.ProfilerActivity
+    on_gpu = torch.cuda.is_available()
+    with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
+        run()
+    found = [
+        ((one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1e3, one.count, one.key)
+        for one in profile.key_averages()
+    ]
+    print(f"{label}: {sum(time for time, *_ in found):.1f} ms, {sum(count for _, count, _ in found)} operations")
+    for time, count, name in sorted(found, reverse=True)[:shown]:
+        print(f"  {time:9.2f} ms {count:6}  {name[:90]}", flush=True)
 
 
 def main() -> None:
@@ -122,6 +176,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--profile", action="store_true", help="list the operations of a watched pass")
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
@@ -132,14 +187,23 @@ def main() -> None:
         for tokens in given.tokens or [128, 512, 2048]:
             ids = torch.randint(0, 1000, (1, tokens))
             competitors = make_competitors(model, ids, few=True)
-            report.add("BERT, prefill", f"{tokens:,} tokens", compare(competitors, rounds=given.rounds))
+            timings = compare(competitors, rounds=given.rounds)
+            report.add("BERT, prefill", f"{tokens:,} tokens", timings)
+            judge_bert(report, tokens, timings)
+            if given.profile:
+                print_profile(competitors["watched"], f"BERT watched, {tokens:,} tokens")
     else:
         for size in given.sizes or (["1b", "8b"] if device == "cuda" else ["small"]):
             model = build_llama(size, device)
             for tokens in given.tokens or ([2048, 8192, 32768, 65536] if device == "cuda" else [128, 512]):
                 ids = torch.randint(0, 1000, (1, tokens), device=device)
                 competitors = make_competitors(model, ids, few=False)
-                report.add(f"Llama {size}, prefill", f"{tokens:,} tokens", compare(competitors, rounds=given.rounds))
+                timings = compare(competitors, rounds=given.rounds)
+                report.add(f"Llama {size}, prefill", f"{tokens:,} tokens", timings)
+                if device == "cuda":
+                    judge_llama(report, f"Llama {size}", tokens, timings)
+                if given.profile:
+                    print_profile(competitors["watched"], f"Llama {size} watched, {tokens:,} tokens")
             measure_generation(model, device, report, given.rounds, f"Llama {size}")
     report.save()
 

@@ -85,6 +85,24 @@ def test_blocks_of_a_picture_tokenizer_that_attend_by_themselves_are_named():
         model(tokens())
 
 
+class Stranger(nn.Module):
+    """Takes the place of an attention, under a name that does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(30, 30)
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> Any:
+        return self.linear(hidden_states), None
+
+
+def test_another_module_in_the_place_of_an_attention_is_named():
+    model = copy.deepcopy(made("llama"))
+    model.model.layers[0].self_attn = Stranger()
+    with pytest.warns(UserWarning, match=r"not recorded: model\.layers\.0\.self_attn \(Stranger\)"), watch(model):
+        model(tokens())
+
+
 class TwoLayers(nn.Module):
     """Two attentions of Qwen2.5-Omni's DiT, which take their function as ALL_ATTENTION_FUNCTIONS[name]."""
 

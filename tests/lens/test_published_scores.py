@@ -114,7 +114,7 @@ def test_what_a_record_lacks_is_named():
     model = built("Decoder", "modern")
     with watch(model, spans={"prompt": slice(0, 3)}, queries=slice(-2, None), pixels=1) as record:
         model(tokens(2, 7))
-    with pytest.raises(RecordError, match=r"no span 'instruction', but 'prompt'; watch\(…, spans="):
+    with pytest.raises(RecordError, match=r"no span is called 'instruction'; there are 'prompt': spans="):
         instruction_focus(record, "instruction")
     with pytest.raises(RecordError, match="none of the heads of"):
         instruction_focus(record, "prompt", heads={"decoder.7.self": [0]})

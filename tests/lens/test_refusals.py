@@ -134,6 +134,8 @@ def seen() -> Sight:
         ({"head": True}, ["heads [0, 1, 2, 3]", "True"]),
         ({"head": 1.0}, ["heads [0, 1, 2, 3]", "1.0"]),
         ({"head": -1}, ["heads [0, 1, 2, 3]", "-1"]),
+        ({"head": "all"}, ["heads [0, 1, 2, 3]", "'all'"]),
+        ({"head": []}, ["one or more of the heads [0, 1, 2, 3]"]),
     ],
 )
 def test_windows_that_make_no_sense(seen, window, words):
@@ -150,6 +152,7 @@ def test_a_query_that_is_no_position(seen, query):
 def test_numbers_may_be_those_of_tensors(seen):
     model, tokens = small(), torch.tensor([[1, 2, 3]])
     assert torch.equal(seen.weights(0, torch.tensor(1), torch.tensor(2)), seen.weights(0, 1, 2))
+    assert torch.equal(seen.weights(0, torch.tensor([1, 3]), seen.queries[1:]), seen.weights(0, [1, 3], [1, 2]))
     assert seen.top(0, torch.tensor(1), torch.tensor(2)) == seen.top(0, 1, 2)
     with watch(model, heads=torch.tensor([3, 1]), layers=[torch.tensor(1)]) as record:
         model(tokens)

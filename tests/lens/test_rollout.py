@@ -127,6 +127,26 @@ def test_text_that_was_written_step_by_step_is_followed_back_as_if_read_at_once(
     torch.testing.assert_close(rollout(written, -1).tokens, rollout(read, -1).tokens, rtol=1e-5, atol=1e-6)
 
 
+def test_beams_share_the_encoder_of_their_text():
+    model = made("marian")
+    source = tokens()[:2]
+    visible = torch.ones_like(source)
+    visible[1, 8:] = 0
+    with torch.no_grad():
+        with watch(model, keep="qk") as written:
+            model.generate(source, attention_mask=visible, num_beams=3, max_new_tokens=4, do_sample=False)
+        found, target = rollout(written, 2), written.calls[0].ids["target"]
+        assert len(target) > 2
+        for sample in range(len(target)):
+            text = written["decoder.0.self"].inputs[sample] // 3
+            with watch(model, keep="qk") as read:
+                one = slice(text, text + 1)
+                model(source[one], attention_mask=visible[one], decoder_input_ids=target[sample : sample + 1, :3])
+            alone = rollout(read, 2)
+            torch.testing.assert_close(found.tokens[sample, :3], alone.tokens[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(found.source[sample], alone.source[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "asked", "words"),
     [

@@ -113,6 +113,22 @@ def test_calls_that_were_cleared_by_hand_are_no_error():
     assert compute_statistics([]).heads == ()
 
 
+@torch.no_grad()
+def test_a_cache_that_goes_on_after_its_call_was_cleared_begins_another_call():
+    model, text = made("llama"), tokens(7)
+    with watch(model) as whole:
+        model(text)
+    with watch(model) as record:
+        cache = model(text[:, :4], use_cache=True).past_key_values
+        record.calls.clear()
+        for token in text[:, 4:].split(1, 1):
+            model(token, past_key_values=cache)
+    (call,) = record.calls
+    assert call["decoder.0.self"].queries.tolist() == [4, 5, 6]
+    torch.testing.assert_close(call["decoder.1.self"].entropy, whole["decoder.1.self"].entropy[:, :, 4:])
+    assert torch.equal(call.ids["tokens"], text)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"spans": {"passage": slice(0, 3)}}, {"itself": True}, {"norms": True}, {"probes": {"before": lambda i: i - 1}}],

@@ -81,6 +81,10 @@ def test_by_hand():
     assert seen.max_score.item() == pytest.approx(math.log(3.0))
     assert seen.received[0, 0].tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 3 / 6])
     assert measure(x, x).mass == {}
+    with pytest.raises(RecordError, match=r"no span is called 'c'; there are 'a', 'b': spans="):
+        seen.mass["c"]
+    with pytest.raises(RecordError, match=r"no span is called 'c'; none were given"):
+        measure(x, x).mass["c"]
 
 
 def test_runs_of_queries():
@@ -125,13 +129,23 @@ def test_spans_of_another_kind_are_refused(spans):
         pass
 
 
+@pytest.mark.unchecked
+def test_positions_may_be_numbers_of_numpy_and_of_tensors():
+    numpy, x = pytest.importorskip("numpy"), torch.randn(1, 1, 5, 3)
+    for queries in (numpy.array([1, 3]), [numpy.int64(1), torch.tensor(3)], slice(numpy.int64(1), torch.tensor(4), 2)):
+        assert torch.equal(measure(x, x, queries=queries).entropy, measure(x, x, queries=[1, 3]).entropy)
+    spans = {"a": slice(numpy.int64(1), torch.tensor(4))}
+    assert torch.equal(measure(x, x, spans=spans).mass["a"], measure(x, x, spans={"a": slice(1, 4)}).mass["a"])
+
+
 def test_what_excludes_each_other_is_refused():
     x = torch.randn(1, 1, 5, 3)
     with pytest.raises(ShapeError, match="5 queries, numbered from 0"):
         measure(x, x, queries=[5])
     with pytest.raises(ShapeError, match="exclude each other"):
         measure(x, x, queries=[1], every=2)
-    with pytest.raises(LensError, match="exclude each other"), watch(built("Decoder"), rows=1 / 4, queries=[1]):
+    words = r"rows=0\.25 and queries= exclude each other: queries=slice\(3, None, 4\) is one in 4"
+    with pytest.raises(LensError, match=words), watch(built("Decoder"), rows=1 / 4, queries=[1]):
         pass
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
+from clearhead.errors import LensError
 from clearhead.lens.capture import joint_measuring, waiting_steps
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import forward_tracking
@@ -85,6 +86,38 @@ def test_steps_are_measured_before_samples_stop_or_beams_change_places(jobs, mon
         for name in wanted.names:
             assert_alike(found[name], wanted[name], name)
             assert torch.equal(found[name].visible, wanted[name].visible)
+
+
+def write_with_another_cache(change):
+    """Reads five tokens one by one; before the fourth, `change` changes the keys of each layer of the cache."""
+    model, ids = made("llama"), inputs("llama")["input_ids"]
+    cache = model(ids, use_cache=True).past_key_values
+    for step in range(5):
+        if step == 3:
+            for layer in cache.layers:
+                change(layer)
+        model(ids[:, step : step + 1], past_key_values=cache, use_cache=True)
+
+
+def replace_keys(layer):
+    layer.keys = layer.keys.clone()
+    layer.keys[:, :, 2] = 0
+
+
+def test_steps_are_measured_with_the_keys_that_they_saw(monkeypatch):
+    with monkeypatch.context() as patched, watch(made("llama")) as wanted:
+        patched.setattr(forward_tracking, "is_appended", lambda *_: False)
+        write_with_another_cache(replace_keys)
+    with watch(made("llama")) as found:
+        write_with_another_cache(replace_keys)
+    for name in wanted.names:
+        assert_alike(found[name], wanted[name], name)
+
+
+def test_keys_that_are_written_to_before_their_steps_were_measured_are_refused():
+    words = r"cached keys of 'decoder\.[01]\.self' were written to in place.*layer\.keys = changed"
+    with pytest.raises(LensError, match=words), watch(made("llama")):
+        write_with_another_cache(lambda layer: layer.keys.mul_(2))
 
 
 def test_a_record_that_is_read_between_two_steps_has_all_steps_so_far():

@@ -90,31 +90,31 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
         if not tensor.is_floating_point():
             raise DtypeError(f"{name} must be floating point, got {tensor.dtype}; convert it with .float()")
     q, k, v = named.values()
-    shapes = f"(got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)})"
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ShapeError(
-            f"q, k and v must have the same batch size, got {q.shape[0]}, {k.shape[0]} and {v.shape[0]} {shapes}"
-        )
-    if q.shape[3] != k.shape[3]:
-        raise ShapeError(
-            f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "
-            f"project both to the same width {shapes}"
-        )
-    if q.shape[3] == 0:
-        raise ShapeError(f"queries and keys have width 0; it must be at least 1 {shapes}")
-    if k.shape[1:3] != v.shape[1:3]:
-        raise ShapeError(
-            f"every key needs its value: k has {k.shape[1]} heads × {k.shape[2]} tokens, "
-            f"v {v.shape[1]} × {v.shape[2]} {shapes}"
-        )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError(
-            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly; "
-            f"make heads a multiple of kv_heads {shapes}"
-        )
-    if len({t.device for t in named.values()}) > 1:
+    if problem := _find_misfit(q, k, v):
+        raise ShapeError(f"{problem} (got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)})")
+    if not q.device == k.device == v.device:
         places = ", ".join(f"{name} on {t.device}" for name, t in named.items())
         raise DeviceError(f"q, k and v must be on one device, got {places}; move them with .to(q.device)")
+
+
+def _find_misfit(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """What does not fit in the shapes of q, k and v; empty if all does."""
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        return f"q, k and v must have the same batch size, got {q.shape[0]}, {k.shape[0]} and {v.shape[0]}"
+    if q.shape[3] != k.shape[3]:
+        return (
+            f"queries of width {q.shape[3]} cannot be compared with keys of width {k.shape[3]}; "
+            "project both to the same width"
+        )
+    if q.shape[3] == 0:
+        return "queries and keys have width 0; it must be at least 1"
+    if k.shape[1:3] != v.shape[1:3]:
+        return (
+            f"every key needs its value: k has {k.shape[1]} heads × {k.shape[2]} tokens, v {v.shape[1]} × {v.shape[2]}"
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        return f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly; make heads a multiple of kv_heads"
+    return ""
 
 
 def _common_dtype(named: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -79,6 +79,11 @@ def to_python_number(number: Any) -> Any:
     return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
+def to_python_numbers(numbers: Any) -> Any:
+    """A NumPy array or a tensor as a list of Python numbers, a scalar as one; anything else unchanged."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else numbers
+
+
 def select_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
     """Head indices as integers, different ones; each of these attentions, with its number of heads, must have them."""
     one = to_python_number(heads)

@@ -9,6 +9,7 @@ and k. It treats every layer as an average of vectors, which values, W_O, norms 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_qu
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import LensError
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.attention_views import Forward, Sight, find_text
 
 TILE = 2**20  # scores held at once
 WIDTH = 64  # keys of a block for which the mask is summarised
@@ -58,7 +59,7 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
             rows = residual * rows + taken
     for sight in reversed(source):
         assert below is not None
-        below = residual * below + (1 - residual) * _propagate_through(sight, below)
+        below = residual * below + (1 - residual) * _propagate_through(sight, below, target[-1].inputs)
     return Rollout(rows, below)
 
 
@@ -112,7 +113,8 @@ def _start_rows(sights: list[Sight], token: int) -> Tensor:
     return rows
 
 
-def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
+def _propagate_through(sight: Sight, rows: Tensor, inputs: Sequence[int] = ()) -> Tensor:
+    """`propagate` through one attention; `inputs` are those of the samples, where several beams share a source text."""
     call = sight.attention()
     queries, keys = call.q.shape[2], call.k.shape[2]
     if queries != rows.shape[1] or (not sight.cross and keys != queries):
@@ -120,7 +122,24 @@ def _propagate_through(sight: Sight, rows: Tensor) -> Tensor:
             f"{sight.name!r} has {queries} queries and {keys} keys, the layer above has {rows.shape[1]} tokens; "
             "rollout needs all queries of consecutive layers of one stack: call watch(layers=[…]) without rows="
         )
-    return propagate(call, rows)
+    if not inputs or len(rows) == len(call.q):
+        return propagate(call, rows)
+    texts = [find_text(sample, inputs, len(call.q)) for sample in range(len(rows))]
+    return torch.cat([propagate(_take_sample(call, text), rows[n : n + 1]) for n, text in enumerate(texts)])
+
+
+def _take_sample(call: Call, sample: int) -> Call:
+    """The same call for one sample."""
+
+    def take(tensor: Tensor) -> Tensor:
+        return tensor[sample : sample + 1] if len(tensor) > 1 else tensor
+
+    mask, bias = call.mask, call.bias
+    if bias is not None and bias.batch > 1:
+        bias = bias.replace(take(bias.parameter))
+    return call._replace(
+        q=take(call.q), k=take(call.k), v=take(call.v), mask=mask if mask is None else mask.map(take), bias=bias
+    )
 
 
 def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:

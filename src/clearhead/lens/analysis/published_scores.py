@@ -48,9 +48,9 @@ def instruction_focus(
         if heads is not None and name not in heads:
             continue
         row = -1 if query is None else sight.row_of(query)
-        focus = _get_mass(sight, instruction)[:, :, row]
+        focus = sight.mass[instruction][:, :, row]
         if data is not None:
-            focus = focus / (focus + _get_mass(sight, data)[:, :, row] + 1e-8)
+            focus = focus / (focus + sight.mass[data][:, :, row] + 1e-8)
         found.append(focus if heads is None else focus[:, [sight.place_of(head) for head in heads[name]]])
     if not found or not sum(one.shape[1] for one in found):
         raise RecordError(f"none of the heads of {list(heads or {})} was recorded; there are {', '.join(record.names)}")
@@ -134,12 +134,3 @@ def _iterate_causal_attentions(record: Record | Forward) -> Iterable[tuple[str, 
     if not names:
         raise RecordError(f"no self-attention of a decoder was recorded; there are {', '.join(record.names) or 'none'}")
     return ((name, record[name]) for name in names)
-
-
-def _get_mass(sight: Sight, span: str) -> Tensor:
-    if span not in sight.mass:
-        raise RecordError(
-            f"{sight.name!r} has no span {span!r}, but {', '.join(map(repr, sight.mass)) or 'none'}; "
-            f"watch(…, spans={{{span!r}: slice(…)}}) records it"
-        )
-    return sight.mass[span]

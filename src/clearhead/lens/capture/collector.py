@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
 from clearhead.attention.call import Call, check_call
+from clearhead.attention.call_slices import slice_heads
 from clearhead.errors import LensError
 from clearhead.formatting import format_bytes
 from clearhead.lens.analysis.norms import value_norms
@@ -35,9 +36,6 @@ from clearhead.lens.record.attention_views import Forward
 log = logging.getLogger(__name__)
 _collectors: dict[int, list[Collector]] = {}  # by the thread that watches
 _lock = threading.RLock()
-
-
-OPTIONS = ("scale", "bias", "softcap", "sinks")
 
 
 class _ThreadState(threading.local):
@@ -144,6 +142,12 @@ class Collector:
         if known is not None and known[0]() is growing:
             known[1].finish_samples(stopped)
 
+    def measure_waiting(self, growing: object) -> None:
+        """Measures the steps that wait in the call that grows with this cache, because its keys will change."""
+        known = self._calls.get(id(growing))
+        if known is not None and known[0]() is growing:
+            known[1].measure_waiting()
+
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
@@ -176,9 +180,9 @@ class Collector:
             return
         refuse_unmeasurable(seen.q, name)
         with torch.inference_mode(False), torch.no_grad():
-            named = seen._asdict()
-            whole = check_call(**{field: named[field] for field in ("q", "k", "v", "mask", *OPTIONS)})
-            call = select_heads(whole, self.settings.heads)
+            q, k, v, mask, scale, bias, softcap, sinks, *_ = seen
+            whole = check_call(q, k, v, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
+            call = slice_heads(whole, self.settings.heads)
             growing = self._thread.growing if seen.cache is None else seen.cache
             if first_query is None and cross:
                 first_query = self._find_next_position(name, growing)
@@ -269,9 +273,11 @@ class Collector:
         known = self._calls.get(id(growing))
         if growing is not None and known is not None and known[0]() is growing:
             part = known[1].sights.get(name)
-            if part is None or (isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)):
+            cleared = all(one is not known[1] for one in reversed(self.record.calls))  # by the user
+            continues = isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)
+            if not cleared and (part is None or continues):
                 return known[1], name
-            known[1].release()  # the cache was cropped: from this position on it is another text
+            known[1].release()  # or the cache was cropped: from this position on it is another text
             forward = self._new_call(call)
             forward.inherit(known[1], first_query)
             return forward, name
@@ -324,32 +330,3 @@ def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:
             f"{name!r} is being captured into a CUDA graph, whose replays would not be measured; "
             "watch the model outside of the graph"
         )
-
-
-def select_heads(call: Call, heads: Sequence[int] | None) -> Call:
-    """The same call restricted to some heads."""
-    if heads is None:
-        return call
-    group = call.q.shape[1] // call.k.shape[1]
-    groups = [head // group for head in heads]
-    shared = [one for n, one in enumerate(groups) if groups[n - 1 : n] != [one]]
-    each = len(heads) // max(1, len(shared))
-    if [one for one in shared for _ in range(each)] == groups:
-        groups = shared  # the chosen heads share keys as evenly as all do
-    chosen, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
-
-    def of(tensor: Tensor, axis: int) -> Tensor:
-        return tensor.index_select(axis, chosen) if tensor.shape[axis] > 1 else tensor
-
-    mask, bias = call.mask, call.bias
-    if bias is not None and bias.heads > 1:
-        bias = bias.replace(of(bias.parameter, 0 if bias.parameter.ndim == 1 else 1))
-    return call._replace(
-        q=call.q.index_select(1, chosen),
-        k=call.k.index_select(1, keys),
-        v=call.v.index_select(1, keys),
-        mask=mask if mask is None or mask.heads is None else mask.map(lambda t: of(t, 1) if t.ndim == 4 else t),
-        bias=bias,
-        scale=of(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
-        sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),
-    )

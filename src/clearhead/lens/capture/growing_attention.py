@@ -8,19 +8,20 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.attention.query_slices import slice_queries
+from clearhead.attention.call_slices import slice_queries
+from clearhead.errors import LensError
 from clearhead.lens.capture.growing_call import BatchHistory, Reorder, join_all_pieces, join_pieces
-from clearhead.lens.capture.growing_sum import GrowingSum, pad_to
+from clearhead.lens.capture.growing_sum import AttentionSums
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
 from clearhead.lens.capture.input_keeper import InputKeeper
 from clearhead.lens.capture.joint_measuring import JointMeasuring, Measuring, measure_together
 from clearhead.lens.capture.waiting_steps import Norms, Part, WaitingSteps
 from clearhead.lens.capture.watch_settings import MeasureDetail
-from clearhead.lens.measures.definition import MeasureJob, Measures, Spans, choose_blocks, sum_blocks
+from clearhead.lens.measures.definition import MeasureJob, Measures, Spans
 from clearhead.lens.measures.measure_dispatch import measure_token_distance
 from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
 from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
@@ -66,15 +67,6 @@ class _CallPart(NamedTuple):
         )
 
 
-class FinishedSums(NamedTuple):
-    """The sums over queries of a sample that finished before the others."""
-
-    received: Float[Tensor, "heads keys"]
-    map: Float[Tensor, "heads rows columns"]
-    seen_by: Int[Tensor, "heads keys"]
-    blocks: tuple[int, int]  # of this map
-
-
 class GrowingAttention:
     """The measures of one attention, extended step by step; `end` is the position after its last query."""
 
@@ -96,18 +88,15 @@ class GrowingAttention:
         self.joint = JointMeasuring() if joint is None else joint
         self.waits_for_others = False  # until other attentions of its shape are measured, too
         self.spans: Spans | None = None  # by document position, once the first keys are known
-        self.end = self.rows = self.keys = 0
+        self.end = self.keys = 0
         self.tokens: int | None = None  # keys that are tokens, if not all are
         self.is_placeholder = False  # the last query, until the first sampled row exists
         self.pieces: list[tuple[int, ArrivingTensors]] = []  # measures of queries, with the time of each piece
         self.norms: list[tuple[int, ArrivingTensors]] = []
         self.positions: list[range] = []
-        self.blocks: tuple[int, int] | None = None
-        self.received, self.map = GrowingSum(), GrowingSum(most=detail.pixels)
-        self.seen_by = GrowingSum()  # by how many measured queries each key was seen
-        self.finished: dict[int, FinishedSums] = {}
+        self.sums = AttentionSums(detail.pixels)
         self.keeper = InputKeeper(self.transfer) if detail.keep == "qk" else None
-        self._sums: ArrivingTensors | None = None  # the final ones, on their way to the CPU
+        self._sent_sums: ArrivingTensors | None = None  # the final ones, on their way to the CPU
         self._sight: Sight | None = None
 
     def continues_at(self, batch: int, first_query: int) -> bool:
@@ -132,14 +121,17 @@ class GrowingAttention:
         """
         if self.waits_for_others:
             self.joint.flush()
+        self._refuse_changed_keys()
         part = Part(call, where.query, logsumexp, norms)
         waits = appended and bool(self.pieces) and where[1:] == (0, None) and self.detail.measures_all_queries
-        if not (waits and self.waiting.accepts(part)):
+        accepted = waits and self.waiting.accepts(part)
+        if not accepted:
             self.measure_waiting()
-        self._sight = self._sums = None
+            accepted = waits and self.waiting.accepts(part)
+        self._sight = self._sent_sums = None
         self.end = where.query + call.q.shape[2]
         alone = norms is not None or where.tokens is not None or bool(self.pieces)
-        if waits and self.waiting.accepts(part):
+        if accepted:
             self.waiting.add(part)
         elif joins and not alone and self.joint.accepts(call):
             self.waits_for_others = True
@@ -157,8 +149,17 @@ class GrowingAttention:
         """Measures what waits to be measured together: with other attentions, and steps with each other."""
         if self.waits_for_others:
             self.joint.flush()
+        self._refuse_changed_keys()
         for part in self.waiting.take():
             measure_together([self._add(part, FirstPositions(part.first_query), True)])
+
+    def _refuse_changed_keys(self) -> None:
+        if self.waiting.has_changed_keys():
+            self.waiting = WaitingSteps()
+            raise LensError(
+                f"the cached keys of {self.name!r} were written to in place before their last steps were measured; "
+                "assign changed keys as a new tensor, as in layer.keys = changed"
+            )
 
     def _add(self, part: Part, where: FirstPositions, grows: bool) -> Measuring:
         """Yields the jobs of these queries, and appends what they measure."""
@@ -168,9 +169,7 @@ class GrowingAttention:
         if self.spans is None:
             self.spans = locate_spans(self.detail.spans or {}, where.key + keys)
         runs = self._find_runs(where.query, queries, grows)
-        if self.blocks is None:
-            height, width = choose_blocks(sum(map(len, runs)), where.key + keys, self.detail.pixels)
-            self.blocks = (max(height, 1), max(width, 1)) if self.detail.pixels else (0, 0)
+        self.sums.choose_blocks(sum(map(len, runs)), where.key + keys)
         found, exact = [], torch.float64 if grows else self.dtype
         for run in runs:
             chosen = _CallPart(call, run, where, logsumexp)
@@ -185,7 +184,7 @@ class GrowingAttention:
         joined = (
             found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
         )
-        self._reserve(call, where.key + keys, exact)
+        self.sums.reserve(call, where.key + keys, exact, self.dtype)
         self.positions += [range(run.start + where.query, run.stop + where.query, run.step) for run in runs]
         self.pieces.append((time, self.transfer.send(joined)))
         new = slice(max(0, self.keys - where.key), keys)
@@ -208,41 +207,29 @@ class GrowingAttention:
             self._drop_placeholder()
         every = self.detail.every
         rows = range(-(first + 1) % every, queries, every)
-        if not rows and (not grows or not self.rows):
+        if not rows and (not grows or not self.sums.rows):
             rows = range(max(queries - 1, 0), queries)
             self.is_placeholder = grows and bool(rows)
         return [rows] if rows else []
 
     def _drop_placeholder(self) -> None:
         """Discards the placeholder query once a sampled one arrives."""
-        self.is_placeholder, self.rows, self.blocks = False, 0, None
-        self.pieces, self.positions, self.finished = [], [], {}
-        self.received, self.map = GrowingSum(), GrowingSum(most=self.detail.pixels)
-        self.seen_by = GrowingSum()
-
-    def _reserve(self, call: Call, keys: int, exact: torch.dtype) -> None:
-        """Grows the sums to this number of keys, also where no measured query could see them."""
-        device = call.q.device
-        self.received.reserve(call.q.shape[:2], (keys,), exact, device)
-        self.seen_by.reserve((len(call.q), 1), (keys,), torch.int32)
-        height, width = self.blocks or (0, 0)
-        if height:
-            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), self.dtype, device)
-            self._shrink()
+        self.is_placeholder, self.pieces, self.positions = False, [], []
+        self.sums = AttentionSums(self.detail.pixels)
 
     def _cut(self, rows: range, call: Call, where: FirstPositions) -> tuple[range, range]:
         """Splits rows at the next edge of a map block: rows to measure together, and the rest."""
-        height, width = self.blocks or (0, 0)
+        height, width = self.sums.blocks
         count = len(rows)
         if height:
-            count = -self.rows % height or count
+            count = -self.sums.rows % height or count
             if where.key % width:  # measured finer than it is kept
                 count = min(count, height * max(1, CELLS // max(1, math.prod(call.q.shape[:2]) * call.k.shape[2])))
         return rows[:count], rows[count:]
 
     def _measure(self, part: _CallPart, exact: torch.dtype) -> Generator[MeasureJob, Measures, dict[str, Tensor]]:
-        assert self.blocks is not None
-        (call, rows, where, logsumexp), (height, width) = part, self.blocks
+        """Yields the job of these queries, adds its sums, and returns the measures of each query."""
+        (call, rows, where, logsumexp), (height, width) = part, self.sums.blocks
         fine = math.gcd(where.key, width) if width else 0  # columns that begin where those of the map do
         chosen = None if logsumexp is None else logsumexp[:, :, rows.start : rows.stop : rows.step]
         spans = shift_spans(self.spans or {}, where.key)
@@ -268,26 +255,14 @@ class GrowingAttention:
                 name: one.index_fill(0, stopped.to(one.device), SEES_NOTHING.get(name, 0))
                 for name, one in found.items()
             }
-        self.received.add(found.pop("received"), (where.key,), exact)
-        self.seen_by.add(found.pop("seen_by"), (where.key,))
-        pixels = found.pop("map")
-        if height:
-            if fine != width:
-                inset = where.key // fine % (width // fine)
-                pixels = sum_blocks(torch.nn.functional.pad(pixels, (inset, 0)), width // fine, 3)
-            self.map.add(pixels, (self.rows // height, where.key // width))
-            self._shrink()
-        self.rows += len(rows)
+        self.sums.add(
+            *(found.pop("received"), found.pop("seen_by"), found.pop("map")),
+            queries=len(rows),
+            first_key=where.key,
+            fine=fine,
+            exact=exact,
+        )
         return found
-
-    def _shrink(self) -> None:
-        """Doubles the block size of the map until it fits the pixel limit."""
-        assert self.blocks is not None
-        for axis in (0, 1):
-            while self.map.sizes[axis] > self.detail.pixels:
-                self.map = GrowingSum(sum_blocks(self.map.value, 2, 2 + axis), most=self.detail.pixels)
-                height, width = self.blocks
-                self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
     def _measure_probes(self, job: MeasureJob, result: Measures, where: FirstPositions) -> dict[str, Tensor]:
         """The weight of the key that each probe selects."""
@@ -301,34 +276,22 @@ class GrowingAttention:
 
     def reorder(self, reorder: Reorder, first_number: int) -> None:
         """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
-        self._sight = self._sums = None
-        if self.received.buffer is None:
-            return
-        for number, row in enumerate(reorder.leaving, start=first_number):
-            sums = (self.received.value, self._current_map(), self.seen_by.value)
-            received, drawn, seen_by = (one[row].clone() for one in sums)
-            self.finished[number] = FinishedSums(received, drawn, seen_by, self.blocks or (0, 0))
-        for growing in (self.received, self.map, self.seen_by):
-            growing.select_rows(reorder.rows)
-
-    def _current_map(self) -> Tensor:
-        value = self.received.value
-        return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
+        self._sight = self._sent_sums = None
+        self.sums.reorder(reorder, first_number)
 
     @torch.inference_mode(False)
     def send_results(self) -> None:
         """Sends the sums so far to the CPU, after all others, without waiting for them."""
         self.measure_waiting()
-        if self._sums is None and self.pieces:
-            received, drawn, seen_by = self._join_sums()
-            self._sums = self.transfer.send({"received": received, "map": drawn, "seen_by": seen_by})
+        if self._sent_sums is None and self.pieces:
+            self._sent_sums = self.transfer.send(self.sums.join(self.history, self.dtype)._asdict())
 
     @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:
         """The measures so far, as one Sight."""
         self.send_results()
         if self._sight is None:
-            assert self._sums is not None, "an attention is in a call as soon as it was measured"
+            assert self._sent_sums is not None, "an attention is in a call as soon as it was measured"
             whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
             norms = [(time, piece["norms"]) for time, piece in self.norms]
             kept = None
@@ -339,19 +302,19 @@ class GrowingAttention:
             spans, per_query = dict(self.spans or {}), {name: whole[name] for name in PER_QUERY}
             self._sight = Sight(
                 **per_query,
-                received=self._sums["received"],
-                map=self._sums["map"],
+                received=self._sent_sums["received"],
+                map=self._sent_sums["map"],
                 max_score=torch.nn.functional.pad(whole["max_score"], (0, 1), value=-math.inf).amax(-1),
                 span_mass=whole.get("span_mass"),
                 span_names=tuple(spans),
                 spans=spans,
-                seen_by=self._sums["seen_by"],
+                seen_by=self._sent_sums["seen_by"],
                 sharing=self.sharing,
                 name=self.name,
                 cross=self.cross,
                 heads=self.heads,
                 queries=torch.tensor([*itertools.chain(*self.positions)], dtype=torch.long),
-                blocks=self.blocks or (0, 0),
+                blocks=self.sums.blocks,
                 inputs=self.history.inputs,
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
@@ -361,27 +324,6 @@ class GrowingAttention:
                 forward=forward,
             )
         return self._sight
-
-    def _join_sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`received`, `map` and `seen_by` of all samples, in the order of the record."""
-        dtype = self.dtype
-        received, drawn = self.received.value.to(dtype, copy=True), self._current_map().to(dtype, copy=True)
-        seen_by = self.seen_by.value.clone()
-        if not self.history.finished:
-            return received, drawn, seen_by
-        all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
-        nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks or (0, 0))
-        for number in range(len(self.history.finished)):
-            one, pixels, seen, blocks = self.finished.get(number, nothing)
-            for axis, (had, have) in enumerate(zip(blocks, self.blocks or (0, 0), strict=True)):
-                pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
-            all_received.append(pad_to(one.to(dtype), received.shape[1:]))
-            all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
-            all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
-        received, drawn, seen_by = (
-            torch.stack([sums[path] for path in self.history.order]) for sums in (all_received, all_drawn, all_seen_by)
-        )
-        return received, drawn, seen_by
 
 
 def _choose_dtype(call: Call) -> torch.dtype:

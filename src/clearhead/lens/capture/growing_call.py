@@ -180,11 +180,11 @@ class GrowingCall(Forward):
             return
         new = frozenset[int]() if stopped is None else history.stopped.union(n for n, end in enumerate(stopped) if end)
         if new != history.stopped:
-            self._measure_waiting()
+            self.measure_waiting()
             history.stopped = new
 
-    def _measure_waiting(self) -> None:
-        """Measures the decoding steps that wait to be measured together, because samples change."""
+    def measure_waiting(self) -> None:
+        """Measures the decoding steps that wait to be measured together, because samples or keys change."""
         for part in self._growing_parts():
             if part.history is self.history:
                 part.measure_waiting()
@@ -197,7 +197,7 @@ class GrowingCall(Forward):
         for rows, done, finished in self._pending_reorders:
             assert self.history is not None
             with torch.inference_mode(False):
-                self._measure_waiting()
+                self.measure_waiting()
                 first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
                 for part in self._growing_parts():

@@ -1,15 +1,18 @@
-"""GrowingSum: a sum of tensors whose last axes grow, as keys are added to a cache."""
+"""Sums over queries, which grow as keys are added to a cache: GrowingSum of tensors, AttentionSums of one attention."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from clearhead.lens.capture.growing_call import select_rows
+from clearhead.attention.call import Call
+from clearhead.lens.capture.growing_call import BatchHistory, Reorder, select_rows
+from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
 
 class GrowingSum:
@@ -77,3 +80,114 @@ def pad_to(tensor: Num[Tensor, "..."], sizes: Sequence[int]) -> Num[Tensor, "...
     whole = tensor.new_zeros(*sizes)
     whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return whole
+
+
+class FinishedSums(NamedTuple):
+    """The sums over queries of a sample that finished before the others."""
+
+    received: Float[Tensor, "heads keys"]
+    map: Float[Tensor, "heads rows columns"]
+    seen_by: Int[Tensor, "heads keys"]
+    blocks: tuple[int, int]  # of this map
+
+
+class JoinedSums(NamedTuple):
+    """The sums of all samples, in the order of the record."""
+
+    received: Float[Tensor, "samples heads keys"]
+    map: Float[Tensor, "samples heads rows columns"]
+    seen_by: Int[Tensor, "samples #heads keys"]
+
+
+class AttentionSums:
+    """Of one attention: what each key receives, by how many queries it is seen, and the map of `pixels` × `pixels`.
+
+    The map has rows of `blocks[0]` measured queries and columns of `blocks[1]` keys, which double when it is full.
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels, self.rows = pixels, 0  # rows: the number of queries so far
+        self.blocks = (0, 0)  # until the first queries come, or without a map
+        self.received, self.map, self.seen_by = GrowingSum(), GrowingSum(most=pixels), GrowingSum()
+        self.finished: dict[int, FinishedSums] = {}  # by their place in the history
+
+    def choose_blocks(self, queries: int, keys: int) -> None:
+        """Chooses the blocks of the map, as if there were no more queries and keys than these."""
+        if self.pixels and self.blocks == (0, 0):
+            height, width = choose_blocks(queries, keys, self.pixels)
+            self.blocks = (max(height, 1), max(width, 1))
+
+    def add(
+        self,
+        received: Float[Tensor, "batch heads keys"],
+        seen_by: Int[Tensor, "batch #heads keys"],
+        drawn: Float[Tensor, "batch heads rows columns"],
+        *,
+        queries: int,
+        first_key: int,
+        fine: int,
+        exact: torch.dtype,
+    ) -> None:
+        """Adds the sums of more queries, whose map `drawn` has columns of `fine` keys; `exact` is the dtype of sums."""
+        height, width = self.blocks
+        self.received.add(received, (first_key,), exact)
+        self.seen_by.add(seen_by, (first_key,))
+        if height:
+            if fine != width:
+                inset = first_key // fine % (width // fine)
+                drawn = sum_blocks(torch.nn.functional.pad(drawn, (inset, 0)), width // fine, 3)
+            self.map.add(drawn, (self.rows // height, first_key // width))
+            self._shrink_map()
+        self.rows += queries
+
+    def reserve(self, call: Call, keys: int, exact: torch.dtype, dtype: torch.dtype) -> None:
+        """Grows the sums to this number of keys, also where no measured query could see them."""
+        device = call.q.device
+        self.received.reserve(call.q.shape[:2], (keys,), exact, device)
+        self.seen_by.reserve((len(call.q), 1), (keys,), torch.int32)
+        height, width = self.blocks
+        if height:
+            self.map.reserve(call.q.shape[:2], (0, -(-keys // width)), dtype, device)
+            self._shrink_map()
+
+    def _shrink_map(self) -> None:
+        """Doubles the block size of the map until it fits the pixel limit."""
+        for axis in (0, 1):
+            while self.map.sizes[axis] > self.pixels:
+                self.map = GrowingSum(sum_blocks(self.map.value, 2, 2 + axis), most=self.pixels)
+                height, width = self.blocks
+                self.blocks = (height, 2 * width) if axis else (2 * height, width)
+
+    def reorder(self, reorder: Reorder, first_number: int) -> None:
+        """Reorders the samples; the sums of finished ones are stored under numbers from `first_number` on."""
+        if self.received.buffer is None:
+            return
+        for number, row in enumerate(reorder.leaving, start=first_number):
+            sums = (self.received.value, self._get_map(), self.seen_by.value)
+            received, drawn, seen_by = (one[row].clone() for one in sums)
+            self.finished[number] = FinishedSums(received, drawn, seen_by, self.blocks)
+        for growing in (self.received, self.map, self.seen_by):
+            growing.select_rows(reorder.rows)
+
+    def _get_map(self) -> Tensor:
+        value = self.received.value
+        return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
+
+    def join(self, history: BatchHistory, dtype: torch.dtype) -> JoinedSums:
+        """Copies of the sums of all samples, present and finished; `received` and `map` are of this dtype."""
+        received, drawn = self.received.value.to(dtype, copy=True), self._get_map().to(dtype, copy=True)
+        seen_by = self.seen_by.value.clone()
+        if not history.finished:
+            return JoinedSums(received, drawn, seen_by)
+        all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
+        nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks)
+        for number in range(len(history.finished)):
+            one, pixels, seen, blocks = self.finished.get(number, nothing)
+            for axis, (had, have) in enumerate(zip(blocks, self.blocks, strict=True)):
+                pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
+            all_received.append(pad_to(one.to(dtype), received.shape[1:]))
+            all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
+            all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
+        return JoinedSums(
+            *(torch.stack([sums[path] for path in history.order]) for sums in (all_received, all_drawn, all_seen_by))
+        )

@@ -46,6 +46,7 @@ class WaitingSteps:
     def __init__(self) -> None:
         self.queries: list[_Query] = []
         self.last: Part | None = None
+        self._version: int | None = None  # of the keys of the last step
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -64,7 +65,11 @@ class WaitingSteps:
     def add(self, part: Part) -> None:
         call = part.call
         self.queries.append(_Query(call.q, call.k.shape[2], call.mask, call.bias, part.logsumexp))
-        self.last = part
+        self.last, self._version = part, _get_version(call.k)
+
+    def has_changed_keys(self) -> bool:
+        """Whether somebody wrote to the keys of the last step, which inference tensors do not tell."""
+        return self.last is not None and self._version != _get_version(self.last.call.k)
 
     def take(self) -> list[Part]:
         """The steps as one part, or, where no mask or bias fits all, as one part each; none is left."""
@@ -92,6 +97,11 @@ class WaitingSteps:
                 logsumexp=torch.cat(known, 2) if len(known) == len(queries) else None,
             )
         ]
+
+
+def _get_version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to in place."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _cut_keys(last: Part, step: Step, query: _Query) -> Part:

@@ -194,7 +194,9 @@ def _check_selections(
 ) -> dict[str, Any]:
     """The fields `queries` and `spans` of MeasureDetail."""
     if rows is not None and queries is not None:
-        raise LensError(f"rows={rows} and queries= exclude each other: queries=slice(15, None, 16) is one in sixteen")
+        every = _rows_to_step(rows)
+        instead = f"queries=slice({every - 1}, None, {every})"
+        raise LensError(f"rows={rows:g} and queries= exclude each other: {instead} is one in {every}")
     return {
         "queries": None if queries is None else check_queries(queries, LensError),
         "spans": None if spans is None else check_spans(spans, LensError),

@@ -57,8 +57,8 @@ Masks = dict[tuple[Any, ...], tuple[Any, MaskAndBias]]
 
 
 def read_arguments(
+    kind: str,
     function: Callable[..., Any],
-    eager: bool,
     module: nn.Module,
     q: Tensor,
     k: Tensor,
@@ -67,10 +67,9 @@ def read_arguments(
     args: tuple[Any, ...],
     options: Any,
 ) -> AttentionArguments:
-    """Collects the arguments of an attention function call; torch.compile can trace it."""
+    """Collects the arguments of a call of an attention function of this kind; torch.compile can trace it."""
     if args:
         options = {**_name_arguments(function, args), **options}
-    kind = classify_function(function, eager)
     takes: Callable[[str], bool] = functools.partial(_accepts, function) if kind == "eager" else lambda name: True
     causal = options.get("is_causal")
     sinks = options.get("s_aux")

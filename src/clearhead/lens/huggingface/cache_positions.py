@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,12 @@ def find_cache(values: Iterable[Any]) -> Any | None:
     from transformers.cache_utils import Cache
 
     return next((value for value in values if isinstance(value, Cache)), None)
+
+
+def _get_layers(cache: Any) -> Sequence[Any]:
+    """The layers of a cache, of an encoder-decoder's those of self-attention."""
+    layers: Sequence[Any] = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    return layers
 
 
 class LayerCacheState(NamedTuple):
@@ -45,8 +51,7 @@ def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
 
     Of an encoder-decoder's cache, those of self-attention: a context is seen once.
     """
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
-    known = {n: layer for n, layer in enumerate(layers) if hasattr(layer, "get_seq_length")}
+    known = {n: layer for n, layer in enumerate(_get_layers(cache)) if hasattr(layer, "get_seq_length")}
     found = {n: layer.get_seq_length() for n, layer in known.items()}
     tensors = [value for value in found.values() if isinstance(value, Tensor)]
     if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
@@ -62,7 +67,7 @@ def is_appended(cache: Any, layer: int | None, k: Float[Tensor, "batch kv_heads 
     """Whether these keys are those of a cache layer that never writes to memory again, but appends to a copy."""
     from transformers.cache_utils import DynamicLayer
 
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+    layers = _get_layers(cache)
     own = layers[layer] if layer is not None and layer < len(layers) else None
     return type(own) is DynamicLayer and own.keys is k
 
@@ -81,6 +86,12 @@ class CacheGrowth:
     def __init__(self, cache: Any, length: int) -> None:
         self.cache, self.length = weakref.ref(cache), length
         self.counts: Counter[str] = Counter()  # of attentions that have no part in it
+        self.keys: dict[int, weakref.ref[Tensor]] = {}  # of each layer that appends, after the last step
+
+    def has_replaced_keys(self) -> bool:
+        """Whether somebody gave the cache other keys than the last step left in it."""
+        layers = _get_layers(self.cache()) if self.keys else ()
+        return any(n < len(layers) and layers[n].keys is not keys() for n, keys in self.keys.items())
 
 
 class ForwardPass:

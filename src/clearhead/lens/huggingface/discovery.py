@@ -37,9 +37,18 @@ def find_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_unseen_modules(model: nn.Module, attending: Iterable[nn.Module]) -> dict[str, nn.Module]:
-    """Modules that seem to attend without the interface, judged by class name, by path."""
-    known = {id(inner) for outer in attending for inner in outer.modules()}
-    suspects = {path: module for path, module in model.named_modules() if _seems_attentive(module)}
+    """Modules that seem to attend without the interface, by path: judged by class name, or by where they are.
+
+    What is called "attn" or "attention" in one layer is suspect if its namesakes in other layers attend.
+    """
+    outers = set(attending)
+    known, named = {id(inner) for outer in outers for inner in outer.modules()}, dict(model.named_modules())
+    places = {_replace_numbers(path) for path, module in named.items() if module in outers}
+    suspects = {
+        path: module
+        for path, module in named.items()
+        if _seems_attentive(module) or (_replace_numbers(path) in places and _is_called_attention(path, module))
+    }
     alike = known | {id(module) for module in suspects.values()}
     return {
         path: module
@@ -81,6 +90,16 @@ def _seems_attentive(module: nn.Module) -> bool:
     )
 
 
+def _replace_numbers(path: str) -> str:
+    """The path with "#" for every layer number: equal for the same part of other layers."""
+    return ".".join("#" if part.isdigit() else part for part in path.split("."))
+
+
+def _is_called_attention(path: str, module: nn.Module) -> bool:
+    named = re.search("attn|attention", path.rpartition(".")[2], re.IGNORECASE)
+    return named is not None and any(True for _ in module.parameters())
+
+
 CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
 # Words without information: common names of submodules.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
@@ -100,8 +119,10 @@ class AttentionInfo(NamedTuple):
 
 def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[nn.Module, AttentionInfo]:
     """Every attention of a model with its facts; those named in `with_out` with their output weight."""
-    paths = {module: path for path, module in find_attending_modules(model).items()}
-    named, outs = find_attentions(model), find_output_weights(model, tuple(with_out))
+    attending = find_attending_modules(model)
+    paths = {module: path for path, module in attending.items()}
+    named = _name_attentions(attending)
+    outs = {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in with_out}
     alone = not any("decoder" in name.split(".") for name in named)
     return {
         module: AttentionInfo(
@@ -135,7 +156,12 @@ class AttentionPlace(NamedTuple):
 
 def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
     """Every attention of a Hugging Face model by name, in module order; {} if there is none."""
-    found = {_strip_wrappers(path): module for path, module in find_attending_modules(model).items()}
+    return _name_attentions(find_attending_modules(model))
+
+
+def _name_attentions(attending: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The same modules by name instead of by path."""
+    found = {_strip_wrappers(path): module for path, module in attending.items()}
     places = [
         _locate(path, module, kept)
         for (path, module), kept in zip(found.items(), _find_distinguishing_numbers(found), strict=True)
@@ -279,13 +305,10 @@ def _read_integer(place: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_weights(model: nn.Module, names: tuple[str, ...]) -> dict[nn.Module, Float[Tensor, "width features"]]:
+def find_output_weights(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, Float[Tensor, "width features"]]:
     """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
-    if not names:
-        return {}
-    paths = {module: path for path, module in find_attending_modules(model).items()}
-    named = find_attentions(model)
-    return {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in names}
+    infos = describe_attentions(model, names)
+    return {module: info.out for module, info in infos.items() if info.out is not None}
 
 
 def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:

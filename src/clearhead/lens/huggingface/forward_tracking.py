@@ -122,6 +122,9 @@ class ForwardTracker:
         if first_query is None:
             first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
+        appended = is_appended(frame.cache, layer, got.k)
+        if appended and layer is not None and frame.growth is not None:
+            frame.growth.keys[layer] = weakref.ref(got.k)
         counts[known.name] += 1
         times = counts[known.name]
         self.collector.record_attention(
@@ -132,7 +135,7 @@ class ForwardTracker:
             tokens=tokens,
             cross=known.cross,
             static=not known.grows,
-            appended=is_appended(frame.cache, layer, got.k),
+            appended=appended,
             out=known.out,
         )
 
@@ -160,6 +163,8 @@ class ForwardTracker:
         if not frames:
             self.passes += 1
             frame.growth = self._find_growth(module, cache, frame, named)
+            if frame.growth is not None and frame.growth.has_replaced_keys():
+                self.collector.measure_waiting(frame.growth)
             self.collector.begin(growing=frame.growth, ids=ids)
         else:
             self._note_inner_tokens(frame, {"vectors": None} if vectors and not ids else ids)

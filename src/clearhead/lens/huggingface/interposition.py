@@ -257,14 +257,15 @@ def observe_function(
 ) -> Result:
     """The wrapper of every watch: calls the attention function, then its observer."""
     outputs: list[Tensor] = []
-    if classify_function(attend.function) == UNKNOWN:
+    kind = classify_function(attend.function, attend.eager)
+    if kind == UNKNOWN:
         attend = attend.collecting(outputs)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
     observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
     if observer is None:
         return result
-    got = read_arguments(attend.function, attend.eager, module, q, k, v, mask, args, kwargs)
+    got = read_arguments(kind, attend.function, module, q, k, v, mask, args, kwargs)
     if outputs:
         got = got._replace(output=outputs[0])
     if sdpa_observer is not None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from clearhead.attention import reference
 from clearhead.attention.call import Call
+from clearhead.attention.call_slices import slice_queries
 from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
-from clearhead.attention.query_slices import slice_queries
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, RecordError
 
 MAX_TOP = 2**20  # top keys of each query: memory is allocated for all of them, even if there are fewer keys
 
@@ -47,7 +47,16 @@ class Measures:
     @property
     def mass(self) -> dict[str, Float[Tensor, "batch heads queries"]]:
         """The weight on each span of keys, by the names given as `spans`."""
-        return {} if self.span_mass is None else dict(zip(self.span_names, self.span_mass.unbind(-1), strict=True))
+        masses = () if self.span_mass is None else self.span_mass.unbind(-1)
+        return _SpanMasses(zip(self.span_names, masses, strict=True))
+
+
+class _SpanMasses(dict[str, Tensor]):
+    """Masses by span; for an unknown name the error says which there are."""
+
+    def __missing__(self, name: object) -> Tensor:
+        known = f"there are {', '.join(map(repr, self))}" if self else "none were given"
+        raise RecordError(f"no span is called {name!r}; {known}: spans={{{name!r}: slice(…)}} measures it")
 
 
 Spans = Mapping[str, range]  # of keys, by name

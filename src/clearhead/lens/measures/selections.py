@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.attention_names import to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import Spans
 
 Queries = slice | Collection[int] | Int[Tensor, " positions"]
@@ -19,15 +19,18 @@ FAR = 2**30  # the end of a span without one: further than any key
 def check_queries(queries: Queries | int, error: type[ClearheadError]) -> Selected:
     """A slice with a positive step, or a tuple of positions; raises `error` for anything else."""
     if isinstance(queries, slice):
-        if all(one is None or _is_whole(one) for one in (queries.start, queries.stop, queries.step)):
-            if queries.step is None or queries.step > 0:
-                return queries
+        edges = [to_python_number(edge) for edge in (queries.start, queries.stop, queries.step)]
+        if all(edge is None or _is_whole(edge) for edge in edges):
+            if edges[2] is None or edges[2] > 0:
+                return slice(*edges)
             raise error(f"queries are measured in the order of their positions: a step must be positive, got {queries}")
     else:
-        numbers: Any = queries.tolist() if isinstance(queries, Tensor) else queries
-        numbers = [numbers] if _is_whole(numbers) else numbers
-        if isinstance(numbers, Collection) and not isinstance(numbers, str) and all(map(_is_whole, numbers)):
-            return tuple(numbers)
+        given = to_python_numbers(queries)
+        given = [given] if _is_whole(given) else given
+        if isinstance(given, Collection) and not isinstance(given, str):
+            numbers = tuple(map(to_python_number, given))
+            if all(map(_is_whole, numbers)):
+                return numbers
     raise error(f"queries are a slice, such as slice(-64, None), or positions, such as [5, -1], got {queries!r:.80}")
 
 
@@ -35,13 +38,16 @@ def check_spans(spans: Mapping[str, slice], error: type[ClearheadError]) -> dict
     """Names with slices of keys, without a step; raises `error` for anything else."""
     if not isinstance(spans, Mapping):
         raise error(f"spans must be a dict from names to slices of keys, got {spans!r:.80}")
+    found = {}
     for name, span in spans.items():
         edges = (span.start, span.stop) if isinstance(span, slice) and span.step in (None, 1) else ("no", "span")
-        if not isinstance(name, str) or not all(edge is None or _is_whole(edge) for edge in edges):
+        start, stop = map(to_python_number, edges)
+        if not isinstance(name, str) or not all(edge is None or _is_whole(edge) for edge in (start, stop)):
             raise error(
                 f"a span is a name with a slice of keys, such as {{'passage': slice(120, 480)}}, got {name!r}: {span!r}"
             )
-    return dict(spans)
+        found[name] = slice(start, stop)
+    return found
 
 
 def locate_spans(spans: Mapping[str, slice], keys: int) -> Spans:

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.errors import RecordError
 from clearhead.formatting import format_count, suggest_name
-from clearhead.lens.attention_names import to_python_number
+from clearhead.lens.attention_names import to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import Measures, check_counts
 from clearhead.lens.measures.selections import FAR
 from clearhead.lens.record.exact_windows import HeadWindows, Positions
@@ -308,7 +308,7 @@ class Sight(Measures):
     def weights(
         self,
         batch: int,
-        head: int | Sequence[int] | None = None,
+        head: int | Sequence[int] | Int[Tensor, " heads"] | None = None,
         queries: Positions = None,
         keys: Positions = None,
     ) -> Float[Tensor, "*heads queries keys"]:
@@ -318,9 +318,12 @@ class Sight(Measures):
         from the end. One position instead of a slice keeps its axis. A list of heads, or None for all that were
         watched, gives (heads, queries, keys).
         """
-        if head is not None and not isinstance(head, Sequence):
-            return self.windows(batch, head).weights(queries, keys)
-        heads = self.heads if head is None else head
+        wanted = to_python_numbers(head)
+        if wanted is not None and not isinstance(wanted, (list, tuple, range)):
+            return self.windows(batch, wanted).weights(queries, keys)
+        heads = self.heads if wanted is None else wanted
+        if not heads:
+            raise RecordError(f"choose one or more of the heads {list(self.heads)} of {self.name!r}, or None for all")
         return torch.stack([self.windows(batch, one).weights(queries, keys) for one in heads])
 
     def windows(self, batch: int, head: int) -> HeadWindows:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.attention.tile_scores import TileScorer
 from clearhead.attention.visible_runs import VisibleRun
 from clearhead.errors import RecordError
-from clearhead.lens.attention_names import to_python_number
+from clearhead.lens.attention_names import to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import sum_blocks
 from clearhead.lens.measures.thread_pool import run_in_threads
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
@@ -31,7 +31,7 @@ GRAIN = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
 
 
-Positions = int | slice | Sequence[int] | None  # None is all
+Positions = int | slice | Sequence[int] | Int[Tensor, " positions"] | None  # None is all
 
 
 class _PreparedHead(NamedTuple):
@@ -283,11 +283,11 @@ def _select_positions(wanted: Positions, first: int, count: int, what: str) -> S
     stop = first + count
     if wanted is None:
         return range(first, stop)
-    wanted = to_python_number(wanted)
+    wanted = to_python_numbers(wanted)
     if isinstance(wanted, slice):
         start, end, step = wanted.indices(stop)
         return range(max(start, first) if step > 0 else start, end if step > 0 else max(end, first - 1), step)
-    if isinstance(wanted, (Sequence, Tensor)) and not isinstance(wanted, (str, bytes)):
+    if isinstance(wanted, Sequence) and not isinstance(wanted, (str, bytes)):
         return [_select_position(one, first, stop, what) for one in wanted]
     place = _select_position(wanted, first, stop, what)
     return range(place, place + 1)

@@ -1,9 +1,13 @@
-"""A call restricted to consecutive queries: q, and the mask and bias that hold for them."""
+"""A call restricted to consecutive queries, or to some heads, with the mask and bias that hold for them."""
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from clearhead.attention import biases
 from clearhead.attention.biases import Bias
@@ -67,3 +71,32 @@ def _slice_bias(bias: Bias, rows: slice, queries: int, keys: int) -> Bias:
             moved.offset = (keys - queries if bias.offset is None else bias.offset) + rows.start
             return moved
     return biases.Dense(bias.tile(rows, slice(0, keys), queries, keys))
+
+
+def slice_heads(call: Call, heads: Sequence[int] | None) -> Call:
+    """The same call for these heads alone; None for all."""
+    if heads is None:
+        return call
+    group = call.q.shape[1] // call.k.shape[1]
+    groups = [head // group for head in heads]
+    shared = [one for n, one in enumerate(groups) if groups[n - 1 : n] != [one]]
+    each = len(heads) // max(1, len(shared))
+    if [one for one in shared for _ in range(each)] == groups:
+        groups = shared  # the chosen heads share keys as evenly as all do
+    chosen, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
+
+    def select(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.index_select(axis, chosen) if tensor.shape[axis] > 1 else tensor
+
+    mask, bias = call.mask, call.bias
+    if bias is not None and bias.heads > 1:
+        bias = bias.replace(select(bias.parameter, 0 if bias.parameter.ndim == 1 else 1))
+    return call._replace(
+        q=call.q.index_select(1, chosen),
+        k=call.k.index_select(1, keys),
+        v=call.v.index_select(1, keys),
+        mask=mask if mask is None or mask.heads is None else mask.map(lambda t: select(t, 1) if t.ndim == 4 else t),
+        bias=bias,
+        scale=select(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
+        sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),
+    )
