@@ -1,5 +1,6 @@
 """Captions as their user meets them: a picture in, a text out, from files, folders and memory."""
 
+import io
 import json
 from pathlib import Path
 
@@ -116,6 +117,26 @@ def test_a_file_a_pil_image_and_an_array_give_the_same_caption(predictor, tmp_pa
     answers = [predictor.predict(given).text for given in (path, str(path), pixels, Image.fromarray(pixels))]
     assert len(set(answers)) == 1
     assert [one.text for one in predictor.predict([path, pixels])] == answers[:2]
+
+
+def test_a_pil_image_is_taken_like_its_file(predictor, tmp_path):
+    """Blended with the background, turned as its EXIF says, with 16 bits of grey."""
+    chance, exif = np.random.default_rng(4), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(chance.integers(0, 256, (9, 13, 4), np.uint8)).save(tmp_path / "alpha.png")
+    Image.fromarray(chance.integers(0, 256, (9, 13, 3), np.uint8)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.fromarray(chance.integers(0, 65536, (9, 13), np.uint16)).save(tmp_path / "grey.png")
+    for path in tmp_path.iterdir():
+        with Image.open(path) as image:
+            assert torch.equal(predictor.task.load_value(image), predictor.task.load_file(path)), path.name
+
+
+def test_a_pil_image_that_cannot_be_decoded_is_refused(predictor, tmp_path):
+    whole = save_picture(tmp_path / "a.png").read_bytes()
+    with Image.open(io.BytesIO(whole[: len(whole) // 2])) as image, pytest.raises(DataError, match="incomplete PNG"):
+        predictor.predict(image)
+    with pytest.raises(DataError, match="has the mode La, which Pillow does not convert"):
+        predictor.predict(Image.new("La", (3, 4)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.images import Augmentation, Preprocessing
+from clearhead.images import Augmentation, Preprocessing, convert_image
 from clearhead.images.gradient_histograms import FEATURES, describe_gradients
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
@@ -193,8 +193,9 @@ class Captioning(
         """A picture in memory: bytes (height, width, 3), a PIL image, or what a trace kept of one."""
         if isinstance(value, PictureInput):
             value = value.pixels
-        elif hasattr(value, "convert"):
-            value = np.asarray(value.convert("RGB"))
+        elif hasattr(value, "getexif"):
+            picture = convert_image(value, "the PIL image", background=self.preprocessing.background)
+            return _to_bytes(self.preprocessing.resize_picture(picture))
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
             raise DataError(f"a picture is a path, a PIL image or an array of bytes (height, width, 3), got {got}")
