@@ -123,6 +123,11 @@ def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken):
     assert abs(answer.words[-3].start - (last + spoken[-1].times[0][0])) < 0.3
 
 
+def test_pieces_are_not_much_longer_than_the_training_recordings(transcriber):
+    longest = max(len(samples) / rate for (samples, rate), _ in make_utterances("train", None))
+    assert transcriber.task.decode.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
+
+
 def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber, spoken, tmp_path):
     one, texts = spoken[1], set()
     for name, rate, channels, kind in (("a.wav", 8000, 1, "PCM_16"), ("b.flac", 16000, 2, "PCM_24")):
