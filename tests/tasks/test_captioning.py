@@ -173,7 +173,7 @@ def broken_files(folder: Path) -> dict[str, str]:
         "folder.png": "is a folder",
         "huge.png": "pixels, at most 64,000,000 are read",
         "gone.png": "there is no such file",
-        "https://example.org/cat.png": "not from addresses",
+        "https://example.org/cat.png": "not from an address",
     }
 
 
@@ -262,6 +262,15 @@ def test_archives_of_pixels_and_texts_are_data(tmp_path):
     np.savez(path, pixels=pixels[0], texts=np.array(["a"]))
     with pytest.raises(DataError, match="pixels must be bytes"):
         Captioning.read(path)
+    np.savez(path, pixels=pixels, texts=np.array(["a", "b"]), keywords=np.array(["x"]))
+    with pytest.raises(DataError, match=r"a text for each picture, got uint8 .* and \(2,\), \(1,\)"):
+        Captioning.read_source(path, recipe_of(data={"train": "x", "keywords": True}).data)
+    np.savez_compressed(path, pixels=np.random.default_rng(1).integers(0, 9, pixels.shape, np.uint8), texts=["a", "b"])
+    damaged = bytearray(path.read_bytes())
+    damaged[90:120] = bytes(30)
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="no archive"):
+        Captioning.read(path)
     path.write_text("text")
     with pytest.raises(DataError, match="no archive"):
         Captioning.read(path)
@@ -272,6 +281,8 @@ def test_keywords_are_a_column_of_their_own_and_a_second_loss(tmp_path):
     save_picture(tmp_path / "a.png")
     table.write_text("a.png\ta cat\tAnimal, cat\na.png\ta dog\tanimal, dog\na.png\ta mat\tdog\n")
     recipe = recipe_of(data={"train": "x", "keywords": True}, loss={"keywords": 0.5})
+    with pytest.raises(ConfigError, match=r"data\.keywords: made:pairs\.train has no column for keywords"):
+        Captioning.read_source("made:pairs.train", recipe.data)
     rows = list(Captioning.read_source(table, recipe.data))
     task = Captioning.prepare(rows, recipe)
     assert list(task.keywords) == ["animal", "dog"]  # of at least two rows
@@ -318,6 +329,8 @@ def test_captions_that_are_too_long_are_dropped(predictor):
 def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="height = 12 is no multiple of patch = 5"):
         recipe_of(picture={"height": 12, "width": 20, "patch": 5})
+    with pytest.raises(ConfigError, match=r"picture\.background: values must be from 0 to 1, got \[2, 0, 0\]"):
+        recipe_of(picture={**PICTURE, "background": [2, 0, 0]})
     with pytest.raises(ConfigError, match=r"model\.patch_size: set picture\.patch"):
         recipe_of(model={**SHAPE, "patch_size": 4})
     with pytest.raises(ConfigError, match="patch_size must be a power of two, got 3"):

@@ -26,7 +26,7 @@ from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
 from clearhead.tasks.captioning.minimum_bayes_risk import search_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
-from clearhead.tasks.file_inputs import FileInputs, resolve_paths
+from clearhead.tasks.file_inputs import FileInputs, is_generated, resolve_paths
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText, PartNumber, Search, SearchOptions, SequenceToSequence
@@ -102,6 +102,8 @@ class Captioning(
             return cls.read(source, data.columns)
         if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
             return read_archive(Path(source), keywords=True)
+        if not isinstance(source, Mapping) and (is_generated(source) or Path(source).expanduser().is_dir()):
+            raise ConfigError(f"data.keywords: {source} has no column for keywords; give a table or an {ARCHIVE}")
         wanted = (*cls.columns, "keywords")
         return resolve_paths(read(source, wanted, data.columns), wanted)
 
