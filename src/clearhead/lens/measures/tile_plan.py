@@ -68,6 +68,8 @@ def plan_stacks(job: MeasureJob, held: int, workers: int = 1) -> list[TileStack]
     height = min(rows, max(-(-LEAST // group), held // (group * longest)))
     height -= height % job.blocks[0] if 0 < job.blocks[0] <= height else 0
     together = max(1, min(held // (group * height * longest), -(-batch * kv_heads // workers)))  # key heads
+    turns = -(-batch * kv_heads // (workers * together))
+    together = -(-batch * kv_heads // (workers * turns))  # so that all workers have equally many
     by_sample = job.call.mask is not None and job.call.mask.batch is not None and together // kv_heads < batch
     if height != rows and not by_sample:
         runs = _find_runs(job, job.call.mask, height)
