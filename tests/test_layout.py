@@ -36,7 +36,10 @@ MAY_IMPORT = {
     "cli": TOP | {"explore", "serve", "export"},
     "__main__": {"cli"},
 }
-HEAVY = ("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers", "PIL", "soundfile")
+HEAVY = (
+    *("transformers", "matplotlib", "rich", "typer", "pydantic", "fastapi", "tokenizers", "PIL", "soundfile"),
+    *("numba", "pandas", "sklearn"),
+)
 
 
 def files() -> list[Path]:

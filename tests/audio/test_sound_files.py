@@ -1,6 +1,7 @@
 """Sound files: all widths, rates and channels, and one clear line about what cannot be read."""
 
 import math
+import os
 import sys
 
 import numpy as np
@@ -128,8 +129,21 @@ def test_a_broken_file_is_one_clear_line(tmp_path, name):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.wav: No such file"):
         read_header(tmp_path / "none.wav")
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="is a folder; a WAV or FLAC file is needed"):
         read_header(tmp_path)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.wav")
+    with pytest.raises(DataError, match=r"pipe\.wav is no regular file"):
+        read_header(tmp_path / "pipe.wav")
+
+
+def test_a_null_character_and_a_loop_of_links_are_refused(tmp_path):
+    (tmp_path / "loop.wav").symlink_to("loop.wav")
+    for name, reason in (("a\0.wav", "embedded null"), ("loop.wav", "Too many levels")):
+        with pytest.raises(DataError, match=f"cannot read .*{reason}"):
+            read_header(tmp_path / name)
 
 
 def test_another_kind_of_sound_is_refused_by_name(tmp_path):

@@ -56,7 +56,7 @@ def test_one_query_is_measured_without_tiles(every, monkeypatch):
 
 
 def test_several_queries_are_refused():
-    with pytest.raises(BackendError, match="'single' measures one query with its keys, not 5"):
+    with pytest.raises(BackendError, match="'single' cannot measure this: it measures one query with its keys, not 5"):
         measure(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 11, 3), backend="single")
 
 

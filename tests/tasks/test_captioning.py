@@ -1,5 +1,6 @@
 """Captions as their user meets them: a picture in, a text out, from files, folders and memory."""
 
+import io
 import json
 from pathlib import Path
 
@@ -118,6 +119,26 @@ def test_a_file_a_pil_image_and_an_array_give_the_same_caption(predictor, tmp_pa
     assert [one.text for one in predictor.predict([path, pixels])] == answers[:2]
 
 
+def test_a_pil_image_is_taken_like_its_file(predictor, tmp_path):
+    """Blended with the background, turned as its EXIF says, with 16 bits of grey."""
+    chance, exif = np.random.default_rng(4), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(chance.integers(0, 256, (9, 13, 4), np.uint8)).save(tmp_path / "alpha.png")
+    Image.fromarray(chance.integers(0, 256, (9, 13, 3), np.uint8)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.fromarray(chance.integers(0, 65536, (9, 13), np.uint16)).save(tmp_path / "grey.png")
+    for path in tmp_path.iterdir():
+        with Image.open(path) as image:
+            assert torch.equal(predictor.task.load_value(image), predictor.task.load_file(path)), path.name
+
+
+def test_a_pil_image_that_cannot_be_decoded_is_refused(predictor, tmp_path):
+    whole = save_picture(tmp_path / "a.png").read_bytes()
+    with Image.open(io.BytesIO(whole[: len(whole) // 2])) as image, pytest.raises(DataError, match="incomplete PNG"):
+        predictor.predict(image)
+    with pytest.raises(DataError, match="has the mode La, which Pillow does not convert"):
+        predictor.predict(Image.new("La", (3, 4)))
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -152,7 +173,7 @@ def broken_files(folder: Path) -> dict[str, str]:
         "folder.png": "is a folder",
         "huge.png": "pixels, at most 64,000,000 are read",
         "gone.png": "there is no such file",
-        "https://example.org/cat.png": "not from addresses",
+        "https://example.org/cat.png": "not from an address",
     }
 
 
@@ -241,6 +262,15 @@ def test_archives_of_pixels_and_texts_are_data(tmp_path):
     np.savez(path, pixels=pixels[0], texts=np.array(["a"]))
     with pytest.raises(DataError, match="pixels must be bytes"):
         Captioning.read(path)
+    np.savez(path, pixels=pixels, texts=np.array(["a", "b"]), keywords=np.array(["x"]))
+    with pytest.raises(DataError, match=r"a text for each picture, got uint8 .* and \(2,\), \(1,\)"):
+        Captioning.read_source(path, recipe_of(data={"train": "x", "keywords": True}).data)
+    np.savez_compressed(path, pixels=np.random.default_rng(1).integers(0, 9, pixels.shape, np.uint8), texts=["a", "b"])
+    damaged = bytearray(path.read_bytes())
+    damaged[90:120] = bytes(30)
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="no archive"):
+        Captioning.read(path)
     path.write_text("text")
     with pytest.raises(DataError, match="no archive"):
         Captioning.read(path)
@@ -251,6 +281,8 @@ def test_keywords_are_a_column_of_their_own_and_a_second_loss(tmp_path):
     save_picture(tmp_path / "a.png")
     table.write_text("a.png\ta cat\tAnimal, cat\na.png\ta dog\tanimal, dog\na.png\ta mat\tdog\n")
     recipe = recipe_of(data={"train": "x", "keywords": True}, loss={"keywords": 0.5})
+    with pytest.raises(ConfigError, match=r"data\.keywords: made:pairs\.train has no column for keywords"):
+        Captioning.read_source("made:pairs.train", recipe.data)
     rows = list(Captioning.read_source(table, recipe.data))
     task = Captioning.prepare(rows, recipe)
     assert list(task.keywords) == ["animal", "dog"]  # of at least two rows
@@ -297,6 +329,8 @@ def test_captions_that_are_too_long_are_dropped(predictor):
 def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="height = 12 is no multiple of patch = 5"):
         recipe_of(picture={"height": 12, "width": 20, "patch": 5})
+    with pytest.raises(ConfigError, match=r"picture\.background: values must be from 0 to 1, got \[2, 0, 0\]"):
+        recipe_of(picture={**PICTURE, "background": [2, 0, 0]})
     with pytest.raises(ConfigError, match=r"model\.patch_size: set picture\.patch"):
         recipe_of(model={**SHAPE, "patch_size": 4})
     with pytest.raises(ConfigError, match="patch_size must be a power of two, got 3"):

@@ -77,12 +77,18 @@ def test_a_folder_of_files_with_texts_beside_them_is_data(tmp_path):
     write(tmp_path, "b.txt", "\ufefftwo\nlines\n")
     write(tmp_path, "deep/a.NUM", "1")
     write(tmp_path, ".hidden.number", "3")
+    (tmp_path / "lost.number").symlink_to("nowhere")
     rows = list(Numbers.read(tmp_path))
-    assert [(Path(row.values[0]).name, row.values[1]) for row in rows] == [("b.number", "two lines"), ("a.NUM", "")]
+    assert [(Path(row.values[0]).name, row.values[1]) for row in rows] == [
+        ("b.number", "two lines"),
+        ("a.NUM", ""),
+        ("lost.number", ""),
+    ]
     report = Report()
     kept = Numbers().keep_readable(rows, report)
     assert [float(row.values[0].content[0]) for row in kept] == [2.0]
-    assert "dropped 1 without a text (a.NUM:1)" in str(report)
+    assert "1 without a text (a.NUM)" in str(report)
+    assert "1 with a missing sound file (lost.number)" in str(report)
 
 
 def test_a_folder_without_such_files_is_refused(tmp_path):
@@ -146,6 +152,8 @@ def test_inputs_are_paths_or_contents(tmp_path):
         task.check_input(7, "input 2")
     with pytest.raises(DataError, match="got an empty text"):
         task.load_input(" ")
+    with pytest.raises(DataError, match=r"^http://a/b: a sound is read from a file, not from an address$"):
+        task.load_input("http://a/b")
     with pytest.raises(DataError, match=r"^gone$"):
         task.load_input(UnreadableInput("a.number", "with a missing sound file", "gone"))
 

@@ -123,6 +123,11 @@ def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken):
     assert abs(answer.words[-3].start - (last + spoken[-1].times[0][0])) < 0.3
 
 
+def test_pieces_are_not_much_longer_than_the_training_recordings(transcriber):
+    longest = max(len(samples) / rate for (samples, rate), _ in make_utterances("train", None))
+    assert transcriber.task.decode.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
+
+
 def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber, spoken, tmp_path):
     one, texts = spoken[1], set()
     for name, rate, channels, kind in (("a.wav", 8000, 1, "PCM_16"), ("b.flac", 16000, 2, "PCM_24")):
@@ -259,10 +264,21 @@ def test_scores_need_jiwer_before_the_training(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", [np.zeros(8000, np.float32), (np.zeros((2, 9)), 8000), (np.zeros(10), 8000), ("a", 3)]
+    ("value", "problem"),
+    [
+        (np.zeros(8000, np.float32), r"is \(samples, rate\)"),
+        (("a", 3), r"is \(samples, rate\)"),
+        ((np.zeros((2, 9)), 8000), r"one channel .* got shape \(2, 9\)"),
+        ((np.ones(8000), 1), "a rate from 1000 to 768000 Hz"),
+        ((np.zeros(10), 8000), "10 samples, less than one window"),
+        ((np.zeros(8000), 8000), "all are the same"),
+        ((np.arange(8000), 8000), r"16-bit integers, got torch\.int64"),
+        ((np.arange(8000) * 1e30, 8000), "a sample of 8e"),
+        ((np.full(8000, np.nan), 8000), "NaN or infinite"),
+    ],
 )
-def test_what_is_no_sound_is_refused(value):
-    with pytest.raises(DataError, match=r"sound|samples"):
+def test_what_is_no_sound_is_refused(value, problem):
+    with pytest.raises(DataError, match=problem):
         untrained().predict([value])
 
 

@@ -59,7 +59,7 @@ def test_a_text_that_ctc_cannot_align_has_no_times():
 def test_words_never_extend_into_their_neighbours_or_beyond_the_recording():
     assert extend_words([(2, 3), (4, 5)], torch.ones(7)) == [(2, 3), (4, 5)]  # no louder than the quietest tenth
     loudness = torch.tensor([0.0, *[1.0] * 9])
-    assert extend_words([(2, 3), (5, 6)], loudness) == [(1, 5), (3, 10)]
+    assert extend_words([(2, 3), (5, 6)], loudness) == [(1, 3), (3, 10)]
     assert extend_words([(8, 14)], loudness) == [(1, 10)]
 
 
@@ -78,3 +78,8 @@ def test_error_rates_are_edits_per_word_of_all_references():
         error_rates([], [])
     with pytest.raises(DataError, match="no reference"):
         error_rates(["a"], ["!"])
+
+
+def test_words_without_a_pause_between_them_meet_at_the_quietest_frame():
+    loudness = torch.tensor([0.0, 0.0, 5.0, 5.0, 5.0, 3.0, 4.0, 5.0, 5.0, 5.0, 0.0, 0.0, 0.0])
+    assert extend_words([(2, 3), (8, 9)], loudness) == [(2, 5), (5, 10)]

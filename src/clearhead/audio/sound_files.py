@@ -45,12 +45,7 @@ class SoundHeader:
 def read_header(path: str | Path) -> SoundHeader:
     """The header of a WAV or FLAC file, without its samples; a DataError for anything else."""
     soundfile = _import_soundfile()
-    try:
-        with open(path, "rb") as file:
-            if not file.read(1):
-                raise DataError(f"{path} is empty; a sound file was expected")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    _check_file(Path(path))
     try:
         info = soundfile.info(str(path), verbose=True)
     except soundfile.SoundFileError as error:
@@ -103,6 +98,29 @@ def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -
         file.writeframes(samples.astype("<i2").tobytes())
 
 
+def _check_file(path: Path) -> None:
+    """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
+    try:
+        size, folder, regular = path.stat().st_size, path.is_dir(), path.is_file()
+        if regular:
+            path.open("rb").close()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not regular:
+        raise DataError(f"{path} is {'a folder' if folder else 'no regular file'}; a WAV or FLAC file is needed")
+    if not size:
+        raise DataError(f"{path} is empty; a WAV or FLAC file is needed")
+
+
+def check_samples(name: str | Path, samples: Float[Tensor, "*shape"], seconds: float = 0.0) -> None:
+    """Raises DataError for samples that are NaN, infinite or much too large; the first one comes after `seconds`."""
+    if not samples.isfinite().all():
+        raise DataError(f"{name} has samples that are NaN or infinite, {seconds:.0f} s from its start or later")
+    largest = float(samples.abs().max())
+    if largest > LARGEST_SAMPLE:
+        raise DataError(f"{name} has a sample of {largest:.3g}; values of floats are expected near -1 to 1")
+
+
 def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: float) -> Iterator[Tensor]:
     """Blocks of mono samples at the file's own rate, checked."""
     soundfile = _import_soundfile()
@@ -114,7 +132,7 @@ def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: flo
         with soundfile.SoundFile(str(path)) as file:
             while len(block := file.read(BLOCK_SECONDS * header.rate, dtype="float32", always_2d=True)):
                 samples = torch.from_numpy(block)
-                _check_values(path, samples, decoded / header.rate)
+                check_samples(path, samples, decoded / header.rate)
                 mono = samples.mean(1)
                 first = samples[:1] if first is None else first
                 varies = varies or bool((samples != first).any())
@@ -137,14 +155,6 @@ def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: flo
     channels, mean = (sums[1::2] / counts - (sums[::2] / counts).square()).tolist()
     if mean < CANCELLED * channels:
         raise DataError(f"{path} has no sound in its mean: the channels cancel each other; store one of them alone")
-
-
-def _check_values(path: str | Path, samples: Tensor, seconds: float) -> None:
-    if not samples.isfinite().all():
-        raise DataError(f"{path} has samples that are NaN or infinite, {seconds:.0f} s from its start or later")
-    largest = float(samples.abs().max())
-    if largest > LARGEST_SAMPLE:
-        raise DataError(f"{path} has a sample of {largest:.3g}; values of a float file are expected near -1 to 1")
 
 
 def _check_duration(path: str | Path, seconds: float, shortest: float, longest: float) -> None:

@@ -41,7 +41,7 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         bool,
-        typer.Option("--baseline", help="Also score a simple method: TF-IDF, BM25, first sentences."),
+        typer.Option("--baseline", help="Also score a simple method: TF-IDF, BM25, first sentences, nearest picture."),
     ] = False,
     train: Annotated[
         list[str] | None,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 
 from clearhead.errors import ConfigError, DataError
 
+# How PNG, JPEG, GIF, WAV, WebP and FLAC files begin, with bytes that no text has
+MEDIA = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8[79]a.{4}[\x80-\xff]|RIFF.{4}(WAVEfmt |WEBPVP8)|fLaC\0", re.DOTALL)
 READ_AHEAD = 4  # batches of lines are read before one is answered: sorted by length, they need less padding
 
 
@@ -29,7 +32,9 @@ def read_text(text: str | None) -> str | None:
         return None if text is None else decode_utf8(os.fsencode(text), "INPUT")
     if sys.stdin is None:
         raise ConfigError("there is no standard input to read")
-    return decode_utf8(sys.stdin.buffer.read(), "the standard input").removeprefix("\ufeff").rstrip("\r\n")
+    raw = sys.stdin.buffer.read()
+    _refuse_media(raw)
+    return decode_utf8(raw, "the standard input").removeprefix("\ufeff").rstrip("\r\n")
 
 
 def batch_inputs(texts: Iterable[str], batch_size: int) -> Iterator[list[str]]:
@@ -51,8 +56,15 @@ def batch_inputs(texts: Iterable[str], batch_size: int) -> Iterator[list[str]]:
 
 def _read_lines(stream: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
+        if number == 1:
+            _refuse_media(line)
         text = decode_utf8(line, f"line {number} of the standard input").removesuffix("\n").removesuffix("\r")
         yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _refuse_media(raw: bytes) -> None:
+    if MEDIA.match(raw):
+        raise DataError("the standard input is a picture or a sound, but - reads texts or paths; give the file's path")
 
 
 def decode_utf8(raw: bytes, place: str) -> str:

@@ -110,20 +110,30 @@ def _decode(path: Path, file: BinaryIO, background: tuple[float, float, float], 
     except DAMAGED:
         raise DataError(f"{path} {_describe_unreadable(path)}") from None
     with image:
-        width, height = image.size
-        if width * height > most_pixels:
-            raise _too_large(path, f"{width:,} × {height:,}", most_pixels)
-        if not width * height:
-            raise DataError(f"{path} is a picture of {width} × {height} pixels; it needs at least one")
-        try:
-            image.load()
-        except DAMAGED as error:
-            raise DataError(f"{path} is a damaged or incomplete {image.format} file ({error})") from None
+        return convert_image(image, str(path), background=background, most_pixels=most_pixels)
+
+
+def convert_image(
+    image: Image, name: str, *, background: tuple[float, float, float] = WHITE, most_pixels: int = MOST_PIXELS
+) -> Float[Tensor, "3 height width"]:
+    """What `read_picture` gives, of an image that Pillow has opened or made; errors begin with the `name`."""
+    width, height = image.size
+    if width * height > most_pixels:
+        raise _too_large(name, f"{width:,} × {height:,}", most_pixels)
+    if not width * height:
+        raise DataError(f"{name} is a picture of {width} × {height} pixels; it needs at least one")
+    try:
+        image.load()
+    except DAMAGED as error:
+        raise DataError(f"{name} is a damaged or incomplete {image.format} file ({error})") from None
+    try:
         return _blend(_turn_upright(image), background)
+    except ValueError as error:  # of an image in memory: there is no way from La to RGBA
+        raise DataError(f"{name} has the mode {image.mode}, which Pillow does not convert ({error})") from None
 
 
-def _too_large(path: Path, pixels: str, most_pixels: int) -> DataError:
-    return DataError(f"{path} has {pixels} pixels, at most {most_pixels:,} are read; make the picture smaller")
+def _too_large(name: str | Path, pixels: str, most_pixels: int) -> DataError:
+    return DataError(f"{name} has {pixels} pixels, at most {most_pixels:,} are read; make the picture smaller")
 
 
 def _describe_unreadable(path: Path) -> str:
@@ -174,6 +184,7 @@ def _blend(image: Image, background: tuple[float, float, float]) -> Tensor:
         alpha = None if transparent is None else torch.from_numpy(values != transparent).float()
     elif image.mode in MODES_WITH_ALPHA or transparent is not None:
         if isinstance(transparent, tuple) and max(transparent) > 255:  # of 16 bits, while Pillow has decoded to 8
+            image = image.copy()  # the caller's keeps its own
             image.info["transparency"] = tuple(value >> 8 for value in transparent)
         channels = _to_channels(image.convert("RGBA"))
         colour, alpha = channels[:3], channels[3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,12 +84,12 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
     @classmethod
     def _read_folder(cls, folder: Path) -> Iterator[Row]:
         """Files with a text file of the same name beside them, in this folder and those below it, by name."""
-        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
         inputs = [path for path in paths if path.suffix.lower() in cls.suffixes]
         if not inputs:
             kinds = ", ".join(cls.suffixes)
             raise DataError(f"{folder} has no {cls.input_kind} files ({kinds}) with a {TEXT} file beside each")
-        return (Row((str(path), _read_beside(path)), str(path), 1) for path in inputs)
+        return (Row((str(path), _read_beside(path)), str(path), 0) for path in inputs)
 
     @classmethod
     def _generate(cls, source: str) -> Iterator[Row]:
@@ -147,6 +148,8 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
         if isinstance(given, (str, Path)):
             if not str(given).strip():
                 raise DataError(f"the path of a {self.input_kind} file is needed, got an empty text")
+            if re.match(r"\w+://", str(given)):
+                raise DataError(f"{given}: a {self.input_kind} is read from a file, not from an address")
             return LoadedInput(str(given), self.load_file(Path(given).expanduser()))
         return LoadedInput(self.describe_input(given), self.load_value(given))
 

@@ -31,7 +31,7 @@ OTHER_BEGINNINGS = {
 
 
 class Row(NamedTuple):
-    """The values of one example in the wanted columns, with its file and line (from 1)."""
+    """The values of one example in the wanted columns, with its file and line (from 1; 0: the whole file)."""
 
     values: tuple[Any, ...]
     file: str
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     @property
     def where(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 def read(

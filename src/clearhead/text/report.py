@@ -98,7 +98,8 @@ class Report:
         """The first places, a file's name only where it changes: train.tsv:5, :77, …"""
         said, last = [], None
         for place in self.places[reason][:SHOWN]:
-            said.append(f":{place.line}" if place.file == last else f"{Path(place.file).name}:{place.line}")
+            short = place._replace(file="" if place.file == last else Path(place.file).name)
+            said.append(short.where)
             last = place.file
         return ", ".join(said + ["…"] * (len(self.places[reason]) > SHOWN))
 

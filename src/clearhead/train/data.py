@@ -112,7 +112,7 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
-    places = ", ".join(f"{Path(row.file).name}:{row.line}" for row in repeated[:SHOWN])
+    places = ", ".join(row._replace(file=Path(row.file).name).where for row in repeated[:SHOWN])
     places += ", …" if len(repeated) > SHOWN else ""
     share = f"{len(repeated):,} of {total:,} inputs of dev"
     return f"warning: {share} are also in train ({places}), so its scores are too good"

@@ -35,9 +35,18 @@ METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
     "defined": measure_by_definition,
     "single": one_query.run,
     "tiled": tiled.run,
+    "compiled": tiled.run_compiled,
     "triton": launch.run,
 }
 BACKENDS = ("auto", *METHODS)
+MANY = 2**18  # scores from which on numba is loaded
+REFUSALS: dict[str, Callable[[MeasureJob], str | None]] = {  # why a method cannot do a job
+    "defined": lambda job: None,
+    "single": one_query.explain_refusal,
+    "tiled": lambda job: None,
+    "compiled": tiled.explain_compiled_refusal,
+    "triton": launch.explain_refusal,
+}
 
 
 def measure(
@@ -156,20 +165,24 @@ def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
     """Runs a job by the named method, or by the fastest available."""
     if job.call.q.is_meta:
         raise DeviceError("q and k are on the meta device, which holds no values to measure")
-    one = len(job.rows) == 1 and job.call.k.shape[2] > 0
-    other = "single" if one else "tiled"
-    has_kernels = job.call.q.is_cuda or is_interpreted()
-    reason = launch.explain_refusal(job) if backend == "triton" or (backend == "auto" and has_kernels) else None
     if backend == "auto":
-        backend = "triton" if has_kernels and reason is None else other
+        backend = _choose_method(job)
     elif backend not in BACKENDS:
         raise BackendError(f"unknown backend {backend!r} of measure(); {suggest_name(backend, BACKENDS)}")
-    elif reason is not None:
-        raise BackendError(f"the Triton kernel cannot measure this: {reason}; 'auto' would take {other!r}")
-    elif backend == "single" and not one:
-        raise BackendError(f"'single' measures one query with its keys, not {len(job.rows)}; 'auto' would take 'tiled'")
+    elif (reason := REFUSALS[backend](job)) is not None:
+        raise BackendError(f"{backend!r} cannot measure this: {reason}; 'auto' would take {_choose_method(job)!r}")
     with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
         return METHODS[backend](job)
+
+
+def _choose_method(job: MeasureJob) -> str:
+    """The fastest method that can do a job."""
+    if (job.call.q.is_cuda or is_interpreted()) and launch.explain_refusal(job) is None:
+        return "triton"
+    if one_query.explain_refusal(job) is None:
+        return "single"
+    scores = math.prod(job.call.q.shape[:2]) * len(job.rows) * job.call.k.shape[2]
+    return "compiled" if scores >= MANY and tiled.explain_compiled_refusal(job) is None else "tiled"
 
 
 def measure_token_distance(

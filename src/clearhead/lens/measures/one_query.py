@@ -17,6 +17,13 @@ from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, stack_spans
 
 
+def explain_refusal(job: MeasureJob) -> str | None:
+    """The reason why a job cannot be done here, or None."""
+    if len(job.rows) != 1 or not job.call.k.shape[2]:
+        return f"it measures one query with its keys, not {len(job.rows)} with {job.call.k.shape[2]}"
+    return None
+
+
 def run(job: MeasureJob) -> Measures:
     """The measures from the weights of one query: O(keys) memory."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]

@@ -1,4 +1,4 @@
-"""The measures tile by tile: O(n) memory, any device, any mask.
+"""The measures tile by tile: O(n) memory, any device, any mask; on CPUs with numba by one compiled loop.
 
 A tile holds the scores s of some queries with all keys that any of them may see, so one pass gives every measure.
 With m the largest score of a row (its sink included), e = exp(s − m) and z = Σ e (the sink's included), a weight is
@@ -7,6 +7,7 @@ e / z, and the entropy Σ w·(m − s) + ln z · Σ w: two sums without cancella
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -26,6 +27,7 @@ from clearhead.lens.measures.tile_plan import Tile, TileStack, plan_stacks
 
 TILE = 2**19  # scores held at once
 GPU_TILE = 2**25  # the same on a GPU, which is idle between small ones
+MOST_TOP = 64  # top keys that the compiled loop finds one by one
 SPLIT = 2**15  # elements from which on PyTorch splits an operation among its threads
 MANY = 2**18  # scores from which on several threads pay off
 NARROW = 8  # most columns of a pixel that are added one by one
@@ -35,7 +37,37 @@ LOG_OF_ZERO = -1e4  # stands for log2(0): exp2 of it is 0 in any precision, and 
 
 def run(job: MeasureJob) -> Measures:
     """The measures of a job, tile by tile."""
-    tiled = _TiledJob(job)
+    return _run(_TiledJob(job))
+
+
+def run_compiled(job: MeasureJob) -> Measures:
+    """The same on a CPU, each tile by one compiled loop."""
+    return _run(_TiledJob(job, compiled=True))
+
+
+def explain_compiled_refusal(job: MeasureJob) -> str | None:
+    """The reason why the compiled loop cannot do a job, or None."""
+    if job.call.q.device.type != "cpu":
+        return f"it runs on CPUs, and q is on {job.call.q.device}"
+    if torch.promote_types(job.call.q.dtype, torch.float32) != torch.float32:
+        return f"it computes in float32, and q is {job.call.q.dtype}"
+    if job.top > MOST_TOP:
+        return f"it finds the best {MOST_TOP} keys at most, not {job.top}"
+    return _explain_missing_loop()
+
+
+@functools.cache
+def _explain_missing_loop() -> str | None:
+    """Why there is no compiled loop, or None; compiles it, if that is not cached."""
+    try:
+        import clearhead.lens.measures.compiled_rows  # noqa: F401
+    except ImportError as error:
+        return f"it needs numba, pip install 'clearhead[cpu]' ({error})"
+    return None
+
+
+def _run(tiled: _TiledJob) -> Measures:
+    job = tiled.job
     if job.call.q.is_cuda or tiled.largest_tile < SPLIT:
         for stack in tiled.stacks:
             tiled.measure_stack(stack)
@@ -140,9 +172,9 @@ def _compute_normaliser(total: Tensor, base: Tensor, sinks: Tensor | None) -> Te
 class _TiledJob:
     """A job with its tensors in float32 or better, its tiles and its results."""
 
-    def __init__(self, job: MeasureJob) -> None:
+    def __init__(self, job: MeasureJob, *, compiled: bool = False) -> None:
         call, rows = job.call, job.rows
-        self.job = job
+        self.job, self.compiled = job, compiled
         self.q = scale_queries(call.q[:, :, rows.start : rows.stop : rows.step], call.scale)
         missing = -call.k.shape[2] % top_keys.BLOCK if call.mask is None else top_keys.BLOCK
         k = call.k.to(self.q.dtype)
@@ -154,7 +186,7 @@ class _TiledJob:
         tiles = [tile for stack in first_of for tile in stack]
         self.largest_tile = max((math.prod(tile.shape) for tile in tiles), default=0)
         self.total = self.largest_tile * sum(len(stack.blocks) for stack in self.stacks)  # at most twice the true one
-        self.distances, self.nearest = self._compute_distances(tiles)
+        self.distances, self.nearest = self._compute_distances([] if compiled else tiles)
         self.results = _Results(job, self.q)
         self.buffers = threading.local()
 
@@ -172,12 +204,37 @@ class _TiledJob:
     def measure_stack(self, stack: TileStack) -> None:
         """Measures all tiles of a stack into the results."""
         if not hasattr(self.buffers, "three"):
-            self.buffers.three = self.q.new_empty(3, self.largest_tile)
+            self.buffers.three = self.q.new_empty(1 if self.compiled else 3, self.largest_tile)
+        if self.compiled:
+            for tile in stack:
+                self._measure_compiled(tile, self.buffers.three[0])
+            return
         place = (stack.samples, stack.heads)
         sums = (self.results.received[place], self.results.map[place])
         found = [self._measure_tile(tile, self.buffers.three, *sums) for tile in stack]
         for rows, rows_sums in _join_rows([rows for rows, _ in stack.blocks], found):
             self.results.fill((*place, rows), rows_sums)
+
+    def _measure_compiled(self, tile: Tile, buffer: Tensor) -> None:
+        """Measures a tile into the results by one compiled loop."""
+        from clearhead.lens.measures.compiled_rows import sum_tile
+
+        scores, _ = self._scores(tile, buffer)
+        columns, queries = tile.run.columns, self.job.rows[tile.rows]
+        place, sums = (tile.samples, tile.heads), self.results
+        none = self.q.new_empty(0)
+        rows = [none.view(0, 0, 0, 0) if one is None else one[(*place, tile.rows)] for one in sums.rows]
+        sinks = none if self.sinks is None else self.sinks[0, tile.heads, 0].contiguous()
+        sum_tile(
+            *(one.numpy() for one in (scores, sinks, *rows, self._find_span_edges(tile))),
+            *(one[place].numpy() for one in (sums.received, sums.map)),
+            columns.stop - columns.start,
+            columns.start,
+            tile.rows.start,
+            queries[0] + self.job.offset - columns.start,
+            queries.step,
+            *self.job.blocks,
+        )
 
     def _measure_tile(self, tile: Tile, buffers: Tensor, received: Tensor, pixels: Tensor) -> _RowSums:
         """The sums of each row of a tile, which is also added to `received` and `pixels` of its heads."""
@@ -216,13 +273,15 @@ class _TiledJob:
         start = first - rows[0] - self.nearest
         return self.distances[: len(rows), start : start + tile.shape[3]]
 
-    def _sum_spans(self, exps: Tensor, tile: Tile) -> Tensor | None:
-        """The sum over each span; a tile holds all keys that its queries see."""
+    def _find_span_edges(self, tile: Tile) -> Tensor:
+        """The first column of each span, and the one after its last; a tile holds all keys that its queries see."""
+        edges = torch.tensor([(span.start, span.stop) for span in self.job.spans.values()], dtype=torch.long)
         columns = tile.run.columns
-        edges = (
-            [min(max(edge, columns.start), columns.stop) - columns.start for edge in (span.start, span.stop)]
-            for span in self.job.spans.values()
-        )
+        return edges.view(-1, 2).clamp(columns.start, columns.stop).sub(columns.start)
+
+    def _sum_spans(self, exps: Tensor, tile: Tile) -> Tensor | None:
+        """The sum over each span."""
+        edges = self._find_span_edges(tile).tolist()
         return stack_spans(exps[..., low : max(low, high)].sum(-1) for low, high in edges)
 
     def _add_sums(self, exps: Tensor, share: Tensor, tile: Tile, received: Tensor, pixels: Tensor) -> None:

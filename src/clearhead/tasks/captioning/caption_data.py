@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -44,12 +45,17 @@ def read_archive(path: Path, *, keywords: bool) -> Iterator[Row]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             pixels, *texts = (archive[name] for name in ("pixels", "texts", *(("keywords",) if keywords else ())))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or texts[0].shape != pixels.shape[:1]:
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim != 4
+        or pixels.shape[3] != 3
+        or any(column.shape != pixels.shape[:1] for column in texts)
+    ):
         raise DataError(
             f"{path}: pixels must be bytes (pictures, height, width, 3) with a text for each picture, got "
-            f"{pixels.dtype} {pixels.shape} and {texts[0].shape}"
+            f"{pixels.dtype} {pixels.shape} and {', '.join(str(column.shape) for column in texts)}"
         )
     rows = zip(pixels, *(column.tolist() for column in texts), strict=True)
     return (Row(tuple(values), str(path), number) for number, values in enumerate(rows, 1))

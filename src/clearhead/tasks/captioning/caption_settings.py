@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from clearhead.images.preprocessing import LARGEST_SIDE
 from clearhead.tasks.sequence_to_sequence import Decode, Loss
@@ -33,6 +33,13 @@ class Picture(Section):
     # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
     resize: Literal["pad", "crop", "stretch"] = "pad"
     background: list[float] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
+
+    @field_validator("background")
+    @classmethod
+    def _check_background(cls, background: list[float]) -> list[float]:
+        if not all(0 <= channel <= 1 for channel in background):
+            raise ValueError("values must be from 0 to 1")
+        return background
 
     @model_validator(mode="after")
     def _check_grid(self) -> Picture:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.images import Augmentation, Preprocessing
+from clearhead.images import Augmentation, Preprocessing, convert_image
 from clearhead.images.gradient_histograms import FEATURES, describe_gradients
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
@@ -26,7 +26,7 @@ from clearhead.tasks.captioning.caption_scores import score_captions
 from clearhead.tasks.captioning.caption_settings import CaptionData, CaptionDecode, CaptionRecipe, Picture
 from clearhead.tasks.captioning.minimum_bayes_risk import search_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
-from clearhead.tasks.file_inputs import FileInputs, resolve_paths
+from clearhead.tasks.file_inputs import FileInputs, is_generated, resolve_paths
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText, PartNumber, Search, SearchOptions, SequenceToSequence
@@ -102,6 +102,8 @@ class Captioning(
             return cls.read(source, data.columns)
         if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
             return read_archive(Path(source), keywords=True)
+        if not isinstance(source, Mapping) and (is_generated(source) or Path(source).expanduser().is_dir()):
+            raise ConfigError(f"data.keywords: {source} has no column for keywords; give a table or an {ARCHIVE}")
         wanted = (*cls.columns, "keywords")
         return resolve_paths(read(source, wanted, data.columns), wanted)
 
@@ -193,8 +195,9 @@ class Captioning(
         """A picture in memory: bytes (height, width, 3), a PIL image, or what a trace kept of one."""
         if isinstance(value, PictureInput):
             value = value.pixels
-        elif hasattr(value, "convert"):
-            value = np.asarray(value.convert("RGB"))
+        elif hasattr(value, "getexif"):
+            picture = convert_image(value, "the PIL image", background=self.preprocessing.background)
+            return _to_bytes(self.preprocessing.resize_picture(picture))
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
             raise DataError(f"a picture is a path, a PIL image or an array of bytes (height, width, 3), got {got}")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from clearhead.audio import LogMelSettings, read_sound, resample, write_sound
+from clearhead.audio.sound_files import RATES, check_samples
 from clearhead.errors import DataError
 from clearhead.tasks.base import BatchT, ModelT, OptionsT
 from clearhead.tasks.file_inputs import FileInputs, LoadedInput
@@ -34,11 +35,19 @@ class SoundInputs(FileInputs[ModelT, BatchT, OptionsT], Generic[ModelT, BatchT, 
             samples, rate = torch.as_tensor(value[0]), int(value[1])
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"a sound in memory is (samples, rate): {error}") from None
-        if samples.ndim != 1 or rate < 1:
-            raise DataError(f"samples must be one channel with a rate, got shape {tuple(samples.shape)}, {rate} Hz")
+        if samples.ndim != 1 or rate not in RATES:
+            raise DataError(
+                f"samples must be one channel with a rate from {RATES[0]} to {RATES[-1]} Hz, got shape "
+                f"{tuple(samples.shape)}, {rate} Hz"
+            )
+        if not samples.is_floating_point() and samples.dtype != torch.int16:
+            raise DataError(f"samples must be floats from -1 to 1 or 16-bit integers, got {samples.dtype}")
         samples = samples / 32768 if samples.dtype == torch.int16 else samples.float()
-        if len(samples) < self.sound.window * rate or not bool(samples.isfinite().all()):
-            raise DataError(f"there is no sound in {len(samples)} samples, or some are NaN or infinite")
+        if len(samples) < self.sound.window * rate:
+            raise DataError(f"there is no sound in {len(samples)} samples, less than one window of the spectrogram")
+        check_samples("the sound", samples)
+        if bool((samples == samples[0]).all()):
+            raise DataError(f"there is no sound in {len(samples)} samples: all are the same")
         return resample(samples, rate, self.sound.rate).contiguous().numpy()
 
     def save_file(self, content: Any, path: Path) -> None:

@@ -83,7 +83,9 @@ class TranscriptionDecode(Decode):
     ctc_weight: float = Field(0.4, ge=0, le=1)  # of CTC in the score; 0: the decoder alone, 1: CTC alone
     # Faint noise before and after each recording, for one that is cut so close that it has no pause to compare with.
     padding_seconds: float = Field(0.0, ge=0, le=1)
-    piece_seconds: float = Field(20.0, ge=1)  # longer recordings are cut at silence, and the texts are joined
+    # Longer recordings are cut at silence, and the texts are joined. None: 1.2 times the longest one in training, at
+    # most 20: of much longer ones a model writes nonsense.
+    piece_seconds: float | None = Field(None, ge=1)
 
 
 class TranscriptionRecipe(TaskRecipe):

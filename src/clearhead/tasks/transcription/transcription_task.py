@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Tokenizer
 
+LONGEST_PIECE = 20.0  # seconds, where decode.piece_seconds is not set
+PIECE_MARGIN = 1.2
 TOO_FAST = "with more text than the sound has room for"
 
 
@@ -93,6 +95,11 @@ class Transcription(
     def blank(self) -> int:
         """CTC's label for no token: the padding token, which no text has."""
         return self.target.pad
+
+    @property
+    def piece_seconds(self) -> float:
+        """How long a recording may be before it is cut."""
+        return self.decode.piece_seconds or LONGEST_PIECE
 
     # Data
 
@@ -176,12 +183,20 @@ class Transcription(
         smoothing = self.label_smoothing if model.training else 0.0
         return self.ctc * spoken + (1 - self.ctc) * token_loss(model.vocabulary, hidden, batch.labels, smoothing)
 
+    def calibrate(self, model: EncoderDecoder, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+        """Limits pieces to about the longest training recording, unless the recipe sets `decode.piece_seconds`."""
+        if self.decode.piece_seconds is None:
+            longest = max(len(row.values[0].content) for row in train) / self.sound.rate
+            seconds = round(min(max(1.0, PIECE_MARGIN * longest), LONGEST_PIECE), 2)
+            self.decode = self.decode.model_copy(update={"piece_seconds": seconds})
+        return None
+
     # Answers
 
     def split(self, given: Any) -> list[Stretch]:
         """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
         samples = torch.from_numpy(self.load_input(given).content)
-        cuts = SplitSettings(longest=self.decode.piece_seconds, shortest=min(1.0, self.decode.piece_seconds / 2))
+        cuts = SplitSettings(longest=self.piece_seconds, shortest=min(1.0, self.piece_seconds / 2))
         found = []
         for piece in split_at_silence(samples, self.sound.rate, cuts):
             inside = samples[piece.begin : piece.end]
@@ -297,7 +312,7 @@ class Transcription(
         if answer is not None:
             task = copy.copy(task)
             whole = len(loaded.content) / self.sound.rate + 1
-            task.decode = task.decode.model_copy(update={"piece_seconds": max(task.decode.piece_seconds, whole)})
+            task.decode = task.decode.model_copy(update={"piece_seconds": max(task.piece_seconds, whole)})
             stretches = task.split(loaded)
             task._encode(model, stretches)
             return [task._trace(one, self.target.encode(answer), answer, loaded, given=True) for one in stretches]

@@ -90,13 +90,15 @@ def time_words(
 def extend_words(words: Sequence[tuple[int, int]], loudness: Float[Tensor, " frames"]) -> list[tuple[int, int]]:
     """Begin and end of each word in frames, moved to where the sound falls silent, but not into another word.
 
+    Where it does not fall silent between two words, the first ends and the second begins at the quietest frame.
+
     >>> loudness = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0])
     >>> extend_words([(3, 4), (8, 10)], loudness)
     [(2, 6), (9, 11)]
     """
     quiet, loud = loudness.quantile(QUIET), loudness.quantile(LOUD)
     speaks = (loudness > quiet + PAUSE * (loud - quiet)).tolist()
-    extended = []
+    extended = list[tuple[int, int]]()
     for number, (first, last) in enumerate(words):
         begin, end = min(first, len(speaks) - 1), min(last, len(speaks))
         before = words[number - 1][1] if number else 0
@@ -107,6 +109,9 @@ def extend_words(words: Sequence[tuple[int, int]], loudness: Float[Tensor, " fra
             begin += 1
         while end < min(after, len(speaks)) and speaks[end]:
             end += 1
+        if extended and begin < extended[-1][1]:  # both were extended over what is between them
+            begin += int(loudness[begin : extended[-1][1]].argmin())
+            extended[-1] = (extended[-1][0], begin)
         extended.append((begin, end))
     return extended
 

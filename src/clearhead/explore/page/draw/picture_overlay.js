@@ -41,6 +41,10 @@ export function paintOverlay(context, { image, axis, width, height, scale, look,
     context.lineWidth = thick;
     context.strokeStyle = colour;
     context.strokeRect(x + thick / 2, y + thick / 2, wide - thick, high - thick);
+    if (sound || Math.min(wide, high) < 6 * thick) return;
+    context.lineWidth = 1; // a pale line inside, for patches that have the colour of the frame
+    context.strokeStyle = look.paper;
+    context.strokeRect(x + thick + 0.5, y + thick + 0.5, wide - 2 * thick - 1, high - 2 * thick - 1);
   };
   for (const position of shown.pinned) frame(position, look.accent, 2.5);
   frame(shown.current, look.accent, 2);

@@ -1,0 +1,268 @@
+"""The sums of a tile in one compiled loop per row, for CPUs: numba instead of a dozen passes of PyTorch.
+
+A row of scores is read from the cache three times: once for its largest scores, once to replace it by e = 2^t with
+t = (score − base) · log2(e) while all sums over e are taken, and once to add its weights to the map and to `received`.
+Partial sums of at most CHUNK numbers are float32, as vectors of the processor; their totals are float64.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, no_type_check
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+LANES = 64  # the number of columns is a multiple of this
+SHORT = 1024  # most columns of a row whose largest scores are found at once
+CHUNK = 512
+NARROW = 16  # most columns of a pixel that are added one by one
+NUMBER = np.float32
+INFINITY, LOG2E = NUMBER(math.inf), NUMBER(1 / math.log(2))
+LOG_OF_ZERO = NUMBER(-1e4)  # stands for log2(0): 0 times it is 0
+SMALLEST = NUMBER(-190)  # 2 to this power is 0 in float32
+ROUND = NUMBER(1.5 * 2**23)  # x + ROUND − ROUND is x, rounded to a whole number; the sum's last bits are that number
+SCALE = 64  # exponents are this much higher while numbers below 2^−126 are computed
+TAYLOR = tuple(NUMBER(math.log(2) ** n / math.factorial(n)) for n in range(8))  # of 2^x
+NOTHING, HIDDEN = np.int64(-(2**63)), np.int64(-0x7F800001)  # −inf has the upper half HIDDEN, see `pack`
+LOW_HALF = np.int64(2**32 - 1)
+# Sums may be taken in any order, as vectors need it; NaN and infinity keep their meaning.
+REORDERED = {"reassoc", "contract", "nsz"}
+
+
+def compile_loop(*signature: str, **options: Any) -> Callable[[Any], Any]:
+    """A decorator that compiles a function for this processor; the code is cached if a folder can be written."""
+
+    def compile_function(function: Any) -> Any:
+        plain = inspect.unwrap(function)  # without the checks of shapes that tests add
+        compile_plain = functools.partial(
+            numba.njit, *signature, nogil=True, boundscheck=False, error_model="numpy", **options
+        )
+        try:
+            return compile_plain(cache=True)(plain)
+        except RuntimeError:  # numba finds no folder for its cache
+            return compile_plain()(plain)
+
+    return compile_function
+
+
+@intrinsic
+@no_type_check
+def to_bits(typing_context, number):
+    """The bits of a float32 as an int32."""
+    return numba.int32(numba.float32), lambda context, builder, _, values: builder.bitcast(values[0], ir.IntType(32))
+
+
+@intrinsic
+@no_type_check
+def from_bits(typing_context, bits):
+    """The float32 that has these bits."""
+    return numba.float32(numba.int32), lambda context, builder, _, values: builder.bitcast(values[0], ir.FloatType())
+
+
+@compile_loop(fastmath={"contract"})
+@no_type_check
+def exp2(x):
+    """2^x for x ≤ 0 within 1 ulp: a polynomial for the fraction of x, and the whole number as an exponent."""
+    x = SMALLEST if x < SMALLEST else x
+    shifted = x + ROUND
+    fraction = x - (shifted - ROUND)
+    y = TAYLOR[7] * fraction + TAYLOR[6]
+    y = y * fraction + TAYLOR[5]
+    y = y * fraction + TAYLOR[4]
+    y = y * fraction + TAYLOR[3]
+    y = y * fraction + TAYLOR[2]
+    y = y * fraction + TAYLOR[1]
+    y = y * fraction + TAYLOR[0]
+    return y * from_bits((to_bits(shifted) + np.int32(127 + SCALE)) << np.int32(23)) * NUMBER(2.0**-SCALE)
+
+
+@compile_loop()
+@no_type_check
+def pack(score, key):
+    """An integer that is larger for a larger score, and of equal scores for the smaller key."""
+    bits = to_bits(score + NUMBER(0))  # −0 becomes 0
+    return (np.int64(bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))) << np.int64(32)) - np.int64(key)
+
+
+@compile_loop()
+@no_type_check
+def unpack(packed):
+    """The score and the key; −inf and −1 if the key is hidden."""
+    key = -packed & LOW_HALF
+    bits = np.int32((packed + key) >> np.int64(32))
+    score = from_bits(bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1)))
+    return (-INFINITY, -1) if packed <= HIDDEN << np.int64(32) else (score, key)
+
+
+@compile_loop()
+@no_type_check
+def take_largest(packed, best):
+    """Fills `best` with the largest of some different integers, in order, without branches to mispredict."""
+    last = np.int64(2**63 - 1)
+    for i in range(len(best)):
+        largest = NOTHING
+        for j in range(len(packed)):
+            largest = max(largest, packed[j] if packed[j] < last else NOTHING)
+        best[i] = last = largest
+
+
+@compile_loop()
+@no_type_check
+def find_largest(scores, packed, best):
+    """Fills `best` with the largest scores of a row and their keys, packed; `packed` is overwritten.
+
+    A long row is cut into strips of equal length, which are compared element by element. Each of the n largest scores
+    stands in the column of one of the n largest of these maxima, so all others are skipped.
+    """
+    strips = 1 if len(scores) <= SHORT else 8 if len(scores) <= 8 * SHORT else LANES
+    width = len(scores) // strips
+    for j in range(width):
+        packed[j] = pack(scores[j], j)
+    for strip in range(1, strips):
+        start = strip * width
+        part = scores[start : start + width]
+        for j in range(width):
+            packed[j] = max(packed[j], pack(part[j], start + j))
+    take_largest(packed[:width], best)
+    if strips > 1:
+        for i in range(len(best)):
+            column = (-best[i] & LOW_HALF) % width
+            for strip in range(strips):
+                key = strip * width + column
+                packed[i * strips + strip] = pack(scores[key], key)
+        take_largest(packed[: len(best) * strips], best)
+
+
+@compile_loop(fastmath=REORDERED)
+@no_type_check
+def sum_exponentials(scores, base, position):
+    """Replaces a row of scores by e; Σ e, Σ e·log2(e) and Σ e·|position of query − position of key|."""
+    total, log_sum, distance = 0.0, 0.0, 0.0
+    for start in range(0, len(scores), CHUNK):
+        part, place = scores[start : start + CHUNK], NUMBER(position - start)
+        part_total, part_logs, part_distance = NUMBER(0), NUMBER(0), NUMBER(0)
+        for j in range(len(part)):
+            log = (part[j] - base) * LOG2E
+            e = exp2(log)
+            part_total += e
+            part_logs += e * (LOG_OF_ZERO if log < LOG_OF_ZERO else log)
+            part_distance += e * abs(place - NUMBER(np.int32(j)))
+            part[j] = e
+        total += part_total
+        log_sum += part_logs
+        distance += part_distance
+    return total, log_sum, distance
+
+
+@compile_loop(fastmath=REORDERED)
+@no_type_check
+def add_up(numbers):
+    """Σ of some numbers."""
+    total = 0.0
+    for start in range(0, len(numbers), CHUNK):
+        part, part_total = numbers[start : start + CHUNK], NUMBER(0)
+        for j in range(len(part)):
+            part_total += part[j]
+        total += part_total
+    return total
+
+
+@compile_loop(fastmath=REORDERED)
+@no_type_check
+def add_weights(line, exponentials, share):
+    """Adds e · share to a line."""
+    for j in range(len(line)):
+        line[j] += exponentials[j] * share
+
+
+@compile_loop()
+@no_type_check
+def add_numbers(sums, line):
+    """Adds a line to sums."""
+    for j in range(len(line)):
+        sums[j] += line[j]
+
+
+@compile_loop()
+@no_type_check
+def add_pixels(pixels, line, first, width):
+    """Adds a line whose first column is key number `first` to a row of pixels of this width."""
+    if width == 1:
+        add_numbers(pixels[first:], line)
+        return
+    pixel, inset = first // width, min(-first % width, len(line))
+    if inset:
+        pixels[pixel] += NUMBER(add_up(line[:inset]))
+        pixel += 1
+    whole = (len(line) - inset) // width
+    for column in range(width if width <= NARROW else 0):
+        for i in range(whole):
+            pixels[pixel + i] += line[inset + i * width + column]
+    for i in range(whole if width > NARROW else 0):
+        pixels[pixel + i] += NUMBER(add_up(line[inset + i * width : inset + (i + 1) * width]))
+    rest = line[inset + whole * width :]
+    if len(rest):
+        pixels[pixel + whole] += NUMBER(add_up(rest))
+
+
+ROWS, LISTS = "float32[:,:,:]", "float32[:,:,:,:]"
+SIGNATURE = (
+    f"void(float32[:,:,:,::1], float32[::1], {ROWS}, {ROWS}, {ROWS}, {ROWS}, {ROWS}, {LISTS}, int64[:,:,:,:], {LISTS}, "
+    f"int64[:,::1], float64[:,:,:], {LISTS}, int64, int64, int64, int64, int64, int64, int64)"
+)
+
+
+@compile_loop(SIGNATURE)
+@no_type_check
+def sum_tile(
+    scores, sinks, largest, total, log_sum, distance, first, top_logs, top_keys, spans, edges, received, pixels,
+    columns, first_column, first_row, position, step, height, width,
+):  # fmt: skip
+    """Fills in the sums of all rows of a tile, and adds its weights to `received` and `pixels`; overwrites `scores`.
+
+    Arrays are (samples, heads, rows, …); those without elements are not filled. `columns` of the scores are keys, from
+    number `first_column` on; the others are −inf. `position` is that of the first query, counted from the first
+    column, `first_row` its number among the measured ones, and `step` the distance of two. A pixel is `height` ×
+    `width` weights. `sinks` has one number per head, or none; `edges` are those of the spans, as columns.
+    """
+    samples, heads, rows, count = scores.shape
+    packed, best, line = np.empty(count, np.int64), np.empty(top_logs.shape[3], np.int64), np.zeros(columns, NUMBER)
+    mapped, summed = pixels.shape[2] > 0, pixels.shape[2] + received.shape[2] > 0
+    for sample in range(samples):
+        for head in range(heads):
+            for row in range(rows):
+                own, place = scores[sample, head, row], (sample, head, row)
+                find_largest(own, packed, best)
+                highest, _ = unpack(best[0])
+                base = max(highest, sinks[head]) if len(sinks) else highest
+                base = NUMBER(0) if base == -INFINITY else base
+                for i in range(len(best)):
+                    score, key = unpack(best[i])
+                    top_logs[sample, head, row, i] = (score - base) * LOG2E
+                    top_keys[sample, head, row, i] = key + first_column if key >= 0 else -1
+                visible = 0
+                while visible < count - 1 and own[visible] == -INFINITY:
+                    visible += 1
+                total[place], log_sum[place], distance[place] = sums = sum_exponentials(
+                    own, base, position + row * step
+                )
+                normaliser = sums[0] + (math.exp(sinks[head] - base) if len(sinks) else 0.0)
+                known = normaliser == normaliser or highest == INFINITY
+                largest[place] = highest if known else NUMBER(math.nan)
+                first[place] = own[visible]
+                for span in range(len(edges)):
+                    spans[sample, head, row, span] = add_up(own[edges[span, 0] : edges[span, 1]])
+                if not summed:
+                    continue
+                add_weights(line, own, NUMBER(1 / normaliser if normaliser != 0 else 1))
+                number = first_row + row
+                if row == rows - 1 or (height and (number + 1) % height == 0):
+                    if mapped:
+                        add_pixels(pixels[sample, head, number // height], line, first_column, width)
+                    if received.shape[2]:
+                        add_numbers(received[sample, head, first_column:], line)
+                    line[:] = 0
