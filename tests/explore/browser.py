@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from clearhead import shipped
+from clearhead.explore.page_file import PAGE
 
 SHIPPED = Path(shipped.__file__).parent / "fonts"
 CHROMIUM = Path("/usr/bin/chromium")
@@ -70,6 +72,13 @@ class Watched:
         self.page.goto("about:blank")  # the same address with another fragment would not load anew
         self.page.goto(url + (f"#{fragment}" if fragment else ""))
         self.page.wait_for_selector("html[data-ready='map'][data-shown]", state="attached")
+
+    def offer_modules(self) -> None:
+        """Lets a test import single modules of the page, which the server sends as one script."""
+        self.page.route(
+            re.compile(r"/(?:data|draw|panes|state|words)/\w+\.js$"),
+            lambda route: route.fulfill(path=PAGE.joinpath(*urlsplit(route.request.url).path.split("/")[-2:])),
+        )
 
     def settle(self) -> None:
         """Waits until what was done is drawn: all timers of the page are shorter than this."""

@@ -759,8 +759,10 @@ def test_what_the_server_refuses_is_said_in_the_readers_language(watched, server
     page.locator("#another-text").fill("长" * 400_000)
     page.keyboard.press("Enter")
     watched.until("#another-problem", "文本有 400,000 个字符；本页最多接受 100,000 个。")
+    watched.offer_modules()
     said = page.evaluate(
-        """async (base) => { const { sayProblem } = await import(base + "words/languages.js");
+        """async (base) => { const { sayProblem, setLanguage } = await import(base + "words/languages.js");
+        setLanguage("auto");
         return ["this text is no longer kept by the server; enter it again",
           "there is nothing to look at: '(' has no tokens", "RuntimeError: out of memory"].map(sayProblem) }""",
         server,

@@ -90,6 +90,7 @@ def test_the_audit_can_fail(watched):
 def test_numbers_on_every_colour_can_be_read(watched, pages):
     """Of canvases, which axe does not see: the ink that the page chooses on each of 256 colours."""
     with open_record(records.drawn(3, heads=1), browser=False) as opened:
+        watched.offer_modules()
         watched.open(opened.url)
         pairs = watched.page.evaluate(
             """async (base) => { const { Scale, COLOUR_NAMES } = await import(base + "draw/colours.js");

@@ -107,6 +107,8 @@ def test_small_weights_of_a_long_text_have_digits_and_short_bars(watched, long_u
     watched.open(long_url, "at=encoder.0.self/1&pins=tokens:4000")
     table = [row.split("\t")[1] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
     assert table[0] == f"{1 / LONG:.5f}"
+    cells = "() => [...document.querySelectorAll('td.number')].filter(one => one.scrollWidth > one.clientWidth).length"
+    assert watched.page.evaluate(cells) == 0  # none is cut
     bars = watched.page.evaluate(
         "() => [...document.querySelectorAll('#keys .bar')].map((bar) => parseFloat(bar.style.width))"
     )

@@ -21,6 +21,8 @@ from tests.explore.test_page import saved
 
 SICK = "他昨天没有去学校，因为他病了。"
 WORDS = [*"ABCDEFGHIJKLMNOP"]
+CUT = """selector => [...document.querySelectorAll(selector)].filter(one => one.scrollWidth > one.clientWidth
+  || one.scrollHeight > one.clientHeight + 1).map(one => one.textContent)"""
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,33 @@ def test_two_heads_are_compared_by_touch_at_1024_pixels(watched, seventeen):
         weights = records.weights_of(record[name])[head]
         assert torch.tensor(selection[window]["weights"]).sub(weights).abs().max() < 1e-4
     assert {one["head"] for one in selection["tokens"]} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "watched",
+    [{"viewport": {"width": 1024, "height": 768}}, {"viewport": {"width": 390, "height": 844}, "locale": "zh-CN"}],
+    indirect=True,
+)
+def test_no_number_sentence_or_head_is_cut_on_narrow_screens(watched, page):
+    watched.open(page, "at=decoder.1.cross/0&pins=written:10")
+    watched.settle()
+    assert "<0.001" in watched.text("#next")
+    for cut in ("td.number", "#explanation-box", "#atlas-grid"):
+        assert watched.page.evaluate(CUT, cut) == [], cut
+    watched.page.keyboard.press("v")  # lines have no rows and columns to explain, and leave no gap for that
+    watched.settle()
+    box, sentence = (watched.page.locator(one).bounding_box() for one in ("#explanation-box", "#explanation"))
+    assert box["height"] < sentence["height"] + 30
+
+
+@pytest.mark.parametrize("watched", [{"viewport": {"width": 900, "height": 640}}], indirect=True)
+def test_a_low_frame_as_in_a_notebook_keeps_a_map_that_can_be_read(watched, page):
+    watched.open(page, "at=decoder.1.cross/0")
+    watched.settle()
+    assert watched.page.locator(".map-canvas").bounding_box()["height"] > 200
+    centre = watched.page.locator("#centre")
+    assert centre.evaluate("one => one.scrollHeight > one.clientHeight")  # the rest is scrolled to
+    assert centre.evaluate("one => one.scrollWidth === one.clientWidth")
 
 
 def test_a_broad_head_stays_pale_in_the_text_and_has_short_bars(watched, tmp_path):

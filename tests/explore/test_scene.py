@@ -11,7 +11,8 @@ import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene
-from clearhead.explore.head_summaries import measure_agreement, summarise_heads
+from clearhead.explore.head_summaries import add_effects, summarise_heads
+from clearhead.explore.opening_head import measure_agreement
 from clearhead.explore.token_axis import encode_png_url
 from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_views import Forward, Sight
@@ -189,7 +190,7 @@ def test_delimiters_are_known_from_the_text():
 def test_roles_and_effects_that_were_measured_elsewhere_win():
     seen = looking_at(list(range(7)))
     roles = HeadRoles([("some", 0, {"induction": 0.9})])
-    one = summarise_heads(seen, 0, roles=roles, effects={"some": [0.25]})[0]
+    one = add_effects(summarise_heads(seen, 0, roles=roles), [0.25])[0]
     assert (one["role"], one["score"], one["effect"]) == ("induction", 0.9, 0.25)
 
 

@@ -87,6 +87,26 @@ def test_the_page_and_its_parts_come_with_a_strict_policy(server):
     assert not scene["live"]
 
 
+def test_the_scripts_of_the_page_come_as_one(server):
+    assert set(server.files) == {"index.html", "style.css", "app.js"}
+    script = ask(server, "app.js")[1].decode()
+    assert "\nimport " not in script  # fifty files, one after another, took longer than a record of 100,000 tokens
+    assert "class Atlas" in script
+    assert ask(server, "panes/head_atlas.js")[0] == 404
+
+
+def test_a_scene_that_was_prepared_knows_of_effects_that_came_later(record):
+    requests = PageRequests(record)
+    requests.prepare()
+    before = json.loads(requests.get("scene.json", {}).body)
+    requests._find_scene({}).details["effects"] = {"encoder.1.self": [0.25, 0.5, 0.75]}
+    after = json.loads(requests.get("scene.json", {}).body)
+    requests.close()
+    assert {head["effect"] for one in before["attentions"] for head in one["heads"]} == {None}
+    assert [head["effect"] for head in after["attentions"][1]["heads"]] == [0.25, 0.5, 0.75]
+    assert before["start"] == after["start"]
+
+
 def test_maps_windows_rows_and_columns_are_the_weights(server, record):
     name = "encoder.1.self"
     weights = weights_of(record[name])[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,14 +38,12 @@ def summarise_heads(
     delimiters: Sequence[bool] | None = None,
     *,
     roles: HeadRoles | None = None,
-    effects: Mapping[str, Sequence[float]] | None = None,
 ) -> list[HeadJson]:
     """One summary a head. `delimiters` says which keys are punctuation; `roles` that were measured before are kept."""
     seeing = sight.logsumexp[sample] > -math.inf
     measures = (sight.entropy, sight.distance, sight.first, sight.peak)
-    entropy, distance, sink, peak = (_mean(values[sample], seeing) for values in measures)
+    entropy, distance, sink, peak = (mean_over_queries(values[sample], seeing) for values in measures)
     named = _known_roles(roles, sight) or _measure_roles(sight, sample, seeing, delimiters)
-    effect = None if effects is None else effects.get(sight.name)
     return [
         {
             "number": head,
@@ -55,10 +53,17 @@ def summarise_heads(
             "distance": round_for_json(float(distance[place])),
             "sink": round_for_json(float(sink[place])),
             "peak": round_for_json(float(peak[place])),
-            "effect": None if effect is None else round_for_json(float(effect[head])),
+            "effect": None,
         }
         for place, head in enumerate(sight.heads)
     ]
+
+
+def add_effects(heads: Sequence[HeadJson], effects: Sequence[float] | None) -> list[HeadJson]:
+    """The summaries with the effect of each head on the loss, where it was measured."""
+    if effects is None:
+        return list(heads)
+    return [{**head, "effect": round_for_json(float(effects[head["number"]]))} for head in heads]
 
 
 def round_for_json(value: float) -> float | None:
@@ -83,8 +88,8 @@ def _measure_roles(
     """
     visible = _count_visible(sight, sample)
     real = {role: seeing & counts_queries(role, visible) for role in ROLES}
-    scores: dict[str, Tensor] = {"first": _mean(sight.first[sample], real["first"])}
-    scores["broad"] = _mean(sight.entropy[sample] / visible.clamp(min=2).log(), real["broad"])
+    scores: dict[str, Tensor] = {"first": mean_over_queries(sight.first[sample], real["first"])}
+    scores["broad"] = mean_over_queries(sight.entropy[sample] / visible.clamp(min=2).log(), real["broad"])
     if delimiters is not None and any(delimiters) and sight.received is not None:
         marks = torch.tensor(list(delimiters)[: sight.keys], dtype=torch.bool)
         received = sight.received[sample]
@@ -94,9 +99,9 @@ def _measure_roles(
         weights = sight.top_weights[sample]  # 0 where there is no key
         for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
             inside = (sight.queries + step >= 0) & (sight.queries + step < sight.keys)
-            scores[role] = _mean((weights * (apart == step)).sum(-1), real[role] & inside)
+            scores[role] = mean_over_queries((weights * (apart == step)).sum(-1), real[role] & inside)
         local = (weights * (apart.abs_() <= NEAR)).sum(-1)
-        scores["local"] = _mean(local, real["local"])
+        scores["local"] = mean_over_queries(local, real["local"])
     named = HeadRoles(
         (sight.name, place, {role: float(value[place]) for role, value in scores.items() if value[place] > -1})
         for place in range(len(sight.heads))
@@ -117,55 +122,6 @@ def _check_alignment(sight: Sight, sample: int, place: int, role: str, score: fl
     return (ALIGNMENT, value) if value >= ALIGNMENT_THRESHOLD and not special else (role, score)
 
 
-def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[list[float]]:
-    """How far each head has its peaks at the same queries and keys as the other heads: one number per head, 0 to 1.
-
-    Of the peaks of all other heads on a key, the share at queries where this head has its peak there too. A head that
-    follows the word read is one step behind those that follow the word written. 1 for a single head.
-    """
-    if len({(len(sight.queries), sight.keys) for sight in sights}) != 1 or sum(len(one.heads) for one in sights) < 2:
-        return [[1.0] * len(sight.heads) for sight in sights]
-    pairs = list(zip(sights, samples, strict=True))
-    keys = torch.cat([sight.peak_key[sample] for sight, sample in pairs]).long()
-    seeing = keys >= 0
-    keys, peaks = keys.clamp(min=0), torch.cat([sight.peak[sample] for sight, sample in pairs]).double() * seeing
-    _, cells = (torch.arange(keys.shape[1]) * sights[0].keys + keys).unique(return_inverse=True)
-    here = torch.zeros(int(cells.max()) + 1 if cells.numel() else 0, dtype=torch.double)
-    here = here.index_add(0, cells.flatten(), peaks.flatten())[cells] - peaks
-    ever = torch.zeros(len(keys), sights[0].keys, dtype=torch.double).scatter_add(1, keys, peaks)
-    others = (ever.sum(0) - ever).gather(1, keys)
-    shares = _mean(here / others.clamp(min=1e-9), seeing).clamp(min=0).tolist()
-    return [[shares.pop(0) for _ in sight.heads] for sight in sights]
-
-
-def find_most_informative(sights: Sequence[Sight], samples: Sequence[int]) -> tuple[str, int]:
-    """The name and head with the largest mutual information of queries and keys, by the maps of these attentions.
-
-    In it every query looks sharply, and each at other keys than the rest: the head to begin with where a word belongs
-    to many patches or frames, so that no single weight is large. The later one among equals.
-    """
-    found = [
-        (information, place, number)
-        for place, (sight, sample) in enumerate(zip(sights, samples, strict=True))
-        for information, number in zip(measure_information(sight, sample), sight.heads, strict=True)
-    ]
-    _, place, head = max(found)
-    return sights[place].name, head
-
-
-def measure_information(sight: Sight, sample: int) -> list[float]:
-    """For each head, the mutual information of queries and keys in nats, from its map."""
-    maps = sight.map[sample].float()
-    rows = maps / maps.sum(-1, keepdim=True).clamp(min=1e-12)
-    information: list[float] = (_entropy(rows.mean(-2)) - _entropy(rows).mean(-1)).clamp(min=0).tolist()
-    return information
-
-
-def _entropy(shares: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows"]:
-    entropy: Tensor = torch.special.entr(shares).sum(-1)
-    return entropy
-
-
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
     """How many keys each query sees; all of them in records that do not say."""
     visible = sight.visible
@@ -175,7 +131,7 @@ def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
     return own
 
 
-def _mean(values: Float[Tensor, "heads queries"], counted: Bool[Tensor, "..."]) -> Float[Tensor, " heads"]:
+def mean_over_queries(values: Float[Tensor, "heads queries"], counted: Bool[Tensor, "..."]) -> Float[Tensor, " heads"]:
     """Over the queries that count, head by head; −inf where none does."""
     counted = counted.expand(values.shape)
     number = counted.sum(-1)

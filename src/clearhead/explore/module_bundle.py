@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 IMPORT = re.compile(
@@ -27,22 +26,22 @@ INDENTATION = re.compile(r"^\s+", re.M)
 def bundle_modules(folder: Path, entry: str) -> str:
     """One script with the module `entry` and everything that it imports, safe inside a script element."""
     order: list[str] = []
-    for name in _walk_imports(folder, entry, []):
-        if name not in order:
-            order.append(name)
+    _add_imports(folder, entry, order, [])
     numbers = {name: f"module{number}" for number, name in enumerate(order)}
     parts = [f"const {numbers[name]} = (() => {{\n{_convert_module(folder, name, numbers)}}})();" for name in order]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.I)
 
 
-def _walk_imports(folder: Path, name: str, above: list[str]) -> Iterator[str]:
-    """The modules that a module imports, in order, and then itself."""
+def _add_imports(folder: Path, name: str, order: list[str], above: list[str]) -> None:
+    """Adds the modules that a module imports to the order, each once, and then itself."""
     if name in above:
         raise ValueError(f"modules that import each other cannot be bundled: {' → '.join([*above, name])}")
+    if name in order:
+        return
     for found in IMPORT.finditer((folder / name).read_text(encoding="utf-8")):
-        yield from _walk_imports(folder, _resolve(name, found[2]), [*above, name])
-    yield name
+        _add_imports(folder, _resolve(name, found[2]), order, [*above, name])
+    order.append(name)
 
 
 def _resolve(name: str, imported: str) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,9 +185,15 @@ def _script(name: str, content: str, kind: str = "application/json") -> str:
     return f'<script type="{kind}" id="{name}">{content}</script>\n'
 
 
+@cache
+def bundle_page() -> str:
+    """All scripts of the page as one."""
+    return bundle_modules(PAGE, "app.js")
+
+
 def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
     style = _strip_indentation((PAGE / "style.css").read_text(encoding="utf-8"))
-    script = bundle_modules(PAGE, "app.js")
+    script = bundle_page()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"

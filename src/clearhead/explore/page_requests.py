@@ -66,6 +66,10 @@ class PageRequests:
         self.newest = self._add_record(record)
         self._find_scene({})  # raises now if the record cannot be shown
 
+    def prepare(self) -> None:
+        """Computes what the first scene needs while the browser loads the page."""
+        self.worker.start(self._find_scene({}).to_json)
+
     def _add_record(self, record: Record) -> str:
         number = str(len(self.records) and int(next(reversed(self.records))) + 1)
         self.records[number] = record
@@ -189,6 +193,9 @@ class _SingleThread:
         self.thread.submit(torch.get_num_threads).result()  # a new thread takes over the global number when first asked
         self.thread.submit(torch.set_num_threads, 1).result()
         torch.set_num_threads(threads)  # else threads that start later would use one as well
+
+    def start(self, work: Callable[[], Any]) -> None:
+        self.thread.submit(work)  # an error comes again when the page asks
 
     def run(self, work: Callable[[str, Mapping[str, str]], Response], name: str, query: Mapping[str, str]) -> Response:
         return self.thread.submit(work, name, query).result()

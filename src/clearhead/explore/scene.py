@@ -10,26 +10,20 @@ from typing import Any, Literal
 
 from clearhead.errors import RecordError
 from clearhead.explore.attention_map import OVERVIEW, AttentionMap
-from clearhead.explore.head_summaries import (
-    ALIGNMENT,
-    find_most_informative,
-    measure_agreement,
-    measure_information,
-    summarise_heads,
-)
+from clearhead.explore.head_summaries import add_effects, summarise_heads
+from clearhead.explore.opening_head import choose_opening_head
 from clearhead.explore.recorded_media import get_file_name, read_media
-from clearhead.explore.scene_json import AttentionJson, OutputJson, SceneJson, StartJson
+from clearhead.explore.scene_json import AttentionJson, HeadJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.token_axis import Axis
 from clearhead.explore.token_display import display_next_tokens, is_number
 from clearhead.formatting import suggest_name
-from clearhead.lens.analysis.roles import NONE, HeadRoles
+from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward, Sight, find_text
 from clearhead.tasks.media import PictureInput, SoundInput
 
 FORMAT = 1
 LABEL = 24  # characters of the text in the label of a view
-CONTENT_ROLES = ("induction", "duplicate")  # which follow the tokens, not their positions
 UNKNOWN = "…"  # shown for a token that is written but not known
 
 
@@ -95,7 +89,6 @@ class Scene:
 
     def to_json(self, pixels: int = OVERVIEW) -> SceneJson:
         """The scene for the page, with maps of at most so many pixels a side."""
-        attentions = [self._attention_json(name, pixels) for name in self.maps]
         return {
             "format": FORMAT,
             "title": self.title,
@@ -105,10 +98,10 @@ class Scene:
             "exact": all(one.exact for one in self.maps.values()),
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
-            "attentions": attentions,
+            "attentions": [self._attention_json(name, pixels) for name in self.maps],
             "known_roles": self.roles is not None,
             "without": self.details.get("without"),
-            "start": self._choose_start(attentions),
+            "start": self.start,
             "views": [self.describe_view(view) for view in range(len(self.views))],
             "view": self.view,
         }
@@ -165,12 +158,25 @@ class Scene:
         other = kind not in self.given_axes and ids is not None and ids.shape[1] < sight.keys
         return (own, own) if other or own in self.given_axes else (kind, kind)
 
+    @cached_property
+    def heads(self) -> dict[str, list[HeadJson]]:
+        """Summaries of the heads of each attention, by its name; without the effects, which are measured later."""
+        delimiters = {name: axis.find_delimiters() for name, axis in self.axes.items() if axis.kind == "text"}
+        return {
+            name: summarise_heads(one.sight, one.sample, delimiters.get(self._name_axes(name)[1]), roles=self.roles)
+            for name, one in self.maps.items()
+        }
+
+    @cached_property
+    def start(self) -> StartJson:
+        """The head that is shown first."""
+        name, head = choose_opening_head(self.maps, self.heads, pictured=self.media is not None)
+        return {"name": name, "head": head}
+
     def _attention_json(self, name: str, pixels: int) -> AttentionJson:
         attention, (queries, keys) = self.maps[name], self._name_axes(name)
         part, layer = _split_name(name)
-        delimiters = self.axes[keys].find_delimiters() if self.axes[keys].kind == "text" else None
-        effects = self.details.get("effects")
-        heads = summarise_heads(attention.sight, attention.sample, delimiters, roles=self.roles, effects=effects)
+        heads = add_effects(self.heads[name], (self.details.get("effects") or {}).get(name))
         return {
             "name": name,
             "part": part,
@@ -203,53 +209,6 @@ class Scene:
             "loss": self.details.get("loss"),
             "given": self.details.get("given", False),
         }
-
-    def _choose_start(self, attentions: list[AttentionJson]) -> StartJson:
-        """The head that is shown first: the best alignment, else one of the last cross-attention.
-
-        The best has the largest score times agreement with the other heads; among equals, the one in a later layer.
-        Over patches and frames it is the head with the largest mutual information of words and places. Without
-        cross-attention it is the one with the largest mutual information of queries and keys among the heads that
-        follow more than the position: induction and duplicate heads first, then those without a role.
-        """
-        crossing = [one for one in attentions if one["kind"] == "cross"]
-        maps = [self.maps[one["name"]] for one in crossing]
-        if self.media is not None and crossing:
-            name, number = find_most_informative([one.sight for one in maps], [one.sample for one in maps])
-            return {"name": name, "head": number}
-        agreements = measure_agreement([one.sight for one in maps], [one.sample for one in maps])
-        scored = [
-            (round((head["score"] or 0.0) * agreement, 2), one["layer"], one, head)
-            for one, own in zip(crossing, agreements, strict=True)
-            for head, agreement in zip(one["heads"], own, strict=True)
-            if head["role"] == ALIGNMENT
-        ]
-        if scored:
-            *_, one, head = max(scored, key=lambda some: some[:2])
-            return {"name": one["name"], "head": head["number"]}
-        if not crossing and (found := self._find_telling_head(attentions)) is not None:
-            return found
-        one = (crossing or attentions)[-1 if crossing else 0]
-        named = [head for head in one["heads"] if head["role"] != NONE] or one["heads"]
-        return {"name": one["name"], "head": named[0]["number"] if named else 0}
-
-    def _find_telling_head(self, attentions: list[AttentionJson]) -> StartJson | None:
-        """The head with the most information that positions alone do not give; None if all heads are positional."""
-        scored = [
-            (head["role"] in CONTENT_ROLES, round(information, 2), one["layer"], one["name"], head["number"])
-            for one in attentions
-            if self.maps[one["name"]].sight.map.numel()
-            for head, information in zip(
-                one["heads"],
-                measure_information(self.maps[one["name"]].sight, self.maps[one["name"]].sample),
-                strict=True,
-            )
-            if head["role"] in (*CONTENT_ROLES, NONE) and information == information  # not NaN
-        ]
-        if not scored:
-            return None
-        *_, name, number = max(scored)
-        return {"name": name, "head": number}
 
     def describe_view(self, view: int) -> str:
         """The label of a view in the list of all views: its number, and the beginning of its text."""

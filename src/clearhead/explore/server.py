@@ -21,18 +21,13 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from clearhead.errors import ClearheadError
-from clearhead.explore.page_file import PAGE
+from clearhead.explore.page_file import PAGE, bundle_page
 from clearhead.explore.page_requests import BINARY, PageRequests, Response
 
 HOST = "127.0.0.1"
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")
 CACHE = 64 * 2**20  # bytes of responses that are cached
 TIMEOUT = 30  # seconds that a request may take to arrive
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -47,7 +42,12 @@ class Server:
 
     def __init__(self, requests: PageRequests, *, port: int = 0) -> None:
         self.requests, self.token = requests, secrets.token_urlsafe(24)
-        self.files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in TYPES}
+        requests.prepare()
+        self.files = {  # the scripts as one: fifty requests, one import after another, would take longer
+            "index.html": Response((PAGE / "index.html").read_bytes(), "text/html; charset=utf-8"),
+            "style.css": Response((PAGE / "style.css").read_bytes(), "text/css; charset=utf-8"),
+            "app.js": Response(bundle_page().encode(), "text/javascript; charset=utf-8"),
+        }
         self._server = _HttpServer((HOST, port), _Handler)
         self._server.owner = self
         self.port: int = self._server.server_address[1]
@@ -164,10 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/favicon.ico":  # browsers request it by themselves
             return Response(b"", "image/x-icon")
         name, query = self._read_request()
-        if name in ("", "index.html") or name in self.server.owner.files:
-            path = self.server.owner.files[name or "index.html"]
-            return Response(path.read_bytes(), TYPES[path.suffix])
-        return self.server.owner.get(name, query)
+        files = self.server.owner.files
+        return files[name or "index.html"] if name in ("", *files) else self.server.owner.get(name, query)
 
     def _post(self) -> Response:
         name, _ = self._read_request()
@@ -203,13 +201,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise _HttpError(403, "requests from other sites are refused")
         address = urlsplit(self.path)
         empty, token, *rest = address.path.split("/")
-        if empty or not hmac.compare_digest(token.encode(), owner.token.encode()) or not rest:
-            raise _HttpError(404, "not found")
-        name = "/".join(rest)
-        if len(rest) > 1 and name not in owner.files:  # only the page's files have folders
+        if empty or not hmac.compare_digest(token.encode(), owner.token.encode()) or len(rest) != 1:
             raise _HttpError(404, "not found")
         query = parse_qs(address.query, keep_blank_values=True, max_num_fields=16)
-        return name, {key: values[-1] for key, values in query.items()}
+        return rest[0], {key: values[-1] for key, values in query.items()}
 
     def log_message(self, *_: Any) -> None:
         """Nothing is logged: the address contains the token."""

@@ -114,8 +114,8 @@ class Axis:
     def find_delimiters(self) -> list[bool]:
         """Which tokens are punctuation or special tokens, the first one excepted."""
         shown, _, special = self.displayed
-        marks = {text: text != "" and set(text) <= DELIMITERS for text in dict.fromkeys(shown)}
-        found = [end or marks[text] for text, end in zip(shown, special, strict=True)]
+        marks = [text[:1] in DELIMITERS and set(text) <= DELIMITERS for text in shown]
+        found = [end or mark for mark, end in zip(marks, special, strict=True)]
         return [False, *found[1:]] if found else []
 
 

@@ -16,6 +16,7 @@ SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 DELIMITERS = frozenset(".,;:!?。，、；：！？…")
 BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+_Piece = tuple[str | bytes, bool]  # a text, or bytes that may be part of a character; whether it opens a word
 
 
 class DisplayedToken(NamedTuple):
@@ -45,19 +46,17 @@ def display_tokens(tokens: Sequence[str]) -> list[DisplayedToken]:
 
 def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], list[bool]]:
     """The same as three lists (shown, glued, special), which is faster for very many tokens."""
-    different = dict.fromkeys(tokens)
-    parse = _choose_parser(list(different))
-    known = {
-        token: _Piece(f"⟨{token[1:-1]}⟩", True, special=True) if _is_special(token) else parse(token)
-        for token in different
-    }
-    if any(isinstance(piece.content, bytes) for piece in known.values()):
-        shown = [_show_blanks(text) for text in _join_bytes([known[token] for token in tokens])]
+    different = list(dict.fromkeys(tokens))
+    marks = {token for token in different if _is_special(token)}
+    parse = _choose_parser(different)
+    known = {token: (f"⟨{token[1:-1]}⟩", True) if token in marks else parse(token) for token in different}
+    if any(isinstance(content, bytes) for content, _ in known.values()):
+        shown = [_show_blanks(text) for text in _join_bytes([known[token][0] for token in tokens])]
     else:
-        visible = {token: _show_blanks(str(piece.content)) for token, piece in known.items()}
+        visible = {token: _show_blanks(str(content)) for token, (content, _) in known.items()}
         shown = [visible[token] for token in tokens]
-    special = [known[token].special for token in tokens]
-    opens = [known[token].opens for token in tokens]
+    special = [token in marks for token in tokens]
+    opens = [known[token][1] for token in tokens]
     glued = [not (new or before) for new, before in zip(opens, [True, *special[:-1]], strict=True)] if tokens else []
     return shown, glued, special
 
@@ -87,25 +86,18 @@ def _show_blanks(text: str) -> str:
     return text if text.strip() else (text or " ").translate(BLANKS)
 
 
-def _join_bytes(pieces: Sequence[_Piece]) -> list[str]:
-    """The texts of pieces; neighbouring bytes are decoded together."""
+def _join_bytes(contents: Sequence[str | bytes]) -> list[str]:
+    """The texts of tokens; neighbouring bytes are decoded together."""
     found: list[str] = []
-    for raw, run in groupby(pieces, lambda piece: isinstance(piece.content, bytes)):
-        contents = [piece.content for piece in run]
-        found += (
-            _decode_bytes([bytes(one) for one in contents if not isinstance(one, str)]) if raw else map(str, contents)
-        )
+    for raw, run in groupby(contents, lambda content: isinstance(content, bytes)):
+        own = list(run)
+        found += _decode_bytes([bytes(one) for one in own if not isinstance(one, str)]) if raw else map(str, own)
     return found
 
 
-class _Piece(NamedTuple):
-    content: str | bytes  # bytes may be a part of a character
-    opens: bool  # a new word
-    special: bool = False
-
-
 def _is_special(token: str) -> bool:
-    return SPECIAL.fullmatch(token) is not None and BYTE.fullmatch(token) is None
+    likely = token[-1:] in (">", "]")  # regular expressions are slow for very many tokens
+    return likely and SPECIAL.fullmatch(token) is not None and BYTE.fullmatch(token) is None
 
 
 def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
@@ -113,27 +105,27 @@ def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
     if any(token.startswith(SPACE) or BYTE.search(token) for token in tokens):
         return _parse_sentencepiece
     if any(token.startswith("##") for token in tokens):
-        return lambda token: _Piece(token.removeprefix("##"), not token.startswith("##"))
+        return lambda token: (token.removeprefix("##"), not token.startswith("##"))
     plain = [token for token in tokens if not _is_special(token)]
     if any("\u0100" <= mark <= "\u0143" for token in plain for mark in token) and all(map(_is_bytes, plain)):
         return _parse_byte_level
-    return lambda token: _Piece(token, True)
+    return lambda token: (token, True)
 
 
 def _parse_sentencepiece(token: str) -> _Piece:
     text, opens = token.removeprefix(SPACE).replace(SPACE, " "), token.startswith((SPACE, "\n"))
-    if BYTE.search(token) is None:
-        return _Piece(text, opens)
+    if "<0x" not in token or BYTE.search(token) is None:
+        return text, opens
     parts = BYTE.split(text)  # text, byte, text, byte, …
     pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
-    return _Piece(b"".join(bytes.fromhex(byte) + some.encode("utf-8", "surrogatepass") for some, byte in pairs), opens)
+    return b"".join(bytes.fromhex(byte) + some.encode("utf-8", "surrogatepass") for some, byte in pairs), opens
 
 
 def _parse_byte_level(token: str) -> _Piece:
     """GPT-2's alphabet: every character stands for one byte."""
     raw = bytes(byte_alphabet()[mark] for mark in token)
     opens = raw[:1] in (b" ", b"\n")
-    return _Piece(raw.removeprefix(b" ") or raw, opens)
+    return raw.removeprefix(b" ") or raw, opens
 
 
 def _is_bytes(token: str) -> bool:

@@ -21,7 +21,7 @@ from clearhead.explore.figures.media_figures import head_overlays, sound_alignme
 from clearhead.explore.figures.received_attention import received
 from clearhead.explore.figures.sentence_coverage import coverage
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
-from clearhead.explore.head_summaries import find_most_informative
+from clearhead.explore.opening_head import find_most_informative
 from clearhead.explore.recorded_media import read_media
 from clearhead.explore.subjects import select_heads
 from clearhead.lens import Forward, Record

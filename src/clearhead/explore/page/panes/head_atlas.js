@@ -1,7 +1,7 @@
 // The head atlas: a thumbnail of every head in the colour of its role, by layer or sorted by a measure.
 
 import { ROLE_COLOURS, roleColour, tint } from "../draw/colours.js";
-import { byId, make, refill, sharpen } from "../draw/elements.js";
+import { byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
 import { explained } from "./definitions.js";
 import { say, sayRole } from "../words/languages.js";
 import { paintSpread } from "./measure_dots.js";
@@ -25,6 +25,7 @@ export class Atlas {
     this.shown = []; // the cells that are on the page
     this.span = [0, 0]; // from where to where they reach, in pixels
     this.known = new Map(); // head → {button, picture}, kept from order to order
+    this.repaint = oncePerFrame(() => this.paint());
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.spacer = make("div", { role: "presentation" }); // as large as all heads together
     this.grid = byId("atlas-grid");
@@ -271,7 +272,7 @@ export class Atlas {
       } catch {
         this.thumbs.set(attention.name, null); // the map itself will say what is wrong
       }
-      this.paint();
+      this.repaint();
     }
   }
 

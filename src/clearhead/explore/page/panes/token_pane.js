@@ -102,7 +102,7 @@ export class TokenPane {
     const head = make("tr", {},
       make("th", { scope: "col" }, term(at ? "key" : "query", say(at ? "key" : "query"))), make("th", { scope: "col", class: "number" }, second ? headName(explorer, state) : term("weight", say("weight"))),
       second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
-      normed ? make("th", { scope: "col", class: "number" }, term("normed", say("normed"))) : null,
+      normed ? make("th", { scope: "col", class: "number short" }, term("normed", say("normed"))) : null,
       make("th", { class: "bar-head", "aria-hidden": "true" }));
     const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.5 * 10 ** -digits);
     const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
@@ -120,7 +120,9 @@ export class TokenPane {
         make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
     const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: answer.close ? `≈${formatNumber(answer.received, 1)}` : formatNumber(answer.received, 2) }))) : null;
-    refill(byId("keys"), make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows)), all,
+    const table = make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows));
+    table.style.setProperty("--letters", String(digits + 3)); // "<0.001"
+    refill(byId("keys"), table, all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
   }
 
