@@ -42,7 +42,7 @@ def jobs(monkeypatch):
 def record_of(run, model, options, monkeypatch, *, joint):
     with monkeypatch.context() as patched, watch(model, **options) as record:
         if not joint:
-            patched.setattr(joint_measuring, "SCORES", -1)
+            patched.setattr(joint_measuring, "BYTES", -1)
         run()
     return record
 
@@ -69,17 +69,19 @@ def test_layers_measured_together_are_what_each_is_by_itself(options, monkeypatc
 
 def test_a_pass_over_a_short_text_is_one_job_for_all_its_layers(jobs, monkeypatch):
     model, layers = built("Decoder", layers=5), 5
+    sizes, count_bytes = [], joint_measuring.count_bytes
+    monkeypatch.setattr(joint_measuring, "count_bytes", lambda call: sizes.append(count_bytes(call)) or sizes[-1])
     with watch(model):
         model(tokens(3, 11))
         model(tokens(3, 11))
     assert jobs == [3 * layers] * 2
     jobs.clear()
-    monkeypatch.setattr(joint_measuring, "ALL_SCORES", 2 * 3 * 6 * 11 * 11)  # of two layers
+    monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0])  # of two layers
     with watch(model):
         model(tokens(3, 11))
     assert jobs == [6, 6, 3]
     jobs.clear()
-    monkeypatch.setattr(joint_measuring, "SCORES", 3 * 6 * 11 * 11 - 1)
+    monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0] - 1)
     with watch(model):
         model(tokens(3, 11))
     assert Counter(jobs) == {3: layers}

@@ -1,10 +1,12 @@
 """JointMeasuring: small attentions of one shape, such as those of a model's layers, wait and are measured together.
 
-Measuring one takes some dozens of operations or launches, whatever its size; together they take as many in all.
+Measuring one takes some dozens of operations or launches, whatever its size; together they take as many in all. On a
+CPU, PyTorch's threads also go on spinning for milliseconds after each operation of the model, beside those of the lens.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -18,8 +20,8 @@ from clearhead.attention.call import Call
 from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.measure_dispatch import run_job
 
-SCORES, ALL_SCORES = 2**20, 2**22  # most scores of an attention that waits, and of all that wait, on a CPU
-GPU_SCORES, GPU_BYTES = 2**27, 2**28  # the same on a GPU, and most bytes of q and k
+BYTES = 2**26  # most bytes of q and k that wait on a CPU
+GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits on a GPU, and most bytes of q and k
 
 Measuring = Generator[MeasureJob, Measures, None]  # yields jobs, and is sent what they measure
 
@@ -35,17 +37,18 @@ class JointMeasuring:
     def __init__(self, budget: int | None = None) -> None:
         self.gpu_bytes = GPU_BYTES if budget is None else min(GPU_BYTES, budget)
         self.waiting: list[_Waiting] = []
-        self.scores = self.bytes = 0
+        self.bytes = 0
         self._lock = threading.RLock()
 
     def accepts(self, call: Call) -> bool:
         """Whether an attention is small, and has nothing that differs from sample to sample or from layer to layer."""
-        on_gpu = call.q.is_cuda
         if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
             return False
         if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
             return False
-        return count_scores(call) <= (GPU_SCORES if on_gpu else SCORES) and (not on_gpu or self.gpu_bytes > 0)
+        if call.q.is_cuda:
+            return math.prod(call.sizes) <= GPU_SCORES and self.gpu_bytes > 0
+        return 2 * count_bytes(call) <= BYTES  # otherwise it would wait for none, or for one other
 
     def add(self, call: Call, other: tuple[Any, ...], begin: Callable[[Call], Measuring]) -> None:
         """Lets a call wait; `begin` gets a copy of it, since models may write to q and k later.
@@ -57,9 +60,8 @@ class JointMeasuring:
             own = call._replace(q=q, k=k, v=k)
             kind = (q.shape, k.shape, q.dtype, q.device, call.scale, call.softcap, id(call.mask), *other)
             self.waiting.append(_Waiting(kind, lambda: begin(own)))
-            self.scores += count_scores(call)
-            self.bytes += q.nbytes + k.nbytes
-            if self.bytes > self.gpu_bytes if q.is_cuda else self.scores >= ALL_SCORES:
+            self.bytes += count_bytes(own)
+            if self.bytes >= (self.gpu_bytes if q.is_cuda else BYTES):
                 self.flush()
 
     @torch.inference_mode(False)
@@ -67,16 +69,15 @@ class JointMeasuring:
     def flush(self) -> None:
         """Measures all that wait."""
         with self._lock:
-            waiting, self.waiting, self.scores, self.bytes = self.waiting, [], 0, 0
+            waiting, self.waiting, self.bytes = self.waiting, [], 0
             while waiting:
                 alike = [one for one in waiting if one.kind == waiting[0].kind]
                 waiting = [one for one in waiting if one.kind != waiting[0].kind]
                 measure_together([one.begin() for one in alike])
 
 
-def count_scores(call: Call) -> int:
-    batch, heads, queries, keys = call.sizes
-    return batch * heads * queries * keys
+def count_bytes(call: Call) -> int:
+    return call.q.nbytes + call.k.nbytes
 
 
 def measure_together(measurings: Sequence[Measuring]) -> None:

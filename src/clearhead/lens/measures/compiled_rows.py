@@ -1,4 +1,4 @@
-"""The sums of a tile in one compiled loop per row, for CPUs: numba instead of a dozen passes of PyTorch.
+"""The measures of a tile in one compiled loop per row, for CPUs: numba instead of a dozen passes of PyTorch.
 
 A row of scores is read from the cache three times: once for its largest scores, once to replace it by e = 2^t with
 t = (score − base) · log2(e) while all sums over e are taken, and once to add its weights to the map and to `received`.
@@ -21,12 +21,13 @@ SHORT = 1024  # most columns of a row whose largest scores are found at once
 CHUNK = 512
 NARROW = 16  # most columns of a pixel that are added one by one
 NUMBER = np.float32
-INFINITY, LOG2E = NUMBER(math.inf), NUMBER(1 / math.log(2))
+INFINITY, LN2, LOG2E = NUMBER(math.inf), math.log(2), NUMBER(1 / math.log(2))
 LOG_OF_ZERO = NUMBER(-1e4)  # stands for log2(0): 0 times it is 0
 SMALLEST = NUMBER(-190)  # 2 to this power is 0 in float32
 ROUND = NUMBER(1.5 * 2**23)  # x + ROUND − ROUND is x, rounded to a whole number; the sum's last bits are that number
 SCALE = 64  # exponents are this much higher while numbers below 2^−126 are computed
-TAYLOR = tuple(NUMBER(math.log(2) ** n / math.factorial(n)) for n in range(8))  # of 2^x
+HALVES = np.polynomial.Chebyshev.interpolate(np.exp2, 6, domain=[-0.5, 0.5]).convert(kind=np.polynomial.Polynomial)
+TERMS = tuple(map(NUMBER, HALVES.coef))  # of 2^x between −1/2 and 1/2, within 2e-9
 NOTHING, HIDDEN = np.int64(-(2**63)), np.int64(-0x7F800001)  # −inf has the upper half HIDDEN, see `pack`
 LOW_HALF = np.int64(2**32 - 1)
 # Sums may be taken in any order, as vectors need it; NaN and infinity keep their meaning.
@@ -70,13 +71,12 @@ def exp2(x):
     x = SMALLEST if x < SMALLEST else x
     shifted = x + ROUND
     fraction = x - (shifted - ROUND)
-    y = TAYLOR[7] * fraction + TAYLOR[6]
-    y = y * fraction + TAYLOR[5]
-    y = y * fraction + TAYLOR[4]
-    y = y * fraction + TAYLOR[3]
-    y = y * fraction + TAYLOR[2]
-    y = y * fraction + TAYLOR[1]
-    y = y * fraction + TAYLOR[0]
+    y = TERMS[6] * fraction + TERMS[5]
+    y = y * fraction + TERMS[4]
+    y = y * fraction + TERMS[3]
+    y = y * fraction + TERMS[2]
+    y = y * fraction + TERMS[1]
+    y = y * fraction + TERMS[0]
     return y * from_bits((to_bits(shifted) + np.int32(127 + SCALE)) << np.int32(23)) * NUMBER(2.0**-SCALE)
 
 
@@ -112,29 +112,37 @@ def take_largest(packed, best):
 
 @compile_loop()
 @no_type_check
-def find_largest(scores, packed, best):
-    """Fills `best` with the largest scores of a row and their keys, packed; `packed` is overwritten.
+def find_largest(scores, packed, maxima, best, more):
+    """Fills `best` with the largest scores of a row and their keys, packed; the other arrays are overwritten.
 
     A long row is cut into strips of equal length, which are compared element by element. Each of the n largest scores
-    stands in the column of one of the n largest of these maxima, so all others are skipped.
+    stands in the column of one of the n largest of these maxima, so all others are skipped; with a tie for the last
+    place, none is. `more` is one longer than `best`.
     """
-    strips = 1 if len(scores) <= SHORT else 8 if len(scores) <= 8 * SHORT else LANES
+    strips = 8 if len(scores) <= 8 * SHORT else LANES
     width = len(scores) // strips
-    for j in range(width):
-        packed[j] = pack(scores[j], j)
-    for strip in range(1, strips):
-        start = strip * width
-        part = scores[start : start + width]
+    if len(scores) > SHORT:
         for j in range(width):
-            packed[j] = max(packed[j], pack(part[j], start + j))
-    take_largest(packed[:width], best)
-    if strips > 1:
-        for i in range(len(best)):
-            column = (-best[i] & LOW_HALF) % width
-            for strip in range(strips):
-                key = strip * width + column
-                packed[i * strips + strip] = pack(scores[key], key)
-        take_largest(packed[: len(best) * strips], best)
+            maxima[j] = scores[j]
+        for strip in range(1, strips):
+            part = scores[strip * width : (strip + 1) * width]
+            for j in range(width):
+                maxima[j] = part[j] if part[j] > maxima[j] else maxima[j]
+        for j in range(width):
+            packed[j] = pack(maxima[j], j)
+        take_largest(packed[:width], more)
+        last, column = unpack(more[-2])
+        if column >= 0 and unpack(more[-1])[0] < last:
+            for i in range(len(best)):
+                _, column = unpack(more[i])
+                for strip in range(strips):
+                    key = strip * width + column
+                    packed[i * strips + strip] = pack(scores[key], key)
+            take_largest(packed[: len(best) * strips], best)
+            return
+    for j in range(len(scores)):
+        packed[j] = pack(scores[j], j)
+    take_largest(packed[: len(scores)], best)
 
 
 @compile_loop(fastmath=REORDERED)
@@ -189,8 +197,19 @@ def add_numbers(sums, line):
 
 @compile_loop()
 @no_type_check
-def add_pixels(pixels, line, first, width):
-    """Adds a line whose first column is key number `first` to a row of pixels of this width."""
+def add_pairs(numbers, sums):
+    """Puts the sums of neighbours into `sums`."""
+    for i in range(len(sums)):
+        sums[i] = numbers[2 * i] + numbers[2 * i + 1]
+
+
+@compile_loop()
+@no_type_check
+def add_pixels(pixels, line, spare, first, width):
+    """Adds a line whose first column is key number `first` to a row of pixels of this width; overwrites the line.
+
+    Even widths are halved by adding neighbours, which vectors can do.
+    """
     if width == 1:
         add_numbers(pixels[first:], line)
         return
@@ -199,30 +218,39 @@ def add_pixels(pixels, line, first, width):
         pixels[pixel] += NUMBER(add_up(line[:inset]))
         pixel += 1
     whole = (len(line) - inset) // width
-    for column in range(width if width <= NARROW else 0):
-        for i in range(whole):
-            pixels[pixel + i] += line[inset + i * width + column]
-    for i in range(whole if width > NARROW else 0):
-        pixels[pixel + i] += NUMBER(add_up(line[inset + i * width : inset + (i + 1) * width]))
     rest = line[inset + whole * width :]
     if len(rest):
         pixels[pixel + whole] += NUMBER(add_up(rest))
+    numbers, other = line[inset : inset + whole * width], spare
+    while width % 2 == 0:
+        width //= 2
+        sums = other[: whole * width]
+        add_pairs(numbers, sums)
+        numbers, other = sums, numbers
+    if width == 1:
+        add_numbers(pixels[pixel:], numbers)
+        return
+    for column in range(width if width <= NARROW else 0):
+        for i in range(whole):
+            pixels[pixel + i] += numbers[i * width + column]
+    for i in range(whole if width > NARROW else 0):
+        pixels[pixel + i] += NUMBER(add_up(numbers[i * width : (i + 1) * width]))
 
 
 ROWS, LISTS = "float32[:,:,:]", "float32[:,:,:,:]"
 SIGNATURE = (
-    f"void(float32[:,:,:,::1], float32[::1], {ROWS}, {ROWS}, {ROWS}, {ROWS}, {ROWS}, {LISTS}, int64[:,:,:,:], {LISTS}, "
+    f"void(float32[:,:,:,::1], float32[::1], {', '.join([ROWS] * 6)}, {LISTS}, int64[:,:,:,:], {LISTS}, "
     f"int64[:,::1], float64[:,:,:], {LISTS}, int64, int64, int64, int64, int64, int64, int64)"
 )
 
 
 @compile_loop(SIGNATURE)
 @no_type_check
-def sum_tile(
-    scores, sinks, largest, total, log_sum, distance, first, top_logs, top_keys, spans, edges, received, pixels,
-    columns, first_column, first_row, position, step, height, width,
+def measure_tile(
+    scores, sinks, largest, logsumexp, entropy, peak, distance, first, top_weights, top_keys, span_mass, edges,
+    received, pixels, columns, first_column, first_row, position, step, height, width,
 ):  # fmt: skip
-    """Fills in the sums of all rows of a tile, and adds its weights to `received` and `pixels`; overwrites `scores`.
+    """Measures all rows of a tile, and adds its weights to `received` and `pixels`; overwrites `scores`.
 
     Arrays are (samples, heads, rows, …); those without elements are not filled. `columns` of the scores are keys, from
     number `first_column` on; the others are −inf. `position` is that of the first query, counted from the first
@@ -230,39 +258,48 @@ def sum_tile(
     `width` weights. `sinks` has one number per head, or none; `edges` are those of the spans, as columns.
     """
     samples, heads, rows, count = scores.shape
-    packed, best, line = np.empty(count, np.int64), np.empty(top_logs.shape[3], np.int64), np.zeros(columns, NUMBER)
+    top = top_keys.shape[3]
+    packed, best, more = np.empty(count, np.int64), np.empty(top, np.int64), np.empty(top + 1, np.int64)
+    maxima, line, spare = np.empty(count // 8, NUMBER), np.zeros(columns, NUMBER), np.empty(columns, NUMBER)
     mapped, summed = pixels.shape[2] > 0, pixels.shape[2] + received.shape[2] > 0
     for sample in range(samples):
         for head in range(heads):
             for row in range(rows):
                 own, place = scores[sample, head, row], (sample, head, row)
-                find_largest(own, packed, best)
+                find_largest(own, packed, maxima, best, more)
                 highest, _ = unpack(best[0])
                 base = max(highest, sinks[head]) if len(sinks) else highest
                 base = NUMBER(0) if base == -INFINITY else base
-                for i in range(len(best)):
-                    score, key = unpack(best[i])
-                    top_logs[sample, head, row, i] = (score - base) * LOG2E
-                    top_keys[sample, head, row, i] = key + first_column if key >= 0 else -1
                 visible = 0
                 while visible < count - 1 and own[visible] == -INFINITY:
                     visible += 1
-                total[place], log_sum[place], distance[place] = sums = sum_exponentials(
-                    own, base, position + row * step
-                )
-                normaliser = sums[0] + (math.exp(sinks[head] - base) if len(sinks) else 0.0)
-                known = normaliser == normaliser or highest == INFINITY
-                largest[place] = highest if known else NUMBER(math.nan)
-                first[place] = own[visible]
+                total, log_sum, apart = sum_exponentials(own, base, position + row * step)
+                normaliser = total + (math.exp(sinks[head] - base) if len(sinks) else 0.0)
+                log, share = math.log(normaliser), 1 / normaliser
+                if normaliser == 0:  # a query that sees nothing
+                    log, share = 0.0, 1.0
+                known = normaliser == normaliser
+                largest[place] = highest if known or highest == INFINITY else NUMBER(math.nan)
+                logsumexp[place] = base + log if highest > -INFINITY or not known else -INFINITY
+                entropy[place] = (total * log - LN2 * log_sum) * share
+                peak[place] = exp2((highest - base) * LOG2E) * share
+                distance[place] = apart * share
+                first[place] = own[visible] * share
+                own_weights, own_keys = top_weights[place], top_keys[place]
+                for i in range(top):
+                    score, key = unpack(best[i])
+                    real = known and key >= 0
+                    own_weights[i] = exp2((score - base) * LOG2E) * share if real else 0
+                    own_keys[i] = key + first_column if real else -1
                 for span in range(len(edges)):
-                    spans[sample, head, row, span] = add_up(own[edges[span, 0] : edges[span, 1]])
+                    span_mass[sample, head, row, span] = add_up(own[edges[span, 0] : edges[span, 1]]) * share
                 if not summed:
                     continue
-                add_weights(line, own, NUMBER(1 / normaliser if normaliser != 0 else 1))
+                add_weights(line, own, NUMBER(share))
                 number = first_row + row
                 if row == rows - 1 or (height and (number + 1) % height == 0):
-                    if mapped:
-                        add_pixels(pixels[sample, head, number // height], line, first_column, width)
                     if received.shape[2]:
                         add_numbers(received[sample, head, first_column:], line)
+                    if mapped:
+                        add_pixels(pixels[sample, head, number // height], line, spare, first_column, width)
                     line[:] = 0

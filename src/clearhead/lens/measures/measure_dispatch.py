@@ -16,7 +16,7 @@ from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.formatting import suggest_name
-from clearhead.lens.measures import one_query, tiled
+from clearhead.lens.measures import compiled, one_query, tiled
 from clearhead.lens.measures.definition import (
     MAX_TOP,
     MeasureJob,
@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
     "defined": measure_by_definition,
     "single": one_query.run,
     "tiled": tiled.run,
-    "compiled": tiled.run_compiled,
+    "compiled": compiled.run,
     "triton": launch.run,
 }
 BACKENDS = ("auto", *METHODS)
@@ -44,7 +44,7 @@ REFUSALS: dict[str, Callable[[MeasureJob], str | None]] = {  # why a method cann
     "defined": lambda job: None,
     "single": one_query.explain_refusal,
     "tiled": lambda job: None,
-    "compiled": tiled.explain_compiled_refusal,
+    "compiled": compiled.explain_refusal,
     "triton": launch.explain_refusal,
 }
 
@@ -182,7 +182,7 @@ def _choose_method(job: MeasureJob) -> str:
     if one_query.explain_refusal(job) is None:
         return "single"
     scores = math.prod(job.call.q.shape[:2]) * len(job.rows) * job.call.k.shape[2]
-    return "compiled" if scores >= MANY and tiled.explain_compiled_refusal(job) is None else "tiled"
+    return "compiled" if scores >= MANY and compiled.explain_refusal(job) is None else "tiled"
 
 
 def measure_token_distance(

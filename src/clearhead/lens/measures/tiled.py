@@ -1,4 +1,4 @@
-"""The measures tile by tile: O(n) memory, any device, any mask; on CPUs with numba by one compiled loop.
+"""The measures tile by tile: O(n) memory, any device, any mask.
 
 A tile holds the scores s of some queries with all keys that any of them may see, so one pass gives every measure.
 With m the largest score of a row (its sink included), e = exp(s − m) and z = Σ e (the sink's included), a weight is
@@ -7,11 +7,9 @@ e / z, and the entropy Σ w·(m − s) + ln z · Σ w: two sums without cancella
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
-import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,17 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.tile_scores import multiply_heads, scale_queries
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, stack_spans
-from clearhead.lens.measures.thread_pool import run_in_threads
-from clearhead.lens.measures.tile_plan import Tile, TileStack, plan_stacks
+from clearhead.lens.measures.tile_job import TileJob
+from clearhead.lens.measures.tile_plan import Tile, TileStack
 
-TILE = 2**19  # scores held at once
-GPU_TILE = 2**25  # the same on a GPU, which is idle between small ones
-MOST_TOP = 64  # top keys that the compiled loop finds one by one
-SPLIT = 2**15  # elements from which on PyTorch splits an operation among its threads
-MANY = 2**18  # scores from which on several threads pay off
 NARROW = 8  # most columns of a pixel that are added one by one
 LOG2 = math.log(2)
 LOG_OF_ZERO = -1e4  # stands for log2(0): exp2 of it is 0 in any precision, and so is their product
@@ -37,44 +29,8 @@ LOG_OF_ZERO = -1e4  # stands for log2(0): exp2 of it is 0 in any precision, and 
 
 def run(job: MeasureJob) -> Measures:
     """The measures of a job, tile by tile."""
-    return _run(_TiledJob(job))
-
-
-def run_compiled(job: MeasureJob) -> Measures:
-    """The same on a CPU, each tile by one compiled loop."""
-    return _run(_TiledJob(job, compiled=True))
-
-
-def explain_compiled_refusal(job: MeasureJob) -> str | None:
-    """The reason why the compiled loop cannot do a job, or None."""
-    if job.call.q.device.type != "cpu":
-        return f"it runs on CPUs, and q is on {job.call.q.device}"
-    if torch.promote_types(job.call.q.dtype, torch.float32) != torch.float32:
-        return f"it computes in float32, and q is {job.call.q.dtype}"
-    if job.top > MOST_TOP:
-        return f"it finds the best {MOST_TOP} keys at most, not {job.top}"
-    return _explain_missing_loop()
-
-
-@functools.cache
-def _explain_missing_loop() -> str | None:
-    """Why there is no compiled loop, or None; compiles it, if that is not cached."""
-    try:
-        import clearhead.lens.measures.compiled_rows  # noqa: F401
-    except ImportError as error:
-        return f"it needs numba, pip install 'clearhead[cpu]' ({error})"
-    return None
-
-
-def _run(tiled: _TiledJob) -> Measures:
-    job = tiled.job
-    if job.call.q.is_cuda or tiled.largest_tile < SPLIT:
-        for stack in tiled.stacks:
-            tiled.measure_stack(stack)
-    elif tiled.total < MANY:
-        run_in_threads(tiled.measure_stack, tiled.stacks, workers=1, threads=1)
-    else:
-        run_in_threads(tiled.measure_stack, tiled.stacks)
+    tiled = _TiledJob(job)
+    tiled.run(tiled.measure_stack)
     return tiled.results.to_measures(job, tiled.sinks)
 
 
@@ -104,9 +60,8 @@ def _join_rows(rows: list[slice], found: list[_RowSums]) -> Iterable[tuple[slice
 class _Results:
     """The sums of all queries, initialised for those that see nothing; tiles fill them in."""
 
-    def __init__(self, job: MeasureJob, q: Tensor) -> None:
-        (batch, heads, count), keys, top = q.shape[:3], job.call.k.shape[2], max(job.top, 1)
-        shape = (batch, heads, count)
+    def __init__(self, job: MeasureJob, q: Tensor, pixels: tuple[int, int]) -> None:
+        shape, keys, top = q.shape[:3], job.call.k.shape[2], max(job.top, 1)
         self.rows = _RowSums(
             largest=q.new_full(shape, -math.inf),
             total=q.new_zeros(shape),
@@ -118,9 +73,8 @@ class _Results:
             spans=q.new_zeros(*shape, len(job.spans)) if job.spans else None,
         )
         # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
-        self.received = q.new_zeros(batch, heads, keys if job.received else 0, dtype=torch.float64)
-        pixels = (-(-n // block) if block else 0 for n, block in zip((count, keys), job.blocks, strict=True))
-        self.map = q.new_zeros(batch, heads, *pixels)
+        self.received = q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
+        self.map = q.new_zeros(*shape[:2], *pixels)
 
     def fill(self, place: tuple[slice, slice, slice], sums: _RowSums) -> None:
         """Puts in the sums of some rows."""
@@ -169,26 +123,13 @@ def _compute_normaliser(total: Tensor, base: Tensor, sinks: Tensor | None) -> Te
     return normaliser.masked_fill(normaliser == 0, 1.0)
 
 
-class _TiledJob:
-    """A job with its tensors in float32 or better, its tiles and its results."""
+class _TiledJob(TileJob):
+    """A job with its results."""
 
-    def __init__(self, job: MeasureJob, *, compiled: bool = False) -> None:
-        call, rows = job.call, job.rows
-        self.job, self.compiled = job, compiled
-        self.q = scale_queries(call.q[:, :, rows.start : rows.stop : rows.step], call.scale)
-        missing = -call.k.shape[2] % top_keys.BLOCK if call.mask is None else top_keys.BLOCK
-        k = call.k.to(self.q.dtype)
-        self.k = F.pad(k, (0, 0, 0, missing)) if missing else k  # tiles are whole blocks wide
-        self.sinks = None if call.sinks is None else call.sinks.to(self.q.dtype).view(1, -1, 1)
-        held, workers = (GPU_TILE, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
-        self.stacks = plan_stacks(job, held, workers)
-        first_of = {id(stack.blocks): stack for stack in reversed(self.stacks)}.values()  # no later one has more heads
-        tiles = [tile for stack in first_of for tile in stack]
-        self.largest_tile = max((math.prod(tile.shape) for tile in tiles), default=0)
-        self.total = self.largest_tile * sum(len(stack.blocks) for stack in self.stacks)  # at most twice the true one
-        self.distances, self.nearest = self._compute_distances([] if compiled else tiles)
-        self.results = _Results(job, self.q)
-        self.buffers = threading.local()
+    def __init__(self, job: MeasureJob) -> None:
+        super().__init__(job)
+        self.distances, self.nearest = self._compute_distances(self.tiles)
+        self.results = _Results(job, self.q, self.count_pixels())
 
     def _compute_distances(self, tiles: list[Tile]) -> tuple[Tensor, int]:
         """Distances between queries and keys, of which every tile needs some columns; see `_find_distances`."""
@@ -203,42 +144,15 @@ class _TiledJob:
 
     def measure_stack(self, stack: TileStack) -> None:
         """Measures all tiles of a stack into the results."""
-        if not hasattr(self.buffers, "three"):
-            self.buffers.three = self.q.new_empty(1 if self.compiled else 3, self.largest_tile)
-        if self.compiled:
-            for tile in stack:
-                self._measure_compiled(tile, self.buffers.three[0])
-            return
         place = (stack.samples, stack.heads)
         sums = (self.results.received[place], self.results.map[place])
-        found = [self._measure_tile(tile, self.buffers.three, *sums) for tile in stack]
+        found = [self._measure_tile(tile, self.buffers(3), *sums) for tile in stack]
         for rows, rows_sums in _join_rows([rows for rows, _ in stack.blocks], found):
             self.results.fill((*place, rows), rows_sums)
 
-    def _measure_compiled(self, tile: Tile, buffer: Tensor) -> None:
-        """Measures a tile into the results by one compiled loop."""
-        from clearhead.lens.measures.compiled_rows import sum_tile
-
-        scores, _ = self._scores(tile, buffer)
-        columns, queries = tile.run.columns, self.job.rows[tile.rows]
-        place, sums = (tile.samples, tile.heads), self.results
-        none = self.q.new_empty(0)
-        rows = [none.view(0, 0, 0, 0) if one is None else one[(*place, tile.rows)] for one in sums.rows]
-        sinks = none if self.sinks is None else self.sinks[0, tile.heads, 0].contiguous()
-        sum_tile(
-            *(one.numpy() for one in (scores, sinks, *rows, self._find_span_edges(tile))),
-            *(one[place].numpy() for one in (sums.received, sums.map)),
-            columns.stop - columns.start,
-            columns.start,
-            tile.rows.start,
-            queries[0] + self.job.offset - columns.start,
-            queries.step,
-            *self.job.blocks,
-        )
-
     def _measure_tile(self, tile: Tile, buffers: Tensor, received: Tensor, pixels: Tensor) -> _RowSums:
         """The sums of each row of a tile, which is also added to `received` and `pixels` of its heads."""
-        scores, hiding = self._scores(tile, buffers[0])
+        scores, hiding = self.score_tile(tile, buffers[0])
         blocks = top_keys.find_block_maxima(scores)
         largest, sinks = blocks.amax(-1), None if self.sinks is None else self.sinks[:, tile.heads]
         base = _choose_base(largest, sinks)[..., None]
@@ -257,31 +171,15 @@ class _TiledJob:
         self._add_sums(exps, share, tile, received, pixels)
         return _RowSums(largest, total, log_sum, distance, first, best, keys.add_(tile.run.columns.start), spans)
 
-    def _scores(self, tile: Tile, buffer: Tensor) -> tuple[Tensor, bool]:
-        """The scores of a tile, −inf where hidden and beyond its last key, and whether there can be any such."""
-        columns, shape = tile.run.columns, tile.shape
-        k = self.k[tile.samples, tile.kv_heads, columns.start : columns.start + shape[3]]
-        products = multiply_heads(self.q[tile.samples, tile.heads, tile.rows], k, out=buffer[: math.prod(shape)])
-        rows = self.job.rows[tile.rows]
-        scores = tile.scorer.score_tile_(products, slice(rows.start, rows.stop, rows.step), tile.run, tile.heads)
-        padded = columns.stop - columns.start < shape[3]
-        return scores, bool(tile.run.partial) or self.job.call.bias is not None or padded
-
     def _find_distances(self, tile: Tile) -> Tensor:
         """|position of query − position of key| for the rows and columns of a tile, as a view."""
         rows, first = self.job.rows[tile.rows], tile.run.columns.start
         start = first - rows[0] - self.nearest
         return self.distances[: len(rows), start : start + tile.shape[3]]
 
-    def _find_span_edges(self, tile: Tile) -> Tensor:
-        """The first column of each span, and the one after its last; a tile holds all keys that its queries see."""
-        edges = torch.tensor([(span.start, span.stop) for span in self.job.spans.values()], dtype=torch.long)
-        columns = tile.run.columns
-        return edges.view(-1, 2).clamp(columns.start, columns.stop).sub(columns.start)
-
     def _sum_spans(self, exps: Tensor, tile: Tile) -> Tensor | None:
         """The sum over each span."""
-        edges = self._find_span_edges(tile).tolist()
+        edges = self.find_span_edges(tile).tolist()
         return stack_spans(exps[..., low : max(low, high)].sum(-1) for low, high in edges)
 
     def _add_sums(self, exps: Tensor, share: Tensor, tile: Tile, received: Tensor, pixels: Tensor) -> None:

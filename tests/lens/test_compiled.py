@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from clearhead import Mask
 from clearhead.errors import BackendError
 from clearhead.lens import measure
-from clearhead.lens.measures import compiled_rows, measure_dispatch, thread_pool, tile_plan, tiled, top_keys
+from clearhead.lens.measures import (
+    compiled,
+    compiled_rows,
+    measure_dispatch,
+    thread_pool,
+    tile_job,
+    tile_plan,
+    tiled,
+    top_keys,
+)
 from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.attention.cases import cases as attentions
 from tests.lens.cases import CASES, TIES, random
@@ -23,12 +32,12 @@ from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 @pytest.fixture(params=["large tiles", "small tiles"])
 def tiles(request: pytest.FixtureRequest, monkeypatch) -> None:
     if request.param == "small tiles":
-        monkeypatch.setattr(tiled, "TILE", 9000)
+        monkeypatch.setattr(tile_job, "TILE", 9000)
         for name, value in {"ROWS": 31, "FEW": 0, "BLOCK": 16}.items():
             monkeypatch.setattr(tile_plan, name, value)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.job().top <= tiled.MOST_TOP])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.job().top <= compiled.MAX_TOP])
 def test_every_measure_is_exact(name, tiles):
     job = CASES[name].job()
     assert_exact(run_job(job, "compiled"), job)
@@ -112,9 +121,10 @@ def test_every_power_of_two_is_within_one_unit_in_the_last_place():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_are_exact_and_deterministic(threads, monkeypatch):
-    monkeypatch.setattr(tiled, "SPLIT", 1)
-    monkeypatch.setattr(tiled, "MANY", 1)
-    monkeypatch.setattr(tiled, "TILE", 9000)
+    monkeypatch.setattr(tile_job, "SPLIT", 1)
+    monkeypatch.setattr(tile_job, "MANY", 1)
+    monkeypatch.setattr(compiled, "MANY", 1)
+    monkeypatch.setattr(tile_job, "TILE", 9000)
     monkeypatch.setattr(thread_pool.torch, "get_num_threads", lambda: threads)
     job = CASES["everything"].job()
     seen, again = run_job(job, "compiled"), run_job(job, "compiled")
