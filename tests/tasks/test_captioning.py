@@ -17,9 +17,12 @@ from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import Captioning, Summarisation
+from clearhead.tasks.captioning import caption_memory
+from clearhead.tasks.captioning.caption_memory import CaptionMemory
 from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, find_similar, make_views, rank_by_risk
+from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, give_probabilities, make_views, rank_by_risk
 from clearhead.tasks.captioning.nearest_neighbour import find_nearest
+from clearhead.tasks.captioning.recombination import Recombination
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence import GeneratedText
 from clearhead.text import Report
@@ -443,7 +446,8 @@ def test_texts_are_compared_by_chrf():
 
     texts = ["flag: Chile", "flag: China", "man", "a", "woman walking: facing right", "two o’clock", ""]
     wanted = [[CHRF().sentence_score(text, [other]).score / 100 for other in texts] for text in texts]
-    assert compare_texts(texts) == pytest.approx(np.array(wanted), abs=1e-9)
+    assert compare_texts(texts, texts) == pytest.approx(np.array(wanted), abs=1e-9)
+    assert compare_texts(texts[:2], texts[2:5]) == pytest.approx(np.array(wanted)[:2, 2:5], abs=1e-9)
 
 
 def test_of_sampled_captions_the_one_most_like_the_others_is_given():
@@ -490,7 +494,7 @@ def test_a_run_keeps_the_captions_of_its_training_pictures(tmp_path):
     assert len(clearhead.load(run, device="cpu").task.memory.captions) == 200
 
 
-@pytest.mark.parametrize("features", ["gradients", "both"])
+@pytest.mark.parametrize("features", ["appearance", "both"])
 def test_neighbours_are_found_by_their_shapes_also_mirrored(tmp_path, features):
     """The asked picture is a training picture, mirrored and in another colour."""
     rows = rows_of("a red cat", "a blue dog", "two birds")
@@ -500,12 +504,52 @@ def test_neighbours_are_found_by_their_shapes_also_mirrored(tmp_path, features):
     folder = tmp_path / "model"
     model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
     task = clearhead.load(folder, device="cpu").task
-    assert set(task.memory.features) == ({"gradients"} if features == "gradients" else {"encoder", "gradients"})
+    kinds = {"shapes", "fine shapes", "colours", "layout"}
+    assert set(task.memory.features) == (kinds if features == "appearance" else {"encoder", *kinds})
     asked = [task.load_value(row.values[0]).flip(-1)[[1, 2, 0]] for row in rows]
     described = [task.describe_pictures(predictor.model, some) for some in (asked, [one.flip(-1) for one in asked])]
-    if features == "gradients":
-        assert task.memory.find(described, 1) == [["a red cat"], ["a blue dog"], ["two birds"]]
-    assert [len(found) for found in task.memory.find(described, 2)] == [2, 2, 2]
+    weights = task.memory.weigh(described)
+    if features == "appearance":
+        assert [max(one, key=one.__getitem__) for one in weights] == ["a red cat", "a blue dog", "two birds"]
+    assert [len(one) for one in weights] == [3, 3, 3]
+
+
+def test_weights_are_those_of_kernel_ridge_regression():
+    """Of all numbers that captions could have, here one caption's share, the prediction is exact for the formula."""
+    known = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    memory = CaptionMemory({"encoder": known}, list("abcdefg"))
+    [weights] = memory.weigh([{"encoder": known[2:3] + 0.1}])
+    centred = torch.nn.functional.normalize(torch.cat([known, known[2:3] + 0.1]) - known.mean(0), dim=1).double()
+    kernel = torch.exp(caption_memory.SHARPNESS * (centred @ centred.T - 1))
+    wanted = torch.linalg.solve(kernel[:7, :7] + caption_memory.RIDGE * torch.eye(7), kernel[:7, 7])
+    assert [weights[name] for name in "abcdefg"] == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert next(iter(weights)) == "c"  # the nearest comes first
+
+
+def test_new_captions_exchange_add_and_leave_out_words():
+    captions = ["man cook", "woman cook", "cook", "man pilot", "woman pilot", "pilot", "man judge", "judge", "red hat"]
+    exchange = Recombination(captions)
+    assert exchange.find_new(["man judge"])[0] == "woman judge"
+    assert set(exchange.find_new(["old man judge"])[:2]) == {"old woman judge", "old judge"}
+    assert "blue heart" in exchange.find_new(["red heart", "blue square"])
+    assert not set(exchange.find_new(captions)) & set(captions)
+    assert Recombination([]).find_new([]) == []
+
+
+def test_recombined_captions_are_given_only_if_asked_for():
+    captions = ("man cook", "woman cook", "man pilot", "woman pilot", "man judge")
+    rows = rows_of(*captions)
+    picture = rows[-1].values[0]
+    for recombine, known in (("no", True), ("only", False)):
+        decode = {"samples": 2, "neighbours": 3, "neighbour_weight": 9.0, "recombine": recombine, "longest": 40}
+        predictor = untrained(decode={**decode, "neighbour_features": "appearance"})
+        predictor.task.calibrate(predictor.model, rows, [])
+        answer = predictor.predict(picture)
+        assert (answer.text in captions) == known
+        assert answer.score is not None
+        assert answer.text == predictor.predict(picture).text
+    with pytest.raises(ConfigError, match=r"set decode\.neighbours"):
+        recipe_of(decode={"recombine": "also"})
 
 
 def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
@@ -517,12 +561,11 @@ def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
     pictures = [row.values[0] for row in rows]
     loaded = torch.stack([predictor.task.load_value(picture) for picture in pictures])
     context = predictor.model.encode_pictures(predictor.task.normalise(loaded, torch.device("cpu")))
-    found = find_similar(predictor.task, predictor.model, list(loaded), context)
-    texts = [[predictor.task.decode_text(one) for one in own] for own in found]
-    assert [own[0] for own in texts] == ["a red cat", "a blue dog", "two birds"]
+    found = give_probabilities(predictor.task, predictor.model, context[0], ["a red cat", "two birds"])
+    assert [predictor.task.decode_text(one) for one in found.values()] == ["a red cat", "two birds"]
     given = predictor.model.logits(predictor.model.decode(torch.tensor([[predictor.task.target.start]]), context[:1]))
-    first = given.log_softmax(-1)[0, 0, found[0][0].tokens[0]]
-    assert found[0][0].log_probability < first
+    first = given.log_softmax(-1)[0, 0, found["a red cat"].tokens[0]]
+    assert found["a red cat"].log_probability < first
     answers = predictor.predict(pictures, best=3)
     assert all({text for text, _ in one.ranking()} & {"a red cat", "a blue dog", "two birds"} for one in answers)
     folder = tmp_path / "model"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from clearhead.images import appearance
 from clearhead.images.preprocessing import LARGEST_SIDE
 from clearhead.tasks.sequence_to_sequence import Decode, Loss
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
@@ -83,15 +84,18 @@ class CaptionDecode(Decode):
     sample_min_p: float = Field(0.0, ge=0, le=1)  # tokens of less than this share of the likeliest one's are not drawn
     views: int = Field(1, ge=1)  # samples come from the picture and so many − 1 slightly moved copies of it
     neighbours: int = Field(0, ge=0)  # captions of similar training pictures that join the samples
-    neighbour_weight: float = Field(1.0, ge=0)  # how much all neighbours count; all samples count 1
-    # What makes pictures similar: the features of the encoder, histograms of gradients (the shapes), or both
-    neighbour_features: Literal["encoder", "gradients", "both"] = "encoder"
+    neighbour_weight: float = Field(1.0, ge=0)  # how much all training captions count; all samples count 1
+    # What makes pictures similar: the features of the encoder, their shapes and colours, or both
+    neighbour_features: Literal["encoder", "appearance", "both"] = "encoder"
     neighbour_mirrored: bool = False  # whether pictures that are similar when mirrored are neighbours, too
+    # Whether captions are made of the neighbours' words: "only" gives none that a training picture has.
+    recombine: Literal["no", "also", "only"] = "no"
 
     @property
     def neighbour_kinds(self) -> tuple[str, ...]:
         """The kinds of features that a CaptionMemory holds."""
-        return ("encoder", "gradients") if self.neighbour_features == "both" else (self.neighbour_features,)
+        encoder = () if self.neighbour_features == "appearance" else ("encoder",)
+        return encoder if self.neighbour_features == "encoder" else (*encoder, *appearance.WIDTHS)
 
 
 class CaptionRecipe(TaskRecipe):
@@ -106,6 +110,8 @@ class CaptionRecipe(TaskRecipe):
     def _check_pairs(self) -> CaptionRecipe:
         if self.decode.neighbours and not self.decode.samples:
             raise ValueError("decode.neighbours joins sampled captions: set decode.samples, such as 64")
+        if self.decode.recombine != "no" and not self.decode.neighbours:
+            raise ValueError("decode.recombine takes the words of neighbours: set decode.neighbours, such as 12")
         if self.decode.samples % self.decode.views:
             raise ValueError(
                 f"decode.samples = {self.decode.samples} is no multiple of decode.views = {self.decode.views}"

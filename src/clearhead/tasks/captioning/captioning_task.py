@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Augmentation, Preprocessing, convert_image
-from clearhead.images.gradient_histograms import FEATURES, describe_gradients
+from clearhead.images.appearance import WIDTHS, describe_appearance
 from clearhead.images.scenes import make_pairs, make_scenes
 from clearhead.model import EncoderDecoder, ModelConfig, PictureToText
 from clearhead.tasks.base import Baseline, Scores
@@ -282,7 +282,8 @@ class Captioning(
             return None
         known = self.keep_known(train)
         features = self.describe_pictures(model, [row.values[0].content for row in known])
-        self.memory = CaptionMemory(features, [str(row.values[1]) for row in known])
+        rounded = {kind: one.half().float() for kind, one in features.items()}  # as the model folder keeps them
+        self.memory = CaptionMemory(rounded, [str(row.values[1]) for row in known])
         return f"kept {len(known):,} training captions, which decode.neighbours uses"
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
@@ -315,9 +316,10 @@ class Captioning(
         found = dict[str, Tensor]()
         if "encoder" in self.decode.neighbour_kinds:
             found["encoder"] = self.encode_features(model, pictures)
-        if "gradients" in self.decode.neighbour_kinds:
-            parts = (torch.stack(list(pictures[first : first + AT_ONCE])) for first in range(0, len(pictures), AT_ONCE))
-            found["gradients"] = torch.cat([describe_gradients(some.cpu().float() / 255) for some in parts])
+        if self.decode.neighbour_features != "encoder":
+            starts = range(0, len(pictures), AT_ONCE)
+            parts = [describe_appearance(torch.stack(list(pictures[at : at + AT_ONCE])).cpu()) for at in starts]
+            found |= {kind: torch.cat([part[kind] for part in parts]) for kind in WIDTHS}
         return found
 
     @torch.inference_mode()
@@ -397,7 +399,7 @@ class Captioning(
             )
         task = cls(target, config, preprocessing, decode, keywords)
         if kept:
-            widths = {"encoder": config.width, "gradients": FEATURES}
+            widths = {"encoder": config.width, **WIDTHS}
             task.memory = CaptionMemory.load(folder, {kind: widths[kind] for kind in decode.neighbour_kinds})
         return task
 

@@ -1,12 +1,15 @@
 """Minimum Bayes risk: of several possible captions, the one that is most like all of them (Eikema and Aziz 2020).
 
-They are sampled, with `decode.views` from several slightly moved copies of the picture, and with `decode.neighbours`
-there are also captions of similar training pictures.
+They are sampled, with `decode.views` from several slightly moved copies of the picture. With `decode.neighbours` there
+are also captions of similar training pictures, and with `decode.recombine` new ones made of their words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 # How copies of a picture are moved, much less than in training
 VIEWS = Augmentation(shift=0.04, zoom=0.08, rotation=4.0, brightness=0.0, contrast=0.0, saturation=0.0)
+NEAREST = 200  # training captions among which similar ones are chosen
+DENSE = 1500  # n-grams up to which texts are compared by a product of matrices
 LONGEST = 6  # characters of an n-gram, as in chrF
 RECALL = 4.0  # the weight of recall, beta² of chrF2
 
@@ -48,14 +53,15 @@ def search_by_risk(
         ends = {"start": task.target.start, "end": task.target.end}
         drawing = search._replace(sampling_options=sampling_options(task), beams=1)
         drawn = draw_samples(model, context, drawing, numbers[some], prefixes[some], limits, **ends)
-        similar = find_similar(task, view, pictures[some], context) if not any(prefixes[some]) else [[] for _ in drawn]
-        for samples, neighbours, limit in zip(drawn, similar, limits, strict=True):
-            kept = [one for one in neighbours if len(one.tokens) < limit]
-            ranks = [1 / rank for rank in range(1, len(kept) + 1)]
-            whole = len(samples) * task.decode.neighbour_weight
-            weights = [1.0] * len(samples) + [whole * weight / sum(ranks) for weight in ranks]
-            order = rank_by_risk([task.decode_text(one) for one in [*samples, *kept]], weights)
-            found.append([[*samples, *kept][place] for place in order[: search.best]])
+        known = weigh_captions(task, view, pictures[some]) if not any(prefixes[some]) else [{} for _ in drawn]
+        first_views = context[:: task.decode.views]
+        for row, samples, weights, limit in zip(first_views, drawn, known, limits, strict=True):
+            by_text = {task.decode_text(one): one for one in reversed(samples)}
+            ranked = rank_captions(task, [task.decode_text(one) for one in samples], weights)
+            short = (text for text in ranked if text in by_text or len(task.target.encode_all([text])[0]) < limit)
+            best = list(islice(short, search.best))
+            by_text |= give_probabilities(task, view, row, [text for text in best if text not in by_text])
+            found.append([by_text[text] for text in best])
     return found
 
 
@@ -79,34 +85,52 @@ def make_views(
     return task.preprocessing.normalise(torch.cat(rows))
 
 
-@torch.inference_mode()
-def find_similar(
-    task: Captioning,
-    model: PictureToText,
-    pictures: Sequence[UInt8[Tensor, "3 height width"]],
-    context: Float[Tensor, "rows patches features"],
-) -> list[list[Hypothesis]]:
-    """The captions of similar training pictures, the nearest first, with the probability that the model gives them.
-
-    That is the probability for the first view of a picture, of which `context` has several.
-    """
+def weigh_captions(
+    task: Captioning, model: PictureToText, pictures: Sequence[UInt8[Tensor, "3 height width"]]
+) -> list[dict[str, float]]:
+    """The weights of training captions for each picture, the nearest first."""
     if task.memory is None or not task.decode.neighbours:
-        return [[] for _ in pictures]
+        return [{} for _ in pictures]
     sides = [pictures, [one.flip(-1) for one in pictures]] if task.decode.neighbour_mirrored else [pictures]
-    asked = [task.describe_pictures(model, some) for some in sides]
-    found, end, pad = list[list[Hypothesis]](), task.target.end, task.target.pad
-    for row, captions in zip(
-        context[:: task.decode.views], task.memory.find(asked, task.decode.neighbours), strict=True
-    ):
-        written = [[*tokens, end] for tokens in task.target.encode_all(captions)]
-        longest = max(map(len, written))
-        target = torch.tensor([[task.target.start, *one, *[pad] * (longest - len(one))] for one in written])
-        target = target.to(context.device)
-        chances = model.logits(model.decode(target[:, :-1], row.expand(len(written), -1, -1))).float().log_softmax(-1)
-        gains = chances.gather(2, target[:, 1:, None])[:, :, 0].tolist()
-        totals = [sum(gain[: len(one)]) for gain, one in zip(gains, written, strict=True)]
-        found.append([Hypothesis.of(one, total, end) for one, total in zip(written, totals, strict=True)])
-    return found
+    return task.memory.weigh([task.describe_pictures(model, some) for some in sides])
+
+
+def rank_captions(task: Captioning, samples: Sequence[str], known: Mapping[str, float]) -> list[str]:
+    """Possible captions, the one most like samples and known captions first; a known one counts by its weight."""
+    if task.memory is None or not known:
+        return [samples[place] for place in rank_by_risk(samples)]
+    decode, exchange = task.decode, task.memory.recombination
+    references = [*samples, *known]
+    weights = np.array([1 / len(samples)] * len(samples) + [decode.neighbour_weight * one for one in known.values()])
+    nearest = list(known)[:NEAREST]
+    risk = -(compare_texts(nearest, references) @ weights)
+    likeliest = [nearest[place] for place in np.argsort(risk, kind="stable")]
+    similar = list(dict.fromkeys(chain.from_iterable(zip(likeliest, nearest, strict=True))))[: decode.neighbours]
+    new = exchange.find_new(similar) if decode.recombine != "no" else []
+    possible = list(dict.fromkeys([*samples, *similar, *new]))
+    if decode.recombine == "only":
+        possible = [text for text in possible if text not in exchange.known] or possible
+    risk = -(compare_texts(possible, references) @ weights)
+    return [possible[place] for place in np.argsort(risk, kind="stable")]
+
+
+@torch.inference_mode()
+def give_probabilities(
+    task: Captioning, model: PictureToText, context: Float[Tensor, "patches features"], captions: Sequence[str]
+) -> dict[str, Hypothesis]:
+    """Captions as hypotheses, with the probability that the model gives them for a picture."""
+    if not captions:
+        return {}
+    end, pad = task.target.end, task.target.pad
+    written = [[*tokens, end] for tokens in task.target.encode_all(captions)]
+    longest = max(map(len, written))
+    target = torch.tensor([[task.target.start, *one, *[pad] * (longest - len(one))] for one in written])
+    target = target.to(context.device)
+    chances = model.logits(model.decode(target[:, :-1], context.expand(len(written), -1, -1))).float().log_softmax(-1)
+    gains = chances.gather(2, target[:, 1:, None])[:, :, 0].tolist()
+    totals = [sum(gain[: len(one)]) for gain, one in zip(gains, written, strict=True)]
+    hypotheses = (Hypothesis.of(one, total, end) for one, total in zip(written, totals, strict=True))
+    return dict(zip(captions, hypotheses, strict=True))
 
 
 def draw_samples(
@@ -136,8 +160,8 @@ def draw_samples(
     return [found[first : first + copies] for first in range(0, len(found), copies)]
 
 
-def rank_by_risk(texts: Sequence[str], weights: Sequence[float] | None = None) -> list[int]:
-    """Places of the different texts, first the one with the highest mean chrF against all texts, by their weights.
+def rank_by_risk(texts: Sequence[str]) -> list[int]:
+    """Places of the different texts, first the one with the highest mean chrF against all texts.
 
     A text that occurs often counts as often; of equal ones the earlier comes first.
 
@@ -146,35 +170,57 @@ def rank_by_risk(texts: Sequence[str], weights: Sequence[float] | None = None) -
     """
     places = {text: place for place, text in reversed(list(enumerate(texts)))}
     distinct = sorted(places, key=places.__getitem__)
-    number = {text: place for place, text in enumerate(distinct)}
-    totals = np.bincount([number[text] for text in texts], weights, minlength=len(distinct))
-    risk = -(compare_texts(distinct) @ totals)
+    risk = -compare_texts(distinct, texts).sum(1)
     return [places[distinct[one]] for one in np.argsort(risk, kind="stable")]
 
 
-def compare_texts(texts: Sequence[str]) -> np.ndarray:
-    """chrF, from 0 to 1, of each text (rows) where each other one (columns) is the reference."""
-    precision = np.zeros((len(texts), len(texts)))
-    recall, orders = np.zeros_like(precision), np.zeros_like(precision)
-    plain = ["".join(text.split()) for text in texts]
-    for length in range(1, LONGEST + 1):
-        counts = _count_ngrams(plain, length)
-        totals = counts.sum(1)
-        shared = np.stack([np.minimum(row, counts).sum(1) for row in counts])
-        both = (totals[:, None] > 0) & (totals[None] > 0)  # only n-grams that fit into both texts are counted
+def compare_texts(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """chrF, from 0 to 1, of each text (rows) against each reference (columns)."""
+    sizes = (len(texts), len(references))
+    precision, recall, orders = np.zeros(sizes), np.zeros(sizes), np.zeros(sizes)
+    marks = [[_mark_ngrams(text) for text in some] for some in (texts, references)]
+    for length in range(LONGEST):
+        own, other = ([one[length] for one in some] for some in marks)
+        totals, wanted = (np.array([len(one) for one in some]) for some in (own, other))
+        both = (totals[:, None] > 0) & (wanted[None] > 0)  # only n-grams that fit into both texts are counted
+        shared = _count_shared(own, other)
         precision += np.where(both, shared / np.maximum(totals[:, None], 1), 0)
-        recall += np.where(both, shared / np.maximum(totals[None], 1), 0)
+        recall += np.where(both, shared / np.maximum(wanted[None], 1), 0)
         orders += both
     precision, recall = precision / np.maximum(orders, 1), recall / np.maximum(orders, 1)
     below = RECALL * precision + recall
     return np.where(below > 0, (1 + RECALL) * precision * recall / np.where(below > 0, below, 1), 0)
 
 
-def _count_ngrams(texts: Sequence[str], length: int) -> np.ndarray:
-    """How often each n-gram of this length (columns) occurs in each text (rows)."""
-    columns: dict[str, int] = {}
-    found = [
-        [columns.setdefault(text[start : start + length], len(columns)) for start in range(len(text) - length + 1)]
-        for text in texts
-    ]
-    return np.stack([np.bincount(own, minlength=len(columns)) for own in found])
+@functools.lru_cache(maxsize=2**14)
+def _mark_ngrams(text: str) -> list[np.ndarray]:
+    """Numbers for the n-grams of each length, without spaces; the second time that one occurs has another number."""
+    plain, found = "".join(text.split()), list[np.ndarray]()
+    for length in range(1, LONGEST + 1):
+        parts = [plain[start : start + length] for start in range(len(plain) - length + 1)]
+        seen = Counter[str]()
+        found.append(np.array([hash((part, _count_up(seen, part))) for part in parts], dtype=np.int64))
+    return found
+
+
+def _count_up(counts: Counter[str], key: str) -> int:
+    counts[key] += 1
+    return counts[key]
+
+
+def _count_shared(own: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
+    """How many numbers each of some sets (rows) shares with each of others (columns)."""
+    sizes = (len(own), len(other))
+    rows, columns = (np.repeat(np.arange(len(some)), [len(one) for one in some]) for some in (own, other))
+    distinct, place = np.unique(np.concatenate([*own, *other]), return_inverse=True)
+    mine, theirs = place[: len(rows)], place[len(rows) :]
+    if len(distinct) <= DENSE:  # most sets share most numbers
+        marks = [np.zeros((size, len(distinct)), np.float32) for size in sizes]
+        marks[0][rows, mine] = marks[1][columns, theirs] = 1
+        return marks[0] @ marks[1].T
+    order = np.argsort(theirs, kind="stable")
+    starts = np.searchsorted(theirs[order], np.arange(len(distinct) + 1))
+    counts = starts[mine + 1] - starts[mine]
+    first = np.repeat(starts[mine] - (np.cumsum(counts) - counts), counts)
+    pairs = np.repeat(rows, counts) * sizes[1] + columns[order][first + np.arange(counts.sum())]
+    return np.bincount(pairs, minlength=sizes[0] * sizes[1]).reshape(sizes)
