@@ -56,12 +56,15 @@ class JointMeasuring:
         Calls with equal `other` values may be measured together.
         """
         with self._lock:
+            most = self.gpu_bytes if call.q.is_cuda else BYTES
+            if self.bytes + count_bytes(call) > most:
+                self.flush()
             q, k = (one.detach().clone(memory_format=torch.contiguous_format) for one in (call.q, call.k))
             own = call._replace(q=q, k=k, v=k)
             kind = (q.shape, k.shape, q.dtype, q.device, call.scale, call.softcap, id(call.mask), *other)
             self.waiting.append(_Waiting(kind, lambda: begin(own)))
             self.bytes += count_bytes(own)
-            if self.bytes >= (self.gpu_bytes if q.is_cuda else BYTES):
+            if self.bytes >= most:
                 self.flush()
 
     @torch.inference_mode(False)
