@@ -83,6 +83,12 @@ def test_a_pass_over_a_short_text_is_one_job_for_all_its_layers(jobs, monkeypatc
         model(tokens(3, 11))
     assert jobs == [6, 6, 3]
     jobs.clear()
+    with monkeypatch.context() as patched, watch(model):
+        patched.setattr(joint_measuring, "BYTES", 4 * sizes[0])
+        patched.setattr(joint_measuring, "JOB_BYTES", 3 * sizes[0])
+        model(tokens(3, 11))
+    assert jobs == [9, 3, 3]
+    jobs.clear()
     monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0] - 1)
     with watch(model):
         model(tokens(3, 11))
