@@ -1,5 +1,6 @@
 """The compiled loop of the lens on a CPU, judged by the definition in float64, as all other methods are."""
 
+import inspect
 import math
 import subprocess
 import sys
@@ -185,3 +186,42 @@ def test_a_folder_that_cannot_be_written_only_costs_the_cache(monkeypatch):
     function, options = compiled_rows.compile_loop()(abs)
     assert function is abs
     assert options["nogil"]
+
+
+@pytest.mark.parametrize(("place", "reason"), [("DISABLE_JIT", "while NUMBA_DISABLE_JIT is set"), ("", "a full disk")])
+def test_a_numba_that_cannot_compile_is_refused(place, reason, monkeypatch):
+    if place:
+        monkeypatch.setattr(compiled_rows.numba.config, place, True)
+    else:
+
+        class FullDisk:
+            def find_spec(self, name: str, *_: object) -> None:
+                if name == compiled_rows.__name__:
+                    raise OSError("a full disk")
+
+        monkeypatch.delitem(sys.modules, compiled_rows.__name__)
+        monkeypatch.setattr(sys, "meta_path", [FullDisk(), *sys.meta_path])
+    explain = inspect.unwrap(compiled._explain_missing_loop)
+    monkeypatch.setattr(compiled, "_explain_missing_loop", explain)
+    x = torch.zeros(1, 1, 512, 2)
+    with pytest.raises(BackendError, match=f"'compiled' cannot measure this: .*{reason}.*; 'auto' would take 'tiled'"):
+        measure(x, x, backend="compiled")
+    assert measure(x, x).peak_key[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("backend", ["compiled", "tiled"])
+def test_a_pixel_of_hundreds_of_tiles_is_exact(backend):
+    queries, sinks = 60_000, torch.tensor([1.3])  # equal weights, whose rounding errors all have the same sign
+    x = torch.zeros(1, 1, queries, 1)
+    seen = measure(x, x, Mask.window(3), sinks=sinks, pixels=1, top=0, backend=backend)
+    visible = torch.arange(1, queries + 1).clamp(max=4).double()
+    right = (visible / (visible + sinks.double().exp())).sum()
+    assert abs(float(seen.map) - right) <= 8 * torch.finfo(torch.float32).eps * (1 + right)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "tiled"])
+def test_the_default_device_of_pytorch_does_not_matter(backend):
+    q, k = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 7, 2)
+    with torch.device("meta"):
+        seen = measure(q, k, spans={"two": slice(0, 2)}, backend=backend)
+    assert seen.mass["two"].tolist() == [[pytest.approx([2 / 7] * 5)]]

@@ -1,5 +1,7 @@
 """Small attentions of one shape that wait and are measured together, with the results that each has by itself."""
 
+import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -81,6 +83,12 @@ def test_a_pass_over_a_short_text_is_one_job_for_all_its_layers(jobs, monkeypatc
         model(tokens(3, 11))
     assert jobs == [6, 6, 3]
     jobs.clear()
+    with monkeypatch.context() as patched, watch(model):
+        patched.setattr(joint_measuring, "BYTES", 4 * sizes[0])
+        patched.setattr(joint_measuring, "JOB_BYTES", 3 * sizes[0])
+        model(tokens(3, 11))
+    assert jobs == [9, 3, 3]
+    jobs.clear()
     monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0] - 1)
     with watch(model):
         model(tokens(3, 11))
@@ -128,3 +136,78 @@ def test_a_record_that_is_read_during_a_pass_has_the_layers_so_far():
         hook.remove()
     assert isinstance(seen[0].entropy, torch.Tensor)
     assert torch.equal(seen[0].entropy, record["decoder.1.self"].entropy)
+
+
+def test_waiting_layers_hold_copies_of_q_and_k_alone(monkeypatch):
+    model, held, add = built("Decoder", layers=3), [], JointMeasuring.add
+
+    def note(self, call, *rest):
+        held.extend(map(weakref.ref, (call.q, call.k, call.v)))
+        add(self, call, *rest)
+
+    monkeypatch.setattr(JointMeasuring, "add", note)
+    with watch(model):
+        model(tokens(2, 7))
+        assert len(held) == 9
+        assert not [one for one in held if one() is not None]
+
+
+def test_no_more_bytes_wait_than_allowed(monkeypatch):
+    joint, call = JointMeasuring(), check_call(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 5, 3), None, None)
+    monkeypatch.setattr(joint_measuring, "BYTES", 5 * joint_measuring.count_bytes(call) // 2)  # of two and a half
+    waiting = []
+    for _ in range(5):
+        joint.add(call, (), lambda copy: (job for job in ()))
+        waiting.append(len(joint.waiting))
+    assert waiting == [1, 2, 1, 2, 1]
+
+
+def test_probes_are_called_during_the_pass_that_they_belong_to():
+    model, chosen = built("Decoder"), {}
+    with watch(model, probes={"chosen": lambda positions: torch.full_like(positions, chosen["key"])}) as record:
+        for key in (0, 3):
+            chosen["key"] = key
+            model(tokens(1, 7))
+    for key, call in zip((0, 3), record.calls, strict=True):
+        sight = call["decoder.1.self"]
+        torch.testing.assert_close(sight.probes["chosen"], sight.map[..., key])
+
+
+def test_what_fails_when_the_watch_ends_leaves_a_record_that_can_be_read(monkeypatch):
+    model = built("Decoder")
+
+    def fail(job):
+        raise MemoryError("no memory left")
+
+    watching = watch(model)
+    record = watching.__enter__()
+    model(tokens(2, 7))
+    assert record["decoder.0.self"].entropy.shape == (2, 6, 7)
+    model(tokens(2, 7))
+    monkeypatch.setattr(joint_measuring, "run_job", fail)
+    with pytest.raises(MemoryError, match="no memory left"):
+        watching.__exit__(None, None, None)
+    assert len(record.calls) == 1
+    assert "1 call" in repr(record)
+
+
+def test_a_thread_that_reads_waits_until_another_has_measured(monkeypatch):
+    model, run_job, begun, read = built("Decoder"), joint_measuring.run_job, threading.Event(), threading.Event()
+
+    def measure_slowly(job):
+        begun.set()
+        read.wait(0.1)
+        return run_job(job)
+
+    with watch(model) as record:
+        model(tokens(2, 7))
+        call, found = record.calls[0], []
+        part = call.sights["decoder.0.self"]
+        monkeypatch.setattr(joint_measuring, "run_job", measure_slowly)
+        other = threading.Thread(target=part.joint.flush)
+        other.start()
+        begun.wait()
+        found.append(call["decoder.0.self"].entropy)
+        read.set()
+        other.join()
+    assert torch.equal(found[0], record["decoder.0.self"].entropy)

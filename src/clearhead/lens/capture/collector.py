@@ -78,11 +78,13 @@ class Collector:
                 del _collectors[self.thread]
         with self._lock:
             growing = [call for call in self.record.calls if isinstance(call, GrowingCall)]
-            for call in growing:
-                call.send_results()
-            for call in growing:
-                call.close()
-            self.record.calls[:] = [call for call in self.record.calls if call.sights]
+            try:
+                for call in growing:
+                    call.send_results()
+            finally:  # what could be measured stays in the record
+                for call in growing:
+                    call.close()
+                self.record.calls[:] = [call for call in self.record.calls if call.sights]
             if self.settings.detail.keep == "statistics":
                 self._reduce_calls([])
             self._calls.clear()

@@ -130,7 +130,7 @@ class GrowingAttention:
             accepted = waits and self.waiting.accepts(part)
         self._sight = self._sent_sums = None
         self.end = where.query + call.q.shape[2]
-        alone = norms is not None or where.tokens is not None or bool(self.pieces)
+        alone = norms is not None or where.tokens is not None or bool(self.pieces) or self.detail.has_own_probes
         if accepted:
             self.waiting.add(part)
         elif joins and not alone and self.joint.accepts(call):
@@ -138,7 +138,7 @@ class GrowingAttention:
             self.joint.add(
                 call,
                 (self.cross, where, grows, logsumexp is None),
-                lambda copy: self._add(part._replace(call=copy), where, grows),
+                lambda copy: self._add(Part(copy, where.query, logsumexp), where, grows),  # lets go of the model's own
             )
         else:
             measure_together([self._add(part, where, grows)])
@@ -163,7 +163,6 @@ class GrowingAttention:
 
     def _add(self, part: Part, where: FirstPositions, grows: bool) -> Measuring:
         """Yields the jobs of these queries, and appends what they measure."""
-        self.waits_for_others = False
         call, _, logsumexp, norms = part
         queries, keys, time, self.dtype = call.q.shape[2], call.k.shape[2], self.history.time, _choose_dtype(call)
         if self.spans is None:
@@ -198,6 +197,7 @@ class GrowingAttention:
         if where.tokens is not None:
             self.tokens = where.key + where.tokens
         self.keys = max(self.keys, where.key + keys)
+        self.waits_for_others = False  # only now: other threads that need the results wait for the lock of `joint`
 
     def _find_runs(self, first: int, queries: int, grows: bool) -> list[range]:
         """The rows to measure of queries from position `first` on."""

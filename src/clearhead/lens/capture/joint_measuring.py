@@ -7,6 +7,7 @@ CPU, PyTorch's threads also go on spinning for milliseconds after each operation
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.measure_dispatch import run_job
 
 BYTES = 2**26  # most bytes of q and k that wait on a CPU
+JOB_BYTES = 2**24  # most bytes of those that are measured together there, which copies them twice
 GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits on a GPU, and most bytes of q and k
 
 Measuring = Generator[MeasureJob, Measures, None]  # yields jobs, and is sent what they measure
@@ -28,6 +30,7 @@ Measuring = Generator[MeasureJob, Measures, None]  # yields jobs, and is sent wh
 
 class _Waiting(NamedTuple):
     kind: tuple[Any, ...]  # equal for those that can be measured together
+    together: int  # most that are measured together
     begin: Callable[[], Measuring]
 
 
@@ -56,12 +59,17 @@ class JointMeasuring:
         Calls with equal `other` values may be measured together.
         """
         with self._lock:
+            most = self.gpu_bytes if call.q.is_cuda else BYTES
+            if self.bytes + count_bytes(call) > most:
+                self.flush()
             q, k = (one.detach().clone(memory_format=torch.contiguous_format) for one in (call.q, call.k))
             own = call._replace(q=q, k=k, v=k)
             kind = (q.shape, k.shape, q.dtype, q.device, call.scale, call.softcap, id(call.mask), *other)
-            self.waiting.append(_Waiting(kind, lambda: begin(own)))
-            self.bytes += count_bytes(own)
-            if self.bytes >= (self.gpu_bytes if q.is_cuda else BYTES):
+            size = count_bytes(own)
+            together = sys.maxsize if q.is_cuda else max(1, JOB_BYTES // max(1, size))
+            self.waiting.append(_Waiting(kind, together, lambda: begin(own)))
+            self.bytes += size
+            if self.bytes >= most:
                 self.flush()
 
     @torch.inference_mode(False)
@@ -73,7 +81,9 @@ class JointMeasuring:
             while waiting:
                 alike = [one for one in waiting if one.kind == waiting[0].kind]
                 waiting = [one for one in waiting if one.kind != waiting[0].kind]
-                measure_together([one.begin() for one in alike])
+                while alike:  # lets go of what has been measured
+                    some, alike = alike[: alike[0].together], alike[alike[0].together :]
+                    measure_together([one.begin() for one in some])
 
 
 def count_bytes(call: Call) -> int:

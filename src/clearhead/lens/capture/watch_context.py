@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.errors import LensError
 from clearhead.lens import huggingface
@@ -21,6 +21,7 @@ from clearhead.lens.capture.watch_settings import (
     WatchSettings,
     estimate_bytes,
     read_itemsize,
+    stay_at_query,
 )
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.measures.selections import Queries, check_queries, check_spans
@@ -89,7 +90,7 @@ def watch(
         itself,
     )
     if itself:
-        every_probe = {**(probes or {}), "itself": _stay_at_query}
+        every_probe = {**(probes or {}), "itself": stay_at_query}
         settings = settings._replace(detail=settings.detail._replace(probes=every_probe))
     if device_budget is not None:
         check_counts(LensError, device_budget=device_budget)
@@ -209,11 +210,6 @@ def _selections_to_json(detail: MeasureDetail) -> dict[str, Any]:
         chosen = {"start": chosen.start, "stop": chosen.stop, "step": chosen.step}
     spans = {name: [span.start, span.stop] for name, span in (detail.spans or {}).items()}
     return {"queries": chosen, "spans": spans}
-
-
-def _stay_at_query(positions: Tensor) -> Tensor:
-    """The probe of `itself`: the key at the query's own position."""
-    return positions
 
 
 def _rows_to_step(rows: float | None) -> int:

@@ -22,6 +22,11 @@ LARGE_SHARE = 0.25  # of the free memory: more gives a warning
 Probe = Callable[[Int[Tensor, " queries"]], Int[Tensor, " queries"]]  # one key position for each query, or −1
 
 
+def stay_at_query(positions: Int[Tensor, " queries"]) -> Int[Tensor, " queries"]:
+    """The probe of `itself`: the key at the query's own position."""
+    return positions
+
+
 class MeasureDetail(NamedTuple):
     """Which measures to take of every attention."""
 
@@ -37,6 +42,11 @@ class MeasureDetail(NamedTuple):
     @property
     def measures_all_queries(self) -> bool:
         return self.every == 1 and self.queries is None
+
+    @property
+    def has_own_probes(self) -> bool:
+        """Whether there are functions of the user, which may give other keys when they are called later."""
+        return any(probe is not stay_at_query for probe in (self.probes or {}).values())
 
 
 class WatchSettings(NamedTuple):

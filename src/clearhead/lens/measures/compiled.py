@@ -33,9 +33,15 @@ def explain_refusal(job: MeasureJob) -> str | None:
 def _explain_missing_loop() -> str | None:
     """Why there is no compiled loop, or None; compiles it, if that is not cached."""
     try:
+        import numba
+
+        if getattr(numba.config, "DISABLE_JIT", False):
+            return "numba compiles nothing while NUMBA_DISABLE_JIT is set"
         import clearhead.lens.measures.compiled_rows  # noqa: F401
     except ImportError as error:
         return f"it needs numba, pip install 'clearhead[cpu]' ({error})"
+    except OSError as error:  # such as a full disk
+        return f"numba cannot use its cache, set NUMBA_CACHE_DIR to another folder ({error})"
     return None
 
 
@@ -78,12 +84,12 @@ class _CompiledJob(TileJob):
             distance=self.q.new_zeros(shape),
             first=self.q.new_zeros(shape),
             top_weights=self.q.new_zeros(*shape, top),
-            top_keys=torch.full((*shape, top), -1),
+            top_keys=self.q.new_full((*shape, top), -1, dtype=torch.long),
             span_mass=self.q.new_zeros(*shape, len(job.spans)),
         )
         # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
         self.received = self.q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
-        self.map = self.q.new_zeros(*shape[:2], *self.count_pixels())
+        self.map = self.make_map()
 
     def measure_stack(self, stack: TileStack) -> None:
         """Measures all tiles of a stack into the results."""
@@ -91,21 +97,28 @@ class _CompiledJob(TileJob):
 
         heads = (stack.samples, stack.heads)
         sinks = self.q.new_empty(0) if self.sinks is None else self.sinks[0, stack.heads, 0].contiguous()
-        sums = [one[heads].numpy() for one in (self.received, self.map)]
+        received, pixels = (one[heads] for one in (self.received, self.map))
         for tile in stack:
             scores, _ = self.score_tile(tile, self.buffers(1)[0])
             columns, queries = tile.run.columns, self.job.rows[tile.rows]
             rows = [one[(*heads, tile.rows)] for one in self.rows]
+            first_row, own_pixels = tile.rows.start, pixels
+            if pixels.dtype != torch.float32:  # the tile lies within one row of pixels
+                line, first_row = divmod(first_row, self.job.blocks[0])
+                own_pixels = torch.zeros_like(pixels[:, :, :1], dtype=torch.float32)
             measure_tile(
                 *(one.numpy() for one in (scores, sinks, *rows, self.find_span_edges(tile))),
-                *sums,
+                received.numpy(),
+                own_pixels.numpy(),
                 columns.stop - columns.start,
                 columns.start,
-                tile.rows.start,
+                first_row,
                 queries[0] + self.job.offset - columns.start,
                 queries.step,
                 *self.job.blocks,
             )
+            if own_pixels is not pixels:
+                pixels[:, :, line] += own_pixels[:, :, 0]
 
     def to_measures(self) -> Measures:
         rows, job = self.rows, self.job
@@ -119,7 +132,7 @@ class _CompiledJob(TileJob):
             top_keys=rows.top_keys[..., : job.top],
             top_weights=rows.top_weights[..., : job.top],
             received=self.received.float() if job.received else None,
-            map=self.map,
+            map=self.map.float(),
             max_score=F.pad(rows.largest, (0, 1), value=-math.inf).amax(-1),
             span_mass=rows.span_mass if job.spans else None,
             span_names=tuple(job.spans),

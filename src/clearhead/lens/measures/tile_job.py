@@ -15,7 +15,7 @@ from clearhead.attention.tile_scores import multiply_heads, scale_queries
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob
 from clearhead.lens.measures.thread_pool import run_in_threads
-from clearhead.lens.measures.tile_plan import Tile, TileStack, plan_stacks
+from clearhead.lens.measures.tile_plan import ROWS, Tile, TileStack, plan_stacks
 
 TILE = 2**19  # scores held at once
 GPU_TILE = 2**25  # the same on a GPU, which is idle between small ones
@@ -73,12 +73,14 @@ class TileJob:
 
     def find_span_edges(self, tile: Tile) -> Int[Tensor, "spans 2"]:
         """The first column of each span, and the one after its last; a tile holds all keys that its queries see."""
-        edges = torch.tensor([(span.start, span.stop) for span in self.job.spans.values()], dtype=torch.long)
+        spans = [(span.start, span.stop) for span in self.job.spans.values()]
+        edges = torch.tensor(spans, dtype=torch.long, device="cpu")
         columns = tile.run.columns
         return edges.view(-1, 2).clamp(columns.start, columns.stop).sub(columns.start)
 
-    def count_pixels(self) -> tuple[int, int]:
-        """Rows and columns of the map."""
+    def make_map(self) -> Float[Tensor, "batch heads rows columns"]:
+        """The map, all 0; float64 where many tiles add to a pixel, since their float32 rounding errors would add up."""
         sizes = zip((self.q.shape[2], self.job.call.k.shape[2]), self.job.blocks, strict=True)
         rows, columns = (-(-size // block) if block else 0 for size, block in sizes)
-        return rows, columns
+        dtype = torch.float64 if self.job.blocks[0] > ROWS else self.q.dtype
+        return self.q.new_zeros(*self.q.shape[:2], rows, columns, dtype=dtype)

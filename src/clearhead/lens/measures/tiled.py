@@ -60,7 +60,7 @@ def _join_rows(rows: list[slice], found: list[_RowSums]) -> Iterable[tuple[slice
 class _Results:
     """The sums of all queries, initialised for those that see nothing; tiles fill them in."""
 
-    def __init__(self, job: MeasureJob, q: Tensor, pixels: tuple[int, int]) -> None:
+    def __init__(self, job: MeasureJob, q: Tensor, pixels: Tensor) -> None:
         shape, keys, top = q.shape[:3], job.call.k.shape[2], max(job.top, 1)
         self.rows = _RowSums(
             largest=q.new_full(shape, -math.inf),
@@ -74,7 +74,7 @@ class _Results:
         )
         # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
         self.received = q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
-        self.map = q.new_zeros(*shape[:2], *pixels)
+        self.map = pixels
 
     def fill(self, place: tuple[slice, slice, slice], sums: _RowSums) -> None:
         """Puts in the sums of some rows."""
@@ -103,8 +103,8 @@ class _Results:
             first=first.mul_(share),
             top_keys=top_keys[..., : job.top],
             top_weights=top_weights[..., : job.top],
-            received=self.received.to(self.map.dtype) if job.received else None,
-            map=self.map,
+            received=self.received.to(largest.dtype) if job.received else None,
+            map=self.map.to(largest.dtype),
             max_score=F.pad(largest, (0, 1), value=-math.inf).amax(-1),
             span_mass=None if spans is None else spans.mul_(share[..., None]),
             span_names=tuple(job.spans),
@@ -129,7 +129,7 @@ class _TiledJob(TileJob):
     def __init__(self, job: MeasureJob) -> None:
         super().__init__(job)
         self.distances, self.nearest = self._compute_distances(self.tiles)
-        self.results = _Results(job, self.q, self.count_pixels())
+        self.results = _Results(job, self.q, self.make_map())
 
     def _compute_distances(self, tiles: list[Tile]) -> tuple[Tensor, int]:
         """Distances between queries and keys, of which every tile needs some columns; see `_find_distances`."""
