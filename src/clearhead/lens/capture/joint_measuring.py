@@ -22,7 +22,7 @@ from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.measure_dispatch import run_job
 
 BYTES = 2**26  # most bytes of q and k that wait on a CPU
-JOB_BYTES = 2**24  # most bytes of those that are measured together there, which copies them twice
+JOB_BYTES = 2**25  # most bytes of those that are measured together there, which copies them twice
 GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits on a GPU, and most bytes of q and k
 
 Measuring = Generator[MeasureJob, Measures, None]  # yields jobs, and is sent what they measure
