@@ -26,7 +26,7 @@ from clearhead.lens.measures import (
 from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.attention.cases import cases as attentions
 from tests.lens.cases import CASES, TIES, random
-from tests.lens.test_tiled import job_of
+from tests.lens.test_tiled import draw_detail, job_of
 from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 
 
@@ -59,14 +59,7 @@ def test_ties_go_to_the_smallest_key(name, tiles):
 
 @given(data=st.data())
 def test_any_attention_is_measured_exactly(data):
-    asked = {
-        "pixels": data.draw(st.sampled_from([0, 1, 5, 256])),
-        "top": data.draw(st.sampled_from([0, 1, 3, 40])),
-        "every": data.draw(st.sampled_from([1, 1, 2, 5])),
-        "offset": data.draw(st.sampled_from([None, None, 0, 17])),
-        "received": data.draw(st.booleans()),
-    }
-    job = job_of(data.draw(attentions()), "cpu", **asked)
+    job = job_of(data.draw(attentions()), "cpu", **draw_detail(data))
     assert_exact(run_job(job, "compiled"), job)
 
 

@@ -70,17 +70,21 @@ def job_of(case: Attention, device: str, **asked) -> MeasureJob:
     return plan_job(check_call(q, k, None, mask, **arguments), **asked)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@given(data=st.data())
-def test_any_attention_is_measured_exactly(size, device, data):
-    asked = {
+def draw_detail(data: st.DataObject) -> dict[str, object]:
+    """What is asked of a job, at random."""
+    return {
         "pixels": data.draw(st.sampled_from([0, 1, 5, 256])),
         "top": data.draw(st.sampled_from([0, 1, 3, 40])),
         "every": data.draw(st.sampled_from([1, 1, 2, 5])),
         "offset": data.draw(st.sampled_from([None, None, 0, 17])),
         "received": data.draw(st.booleans()),
     }
-    job = job_of(data.draw(attentions()), device, **asked)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@given(data=st.data())
+def test_any_attention_is_measured_exactly(size, device, data):
+    job = job_of(data.draw(attentions()), device, **draw_detail(data))
     with tiles_of(size):
         assert_exact(run_job(job, "tiled"), job)
 
