@@ -226,7 +226,7 @@ def test_effects_are_those_of_the_new_text(watched, translator, monkeypatch):
         watched.page.locator("#another-text").fill("我喜欢猫。")
         watched.page.keyboard.press("Enter")
         watched.until("figcaption", "effect on loss +0.050")
-        assert watched.page.locator("#source-text .token", has_text="猫").count() == 1
+        watched.page.locator("#source-text .token", has_text="猫").wait_for()
         watched.settle()  # nothing may be under way when the server closes
 
 
