@@ -7,7 +7,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -191,9 +191,10 @@ def forwarded(port: int) -> Iterator[int]:
                 back.join()
 
         def copy(self, one: socket.socket, other: socket.socket) -> None:
-            while data := one.recv(65536):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # either side may have closed its end already
+                while data := one.recv(65536):
+                    other.sendall(data)
+                other.shutdown(socket.SHUT_WR)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as listening:
         threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()

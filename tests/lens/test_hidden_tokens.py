@@ -142,7 +142,8 @@ def test_hugging_face_generates_with_a_cache_as_without_one(family):
     options = {"do_sample": False, "max_new_tokens": 7, "return_dict_in_generate": True, "output_scores": True}
     with hide(model, {text: [2, 5]}):
         found = [model.generate(tokens(), use_cache=use, **options) for use in (True, False)]
-    torch.testing.assert_close(torch.stack(found[0].scores), torch.stack(found[1].scores))
+    # Sums in another order: rounding errors of float32 grow through the layers and the steps.
+    torch.testing.assert_close(torch.stack(found[0].scores), torch.stack(found[1].scores), rtol=1e-4, atol=1e-4)
     whole = model.generate(tokens(), **options)
     assert not torch.allclose(torch.stack(found[0].scores[:1]), torch.stack(whole.scores[:1]))
 
