@@ -61,7 +61,7 @@ def search_by_risk(
             short = (text for text in ranked if text in by_text or len(task.target.encode_all([text])[0]) < limit)
             best = list(islice(short, search.best))
             by_text |= give_probabilities(task, view, row, [text for text in best if text not in by_text])
-            found.append([by_text[text] for text in best])
+            found.append([by_text[text] for text in best] or samples[:1])
     return found
 
 
