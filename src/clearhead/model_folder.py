@@ -9,7 +9,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +30,8 @@ from clearhead.storage import (
     verify_checksums,
     write_json,
 )
-from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks import TASKS, Task
+from clearhead.tasks.processor import AnyProcessor
 from clearhead.text.corpora import SKIP
 
 FORMAT, ADAPTER_FORMAT = 1, 2  # of a model; of an adapter, which earlier versions cannot read
@@ -50,7 +51,8 @@ FIELDS = {"task": str, "architecture": str, "model": dict, "settings": dict, "we
 def write(
     folder: str | Path,
     *,
-    task: AnyTask,
+    task: Task,
+    processor: AnyProcessor,
     model: nn.Module,
     metrics: dict[str, Any],
     card: str,
@@ -63,7 +65,7 @@ def write(
     With an `adapter` only its tensors are stored, not those of the model, which has them merged.
     """
     with empty_weights():
-        kind = type(task.build())
+        kind = type(processor.build())
     if type(model) is not kind:
         raise ConfigError(
             f"{task.name} stores a model of class {kind.__name__}, got {type(model).__name__}; unwrap it first"
@@ -74,14 +76,14 @@ def write(
         "clearhead": sys.modules["clearhead"].__version__,
         "task": task.name,
         "architecture": kind.__name__,
-        "model": task.config.to_dict(),
+        "model": processor.config.to_dict(),
         "weights": weights,
-        "settings": task.settings,
+        "settings": processor.settings,
     }
     if adapter is not None:
         config["adapter"] = adapter[0].to_dict()
     with atomic_folder(folder, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
-        task.save(fresh)
+        processor.save(fresh)
         write_json(fresh / CONFIG, config)
         save_file(tensors, fresh / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
         write_json(fresh / METRICS, metrics)
@@ -118,14 +120,22 @@ class ModelFolder:
                 )
         return cls(path, config, read_json(path / METRICS))
 
-    def task(self) -> AnyTask:
-        """What the model is for, with its tokenizers."""
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
         name = self.config["task"]
         if name not in TASKS:
             raise CheckpointError(
                 f"{self.path} is a model for the task {name!r}; this clearhead knows {', '.join(TASKS)}, so upgrade it"
             )
-        return TASKS[name].load(self.path, self._model_config(), self.config["settings"])
+        try:
+            return TASKS[name].select(self.config["settings"].get("objective"))
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {self.path}: {error}") from None
+
+    def processor(self) -> AnyProcessor:
+        """The stored part of the task: tokenizers, labels, settings."""
+        return self.task.processor.load(self.path, self._model_config(), self.config["settings"])
 
     @property
     def adapter(self) -> Adapter | None:
@@ -133,23 +143,27 @@ class ModelFolder:
         return Adapter.from_dict(self.path, self.config["adapter"]) if "adapter" in self.config else None
 
     def model(
-        self, device: str | torch.device = "cpu", *, task: AnyTask | None = None, base: str | Path | None = None
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        processor: AnyProcessor | None = None,
+        base: str | Path | None = None,
     ) -> Model:
         """The model with its weights in float32, however they are stored, in evaluation mode; adapters are merged.
 
-        `task` is what `task()` returned, for those who have called it already. `base` is the folder of the model that
-        an adapter belongs to, if it is no longer where it was.
+        `processor` is what `processor()` returned, for those who have called it already. `base` is the folder of the
+        model that an adapter belongs to, if it is no longer where it was.
         """
-        task = self.task() if task is None else task
+        processor = self.processor() if processor is None else processor
         try:
             with empty_weights():
-                model: Model = task.build()
+                model = cast(Model, processor.build())
         except (RuntimeError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model ({error})") from error
         if self.config["architecture"] != type(model).__name__:
             raise CheckpointError(
-                f"{self.path / CONFIG} says architecture = {self.config['architecture']!r}, but {task.name} is a task "
-                f"for {type(model).__name__}"
+                f"{self.path / CONFIG} says architecture = {self.config['architecture']!r}, but {self.task.name} is a "
+                f"task for {type(model).__name__}"
             )
         adapter = self.adapter
         if adapter is None and base is not None:
@@ -192,10 +206,11 @@ def merge(path: str | Path, out: str | Path, *, base: str | Path | None = None) 
         raise ConfigError(f"{folder.path} is a whole model already; only adapters are merged")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
-    task = folder.task()
-    model = folder.model(task=task, base=base)
+    processor = folder.processor()
+    model = folder.model(processor=processor, base=base)
     card, recipe = ((folder.path / name).read_text(encoding="utf-8") for name in (CARD, RECIPE))
-    write(out, task=task, model=model, metrics=folder.metrics, card=card, recipe=recipe)
+    scores = folder.metrics
+    write(out, task=folder.task, processor=processor, model=model, metrics=scores, card=card, recipe=recipe)
 
 
 def _read_tensors(path: Path) -> Tensors:

@@ -21,21 +21,21 @@ from clearhead.lens.record.attention_views import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
-from clearhead.tasks import AnyTask, Prediction
-from clearhead.tasks.base import Evaluation
-from clearhead.tasks.file_inputs import FileInputs
+from clearhead.tasks import Prediction, Task
+from clearhead.tasks.answerer import Evaluation, StreamingAnswerer
 from clearhead.tasks.media import SoundInput, media_to_json
+from clearhead.tasks.processor import AnyProcessor, Columns
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
-from clearhead.tasks.trace import Trace, Traceable
+from clearhead.tasks.trace import Trace, Tracer
 from clearhead.text import Row
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
-Columns = Sequence[str] | Mapping[str, str] | None
 Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[Any]]
-LONG, FINE = 8192, 2048  # tokens from which on a map should have so many pixels a side, as far as
-PIXELS = 2**28  # all maps together have no more
-PROBABLE = 5  # next tokens that are kept
+FINE_MAP_FROM_TOKENS = 8192  # of longer texts, exact weights cannot be had at a glance
+FINE_MAP_PIXELS = 2048  # a side of a map of such a text, at most
+MOST_PIXELS = 2**28  # of all maps together
+NEXT_TOKENS = 5  # most probable ones, which a record keeps at each place
 
 
 def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | None = None) -> Predictor:
@@ -47,9 +47,9 @@ def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | N
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
-    task = folder.task()
-    model = folder.model(place, task=task, base=base).requires_grad_(False)
-    return Predictor(model, task, name=name, device=place, folder=path, columns=folder.columns())
+    processor = folder.processor()
+    model = folder.model(place, processor=processor, base=base).requires_grad_(False)
+    return Predictor(model, folder.task, processor, name=name, folder=path, columns=folder.columns())
 
 
 def find_model(path_or_name: str | Path) -> Path:
@@ -71,15 +71,18 @@ class Predictor:
     def __init__(
         self,
         model: Model,
-        task: AnyTask,
+        task: Task,
+        processor: AnyProcessor,
         *,
         name: str,
-        device: torch.device,
         folder: Path | None = None,
         columns: Columns = None,
     ) -> None:
-        self.model, self.task, self.name, self.device, self.folder = model, task, name, device, folder
+        self.model, self.task, self.processor, self.name, self.folder = model, task, processor, name, folder
+        self.device = next(model.parameters()).device
         self.columns = columns  # of the files that it was trained on, where they are not the task's
+        self.answerer = task.answerer(processor, model)
+        self.tracer = None if task.tracer is None else task.tracer(task.name, self.answerer)
 
     @overload
     def predict(self, inputs: str | Path, *, inputs_before: int = 0, **options: Any) -> Prediction: ...
@@ -93,17 +96,19 @@ class Predictor:
         If the inputs of one request are given in several calls, `inputs_before` is the number of those in earlier
         calls: a language model draws other random numbers for each.
         """
-        checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
-        one = self.task.is_single(inputs)
-        given = [self.task.check_input(inputs)] if one else _check_inputs(inputs, self.task)
+        checked, kind = self.task.read_options("predict", options), self.processor.inputs
+        single = kind.is_single(inputs)
+        given = [kind.check(inputs)] if single else self._check_inputs(inputs)
         with torch.inference_mode():
-            answers = list(self.task.predict(self.model, given, checked))
-        return answers[0] if one else answers
+            answers = list(self.answerer.predict(given, checked, inputs_before=inputs_before))
+        return answers[0] if single else answers
 
     def stream(self, given: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
-        checked = self.task.read_options("predict", options).model_copy(update={"inputs_before": inputs_before})
-        pieces = self.task.stream(self.model, self.task.check_input(given), checked)
+        if not isinstance(self.answerer, StreamingAnswerer):
+            raise ConfigError(f"{self.task.name} produces its whole answer at once and cannot stream it")
+        checked = self.task.read_options("predict", options)
+        pieces = self.answerer.stream(self.processor.inputs.check(given), checked, inputs_before=inputs_before)
         while True:
             with torch.inference_mode():  # not while the caller has the piece
                 piece = next(pieces, None)
@@ -119,7 +124,9 @@ class Predictor:
         same time. `options` are those of `watch` and of the task, such as `beams`. `text` is a path if inputs are
         files.
         """
-        return look_through(self.model, self.task, text, name=self.name, answer=answer, keep=keep, **options)
+        if self.tracer is None:
+            raise ConfigError(f"{self.task.name} does not trace its forward passes, so there is nothing to look at")
+        return look_through(self.tracer, text, name=self.name, answer=answer, keep=keep, **options)
 
     def evaluate(self, data: Examples, *, columns: Columns = None, **options: Any) -> dict[str, float | str]:
         """Scores on one file, on one per column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
@@ -134,14 +141,38 @@ class Predictor:
         rows = self.read_rows(data, columns=columns)
         checked = self.task.read_options("evaluate", options)
         with torch.inference_mode():
-            return self.task.evaluate(self.model, rows, checked)
+            return self.answerer.evaluate(rows, checked)
 
     def read_rows(self, data: Examples, *, columns: Columns = None) -> list[Row]:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):
-            return _rows(data, columns, self.task)
-        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED) or not self.task.shares_columns(data)
-        return list(self.task.read_rows(_located(data), self.columns if columns is None and not own else columns))
+            return self._make_rows(data, columns)
+        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED) or not self.processor.shares_columns(data)
+        return list(self.processor.read_rows(_locate(data), self.columns if columns is None and not own else columns))
+
+    def _check_inputs(self, inputs: Any) -> list[Any]:
+        if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
+            raise DataError(f"expected an input or a list of inputs, got {inputs!r:.60}")
+        check = self.processor.inputs.check
+        return [check(given, f"input {number}") for number, given in enumerate(inputs, 1)]
+
+    def _make_rows(self, examples: Iterable[Any], columns: Columns) -> list[Row]:
+        """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
+        names, kind = self.processor.columns, self.task.input_kind
+        if columns is not None:
+            raise ConfigError(
+                f"columns= applies to files only; give each example as ({', '.join(names)}) and omit columns="
+            )
+        rows, texts = list[Row](), slice(0 if kind == "text" else 1, None)  # other inputs are checked later
+        for number, example in enumerate(examples, 1):
+            values = example.values if isinstance(example, Row) else example
+            fits = isinstance(values, (tuple, list)) and len(values) == len(names)
+            if not fits or not all(isinstance(value, str) for value in values[texts]):
+                kinds = "texts" if kind == "text" else f"values (a {kind} or its path, and a text)"
+                wanted = f"{len(names)} {kinds}, {', '.join(names)}"
+                raise DataError(f"example {number} must be {wanted}; got {values!r:.60}")
+            rows.append(example if isinstance(example, Row) else Row(tuple(values), "example", number))
+        return rows
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
@@ -149,8 +180,7 @@ class Predictor:
 
 
 def look_through(
-    model: nn.Module,
-    task: Traceable,
+    tracer: Tracer,
     text: Any,
     *,
     name: str,
@@ -159,47 +189,40 @@ def look_through(
     check: Callable[[Sequence[Trace]], None] | None = None,
     **options: Any,
 ) -> Record:
-    """What `Predictor.look` gives, of any model with something that knows how it reads a text.
+    """What `Predictor.look` gives, of any model whose forward passes can be traced.
 
     `check` may refuse the traces, by an error, before the model is run under `watch`.
     """
-    if isinstance(task, FileInputs):
-        text = task.check_input(text)
+    if tracer.inputs.kind != "text":
+        text = tracer.inputs.check(text)
     elif not isinstance(text, str):
         raise DataError(f"look() takes one text, got a {type(text).__name__}: {text!r:.60}; call it once per text")
-    shown = task.describe_input(text) if isinstance(task, FileInputs) else text
-    own = option_names(task.options, "look")
+    shown = tracer.inputs.describe(text)
+    own = option_names(tracer.options, "look")
     of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]
     refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *own])
-    asked = validate(task.options, {name: options.pop(name) for name in list(options) if name in own}, "look")
+    asked = validate(tracer.options, {name: options.pop(name) for name in list(options) if name in own}, "look")
     with torch.inference_mode():
-        traces = task.traces(model, text, answer=answer, options=asked)
+        traces = tracer.traces(text, answer=answer, options=asked)
         if not traces:
             raise DataError(f"there is nothing to look at: {shown!r} has no tokens")
         if check is not None:
             check(traces)
-    return look_at_traces(model, task, traces, shown, name=name, keep=keep, **options)
+    return look_at_traces(tracer, traces, shown, name=name, keep=keep, **options)
 
 
 def look_at_traces(
-    model: nn.Module,
-    task: Traceable,
-    traces: Sequence[Trace],
-    shown: str,
-    *,
-    name: str,
-    keep: str = "qk",
-    **options: Any,
+    tracer: Tracer, traces: Sequence[Trace], shown: str, *, name: str, keep: str = "qk", **options: Any
 ) -> Record:
     """What every head looks at in these forward passes over one input; `shown` is that input as text, or its name."""
     with torch.inference_mode():
         longest = max(len(tokens) for trace in traces for tokens in trace.reads.values())
-        options = {"norms": True, "pixels": _pixels(model, longest), **options}
-        with watch(model, keep=keep, own_thread=True, **options) as record:
-            scores = [task.run_trace(model, trace) for trace in traces]
+        options = {"norms": True, "pixels": _count_pixels(tracer.model, longest), **options}
+        with watch(tracer.model, keep=keep, own_thread=True, **options) as record:
+            scores = [tracer.run(trace) for trace in traces]
 
     def piece(kind: str, number: int) -> str:
-        return task.pieces(kind, [number])[0]
+        return tracer.pieces(kind, [number])[0]
 
     for call, trace in zip(record.calls, traces, strict=True):
         if trace.media is not None:
@@ -209,22 +232,22 @@ def look_at_traces(
     for call, trace, written in zip(record.calls, traces, scores, strict=True):
         if isinstance(trace.media, SoundInput):  # times in the recording, of which a call reads one part
             call.labels["source"] = {place: trace.media.name_position(place) for place in trace.reads["source"]}
-        call.about.update({"model": name, "task": task.name, "input": shown})
-        call.about.update(describe_answer(task, trace, written))
+        call.about.update({"model": name, "task": tracer.name, "input": shown})
+        call.about.update(describe_answer(tracer, trace, written))
         if trace.surfaces:
             call.about["surfaces"] = {kind: list(texts) for kind, texts in trace.surfaces.items()}
     return record
 
 
-def _pixels(model: nn.Module, tokens: int) -> int:
-    """How fine maps should be: where exact weights cannot be had at a glance, as fine as there is room for."""
-    if tokens <= LONG:
+def _count_pixels(model: nn.Module, tokens: int) -> int:
+    """The pixels a side of maps: more for long texts, as far as there is room for the maps of all heads."""
+    if tokens <= FINE_MAP_FROM_TOKENS:
         return 256
     heads = sum(count_heads(model).values())
-    return max(256, min(FINE, int((PIXELS / max(heads, 1)) ** 0.5)))
+    return max(256, min(FINE_MAP_PIXELS, int((MOST_PIXELS / max(heads, 1)) ** 0.5)))
 
 
-def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
+def describe_answer(tracer: Tracer, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
     """The answer of a forward pass, its loss, the probability of each token, and the most probable ones beside it."""
     about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
     about.update({"prompt": trace.prompt, "forced": trace.forced})
@@ -233,48 +256,24 @@ def describe_answer(task: Traceable, trace: Trace, scores: Float[Tensor, "tokens
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]
-    sure = scores.float().log_softmax(-1).cpu()
-    best = sure.exp().topk(min(PROBABLE, sure.shape[1]))
+    log_probs = scores.float().log_softmax(-1).cpu()
+    best = log_probs.exp().topk(min(NEXT_TOKENS, log_probs.shape[1]))
     about["choices"] = best.indices.tolist()
-    pieces = [task.pieces(kind, row) for row in about["choices"]]
+    pieces = [tracer.pieces(kind, row) for row in about["choices"]]
     rows = zip(pieces, best.values.tolist(), strict=True)
     about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
-    about["written"], about["writes"] = list(trace.writes), task.pieces(kind, trace.writes)
+    about["written"], about["writes"] = list(trace.writes), tracer.pieces(kind, trace.writes)
     written = torch.tensor(trace.writes)
-    own, known = sure.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
-    chances, ranks = own[:, 0].exp().tolist(), (sure > own).sum(1).tolist()
-    about["chances"] = [one if there else None for one, there in zip(chances, known, strict=True)]
-    about["ranks"] = [one if there else None for one, there in zip(ranks, known, strict=True)]
-    lost = -own[written >= 0, 0]
-    about["loss"] = float(lost.mean()) if len(lost) else None
+    own, known = log_probs.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
+    chances, ranks = own[:, 0].exp().tolist(), (log_probs > own).sum(1).tolist()
+    about["chances"] = [chance if is_known else None for chance, is_known in zip(chances, known, strict=True)]
+    about["ranks"] = [rank if is_known else None for rank, is_known in zip(ranks, known, strict=True)]
+    losses = -own[written >= 0, 0]
+    about["loss"] = float(losses.mean()) if len(losses) else None
     return about
 
 
-def _check_inputs(inputs: Any, task: AnyTask) -> list[Any]:
-    if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
-        raise DataError(f"expected an input or a list of inputs, got {inputs!r:.60}")
-    return [task.check_input(one, f"input {number}") for number, one in enumerate(inputs, 1)]
-
-
-def _rows(examples: Iterable[Any], columns: Any, task: AnyTask) -> list[Row]:
-    """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
-    if columns is not None:
-        raise ConfigError(
-            f"columns= applies to files only; give each example as ({', '.join(task.columns)}) and omit columns="
-        )
-    rows, texts = list[Row](), slice(0 if task.input_kind == "text" else 1, None)  # other inputs are checked later
-    for number, one in enumerate(examples, 1):
-        values = one.values if isinstance(one, Row) else one
-        fits = isinstance(values, (tuple, list)) and len(values) == len(task.columns)
-        if not fits or not all(isinstance(value, str) for value in values[texts]):
-            kinds = "texts" if task.input_kind == "text" else f"values (a {task.input_kind} or its path, and a text)"
-            wanted = f"{len(task.columns)} {kinds}, {', '.join(task.columns)}"
-            raise DataError(f"example {number} must be {wanted}; got {values!r:.60}")
-        rows.append(one if isinstance(one, Row) else Row(tuple(values), "example", number))
-    return rows
-
-
-def _located(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:
+def _locate(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:
     if not isinstance(data, str) or not data.startswith(SHIPPED):
         return data
     name = data.removeprefix(SHIPPED)

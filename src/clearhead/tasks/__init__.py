@@ -1,44 +1,43 @@
-"""The tasks that models are trained for, such as translation and classification; one module each."""
+"""The tasks that models are trained for, such as translation and classification; one file or folder each.
 
-from clearhead.tasks.answers import Answers
-from clearhead.tasks.base import AnyTask, Examples, Prediction, Task
-from clearhead.tasks.captioning import Captioning
-from clearhead.tasks.classification import Classification
-from clearhead.tasks.language_model import LanguageModel
-from clearhead.tasks.pretraining import Pretraining
-from clearhead.tasks.summarisation import Summarisation
-from clearhead.tasks.tagging import Tagging
-from clearhead.tasks.transcription import Transcription
-from clearhead.tasks.translation import Translation
+A task is imported when it is first asked for: `TASKS` knows all names, and imports none of them.
+"""
 
-TASKS: dict[str, type[AnyTask]] = {
-    task.name: task
-    for task in (
-        Translation,
-        Classification,
-        Tagging,
-        Answers,
-        LanguageModel,
-        Summarisation,
-        Captioning,
-        Pretraining,
-        Transcription,
-    )
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
+from clearhead.tasks.answerer import Prediction
+from clearhead.tasks.task import Task
+
+MODULES = {
+    "translation": "translation",
+    "classification": "classification.classification_task",
+    "tagging": "tagging.tagging_task",
+    "answers": "answers.answers_task",
+    "language-model": "language_model.language_task",
+    "summarisation": "summarisation.summarisation_task",
+    "captioning": "captioning.captioning_task",
+    "pretraining": "pretraining.pretraining_task",
+    "transcription": "transcription.transcription_task",
 }
 
-__all__ = [
-    "TASKS",
-    "Answers",
-    "AnyTask",
-    "Captioning",
-    "Classification",
-    "Examples",
-    "LanguageModel",
-    "Prediction",
-    "Pretraining",
-    "Summarisation",
-    "Tagging",
-    "Task",
-    "Transcription",
-    "Translation",
-]
+
+class TaskTable(Mapping[str, Task]):
+    """All tasks by their names in recipes."""
+
+    def __getitem__(self, name: str) -> Task:
+        task: Task = import_module(f"clearhead.tasks.{MODULES[name]}").TASK
+        return task
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+TASKS = TaskTable()
+
+__all__ = ["TASKS", "Prediction", "Task", "TaskTable"]

@@ -1,4 +1,4 @@
-"""FileInputs: base class of tasks whose inputs are files, such as pictures or sounds.
+"""FileInputs: inputs that are files, such as pictures or sounds.
 
 A row's input is the path of a file, or its content in memory. Data are tables of paths and texts (paths are relative to
 the table's folder), folders with `name.png` beside `name.txt`, or made by a program: `made:scenes.train`.
@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
-from clearhead.tasks.base import BatchT, ModelT, OptionsT, Task
+from clearhead.tasks.inputs import TextInputs
+from clearhead.tasks.processor import Columns, Files
 from clearhead.text.corpora import Row, read
 from clearhead.text.report import Report
 
@@ -47,7 +49,7 @@ class UnreadableInput(NamedTuple):
     error: str
 
 
-class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, OptionsT]):
+class FileInputs(TextInputs, ABC):
     """Reads, decodes and writes input files; a subclass says how, for its kind of file."""
 
     suffixes: ClassVar[tuple[str, ...]]  # of its files in a folder of data; the first is that of samples
@@ -65,21 +67,17 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
     def save_file(self, content: Any, path: Path) -> None:
         """Writes the content of an input to a file, as a sample."""
 
-    # Data
+    # Rows
 
     @classmethod
-    def read(
-        cls,
-        source: str | Path | Mapping[str, str | Path],
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-    ) -> Iterator[Row]:
-        """Rows of paths and texts from a table or a folder, or the rows that a program makes."""
+    def read(cls, source: Files, names: tuple[str, ...], columns: Columns = None) -> Iterator[Row]:
+        """Rows of paths and texts, by these names, from a table or a folder, or the rows that a program makes."""
         if not isinstance(source, Mapping):
             if is_generated(source):
                 return cls._generate(str(source))
             if Path(source).expanduser().is_dir():
                 return cls._read_folder(Path(source).expanduser())
-        return resolve_paths(read(source, cls.columns, columns), cls.columns)
+        return resolve_paths(read(source, names, columns), names)
 
     @classmethod
     def _read_folder(cls, folder: Path) -> Iterator[Row]:
@@ -88,7 +86,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
         inputs = [path for path in paths if path.suffix.lower() in cls.suffixes]
         if not inputs:
             kinds = ", ".join(cls.suffixes)
-            raise DataError(f"{folder} has no {cls.input_kind} files ({kinds}) with a {TEXT} file beside each")
+            raise DataError(f"{folder} has no {cls.kind} files ({kinds}) with a {TEXT} file beside each")
         return (Row((str(path), _read_beside(path)), str(path), 0) for path in inputs)
 
     @classmethod
@@ -108,18 +106,19 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
 
     def keep_readable(self, rows: Iterable[Row], report: Report) -> list[Row]:
         """The rows that can be used, with the content of their inputs; the others are dropped in the report."""
-        loaded, kept = self.load_rows(rows), list[Row]()
+        loaded, readable = self.load_rows(rows), list[Row]()
         for row in loaded:
-            if problem := self.row_problem(row):
+            if problem := self.find_problem(row):
                 report.drop(row, problem)
             else:
-                kept.append(row)
-        if loaded and not kept:
+                readable.append(row)
+        if loaded and not readable:
             errors = [row.values[0].error for row in loaded if isinstance(row.values[0], UnreadableInput)]
             raise DataError(f"no row is left to use: {report}{f'; the first error: {errors[0]}' if errors else ''}")
-        return kept
+        return readable
 
-    def row_problem(self, row: Row) -> str | None:
+    def find_problem(self, row: Row) -> str | None:
+        """Why a row cannot be used: its file is missing or unreadable, or it has no text."""
         given = row.values[0]
         if not isinstance(given, LoadedInput):
             given = self._load_checked(given)
@@ -134,8 +133,8 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
             return self.load_input(given)
         except DataError as error:
             missing = isinstance(given, (str, Path)) and not os.path.exists(given)
-            reason = f"with {'a missing' if missing else 'an unreadable'} {self.input_kind} file"
-            return UnreadableInput(self.describe_input(given), reason, str(error))
+            reason = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
+            return UnreadableInput(self.describe(given), reason, str(error))
 
     # Inputs
 
@@ -147,16 +146,16 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
             raise DataError(given.error)
         if isinstance(given, (str, Path)):
             if not str(given).strip():
-                raise DataError(f"the path of a {self.input_kind} file is needed, got an empty text")
+                raise DataError(f"the path of a {self.kind} file is needed, got an empty text")
             if re.match(r"\w+://", str(given)):
-                raise DataError(f"{given}: a {self.input_kind} is read from a file, not from an address")
+                raise DataError(f"{given}: a {self.kind} is read from a file, not from an address")
             return LoadedInput(str(given), self.load_file(Path(given).expanduser()))
-        return LoadedInput(self.describe_input(given), self.load_value(given))
+        return LoadedInput(self.describe(given), self.load_value(given))
 
-    def check_input(self, given: Any, place: str = "the input") -> Any:
+    def check(self, given: Any, place: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
         if isinstance(given, str) and not given.strip():
-            raise DataError(f"{place} is empty; the path of a {self.input_kind} file is needed")
+            raise DataError(f"{place} is empty; the path of a {self.kind} file is needed")
         if isinstance(given, (str, Path, LoadedInput)):
             return given
         try:
@@ -164,32 +163,43 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
         except DataError as error:
             raise DataError(f"{place}: {error}") from None
 
-    def answer_of(self, row: Row) -> str:
-        return str(row.values[1])
-
     def is_single(self, inputs: Any) -> bool:
         return not isinstance(inputs, (list, Iterator)) and not _is_list_of_inputs(inputs)
 
-    def describe_input(self, given: Any) -> str:
+    @property
+    def example(self) -> str:
+        return f"{self.kind}{self.suffixes[0]}"
+
+    def decode_file(self, name: str, content: bytes) -> LoadedInput:
+        suffix = PurePath(name).suffix.lower()
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"input{suffix if suffix in self.suffixes else ''}"
+            path.write_bytes(content)
+            try:
+                return LoadedInput(name, self.load_file(path))
+            except DataError as error:
+                raise DataError(str(error).replace(str(path), name)) from None
+
+    def describe(self, given: Any) -> str:
         if isinstance(given, (LoadedInput, UnreadableInput)):
             return given.name
         name = str(given) if isinstance(given, (str, Path)) else getattr(given, "name", None)
-        return name if isinstance(name, str) else f"a {self.input_kind} in memory"
+        return name if isinstance(name, str) else f"a {self.kind} in memory"
 
-    def input_key(self, row: Row) -> str:
+    def identify(self, row: Row) -> str:
         given = row.values[0]
         if not isinstance(given, LoadedInput):
-            return self.describe_input(given)
+            return self.describe(given)
         parts = given.content if isinstance(given.content, tuple) else (given.content,)
         digest = hashlib.sha256()
         for part in parts:
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
-    def show_input(self, row: Row) -> str:
+    def show_row(self, row: Row) -> str:
         given = row.values[0]
-        in_memory = isinstance(given, LoadedInput) and given.name == f"a {self.input_kind} in memory"
-        return row.where if in_memory else self.describe_input(given)
+        in_memory = isinstance(given, LoadedInput) and given.name == f"a {self.kind} in memory"
+        return row.where if in_memory else self.describe(given)
 
     # Samples
 
@@ -197,7 +207,7 @@ class FileInputs(Task[ModelT, Any, BatchT, OptionsT], Generic[ModelT, BatchT, Op
         """Writes the inputs of some rows with their texts, as a folder of data; the paths of the inputs."""
         written = []
         for number, row in enumerate(self.load_rows(rows[:SAMPLES]), 1):
-            if self.row_problem(row) is None:
+            if self.find_problem(row) is None:
                 path = folder / f"{number}{self.suffixes[0]}"
                 self.save_file(row.values[0].content, path)
                 path.with_suffix(TEXT).write_text(f"{row.values[1]}\n", encoding="utf-8")

@@ -111,12 +111,16 @@ class TaskRecipe(Section):
     data: Data
     model: dict[str, Any] = {}  # shape = "classic", and changes to it; empty: what fits the machine and the data
 
+    @property
+    def variant(self) -> str | None:
+        """The variant of the task that the recipe asks for, where there are several."""
+        return None
+
 
 class Options(Section):
     """Options of `predict` and `evaluate`, in Python and on the command line. A task adds its own in a subclass."""
 
     batch: int = Field(64, ge=1, description="How many inputs are computed together.")
-    inputs_before: int = Field(0, ge=0, exclude=True)  # inputs of the same request in earlier calls; of no command
 
     @model_validator(mode="before")
     @classmethod
@@ -148,7 +152,7 @@ def option_names(kind: type[Options], command: str) -> list[str]:
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         only = extra.get("only") if isinstance(extra, dict) else None
-        if not field.exclude and (not only or command in only):  # type: ignore[operator]
+        if not only or command in only:  # type: ignore[operator]
             found.append(name)
     return found
 

@@ -1,17 +1,22 @@
-"""Trace: the tokens of one forward pass over an input and its answer, which `look` repeats to watch the attention."""
+"""Trace: the tokens of one forward pass over an input and its answer. Tracer: makes traces, and runs them again."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from clearhead.errors import DataError
+from clearhead.tasks.answerer import AnyAnswerer
+from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.settings import Options
 
+AnswererT = TypeVar("AnswererT", bound=AnyAnswerer)
 MOST_NAMED = 8  # unknown words in a note
 
 
@@ -54,31 +59,59 @@ def note_unknown(words: Sequence[str]) -> list[str]:
     return [f"read as unknown, for the vocabulary lacks them: {', '.join(words[:MOST_NAMED])}{more}"] if words else []
 
 
-@runtime_checkable
-class Traceable(Protocol):
-    """An object that can trace a model: a task whose attention `look` can show, or a HuggingFaceReader."""
+class Tracer(ABC):
+    """Base class of tracers: the forward passes of one input, which `look` repeats to watch the attention."""
 
-    name: ClassVar[str]
-    options: ClassVar[type[Options]]
+    name: str  # of the task
+    model: nn.Module
+    options: type[Options]
+    inputs: TextInputs = TextInputs()
+    context: int | None = None  # the most tokens that are read at once while a text is written, if there is a limit
 
-    def traces(self, model: Any, given: Any, *, answer: str | None, options: Any) -> list[Trace]: ...
+    @abstractmethod
+    def traces(self, given: Any, *, answer: str | None, options: Any) -> list[Trace]:
+        """The tokens of an input and its answer, one trace for each forward pass."""
 
-    def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None: ...
+    @abstractmethod
+    def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
+        """Runs the forward pass of a trace; logits (tokens, vocabulary) where a token is predicted, if any is."""
 
-    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]: ...
+    @abstractmethod
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        """Tokens of a trace as they can be shown."""
 
 
-@runtime_checkable
-class Continuable(Traceable, Protocol):
-    """A Traceable whose model writes tokens, and can go on from a beginning that somebody else chose."""
+class ContinuableTracer(Tracer):
+    """Base class of tracers of models that write tokens and can go on from a beginning that somebody else chose."""
 
-    def continue_trace(self, model: Any, trace: Trace, written: Sequence[int], *, options: Any) -> Trace:
+    @abstractmethod
+    def continue_trace(self, trace: Trace, written: Sequence[int], *, options: Any) -> Trace:
         """The trace of the same input whose `writes` begin with these tokens; the model decodes what follows.
 
         Of a language model the tokens may lie within the prompt, which then ends before the last of them.
         """
-        ...
 
+    @abstractmethod
     def written_text(self, trace: Trace) -> str:
         """The text of what a trace writes; of a language model, after its prompt."""
-        ...
+
+    def samples(self, options: Any) -> bool:
+        """Whether tokens are drawn at random, so that a small change can lead to quite another text."""
+        return False
+
+
+class TaskTracer(Tracer, Generic[AnswererT]):
+    """Base class of the tracers of our tasks, which answer an input before they trace it."""
+
+    def __init__(self, name: str, answerer: AnswererT) -> None:
+        self.name, self.answerer, self.model = name, answerer, answerer.model
+        self.options, self.inputs = answerer.options, answerer.processor.inputs
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        tokenizer = self.answerer.processor.input_tokenizer()
+        return [] if tokenizer is None else tokenizer.pieces(numbers)
+
+    def refuse_answer(self, answer: str | None) -> None:
+        """Refuses an answer given by the user, where the model reads the input alone."""
+        if answer is not None:
+            raise DataError(f"the task {self.name} cannot use --answer; omit it")

@@ -1,4 +1,4 @@
-"""The data of a run: reads the rows, prepares the task once for all processes, makes examples for training and dev."""
+"""The data of a run: reads the rows, prepares the processor once for all processes, makes examples of both parts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
-from clearhead.tasks import TASKS, AnyTask
-from clearhead.tasks.base import Examples
+from clearhead.tasks import Task
+from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.processor import AnyProcessor, Examples
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.report import SHOWN
@@ -24,21 +25,32 @@ from clearhead.train.starting_weights import read_pretrained
 
 
 class TrainingData(NamedTuple):
-    """The recipe, task and examples of a run."""
+    """The recipe, the task and the examples of a run."""
 
     recipe: Recipe  # with the chosen model, if it had no [model] section
-    fitted: bool  # whether the model was chosen
-    task: AnyTask
+    task: Task
+    objective: AnyObjective
     examples: Examples[Any]
-    dev: tuple[Examples[Any], Sequence[Row]] | None
-    test: list[Row]  # scored at the end
-    report: str  # which rows were dropped
-    start: Pretrained | None  # trained weights to start from
+    dev: Examples[Any] | None = None
+    test: Sequence[Row] = ()  # scored at the end
+    report: str = ""  # which rows were dropped
+    start: Pretrained | None = None  # trained weights to start from
+    fitted: bool = False  # whether the model was chosen
+
+    @property
+    def processor(self) -> AnyProcessor:
+        processor: AnyProcessor = self.objective.processor
+        return processor
+
+    @property
+    def dev_rows(self) -> Sequence[Row]:
+        """The rows of dev that can be used."""
+        return () if self.dev is None else self.dev.rows
 
 
 def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
     """Reads the rows; trains the tokenizers once, in the first process; turns rows into examples."""
-    kind, data = TASKS[recipe.task], recipe.data
+    data = recipe.data
     given = None if isinstance(data.dev, float) else data.dev
     # All are opened before one is read: a missing file or wrong columns are refused at once.
     train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
@@ -53,24 +65,24 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
     recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
     complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})
-    task = _prepare_task(where / "task", kind, rows, complete, start, processes)
-    if start is not None and (problem := find_position_problem(recipe, task.config)):
+    processor = _prepare_processor(where / "task", rows, complete, start, processes)
+    if start is not None and (problem := find_position_problem(recipe, processor.config)):
         raise ConfigError(problem)
-    test = task.load_rows(test)
-    problems = [task.row_problem(row) for row in test]
+    test = processor.inputs.load_rows(test)
+    problems = [processor.row_problem(row) for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
     report = Report()
-    examples = task.examples(rows, report, recipe)
-    said, dev = f"train: {report}", None
+    examples, dev = processor.examples(rows, report, recipe), None
+    said = f"train: {report}"
     if data.dev is not None:
         report = Report()
-        usable = task.examples(dev_rows, report)
-        dev = (usable, usable.rows)
+        dev = processor.examples(dev_rows, report)
         said += f"\ndev: {report}"
-        if repeated := find_repeated(task, examples.rows, usable.rows):
-            said += f"\n{_describe_repeated(repeated, len(usable.rows))}"
-    return TrainingData(recipe, fitted, task, examples, dev, test, said, start)
+        if repeated := find_repeated(processor, examples.rows, dev.rows):
+            said += f"\n{_describe_repeated(repeated, len(dev.rows))}"
+    objective = recipe.kind.objective(processor, complete)
+    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, said, start, fitted)
 
 
 def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
@@ -78,11 +90,12 @@ def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
     return _split_rows(recipe, _open_files(recipe, recipe.data.train, base))[0]
 
 
-def find_repeated(task: AnyTask, train: Sequence[Row], dev: Sequence[Row]) -> list[Row]:
+def find_repeated(processor: AnyProcessor, train: Sequence[Row], dev: Sequence[Row]) -> list[Row]:
     """The rows of dev whose input is that of a training row, whatever the answer."""
-    inputs = [task.input_key(row) for row in dev]
+    identify = processor.inputs.identify
+    inputs = [identify(row) for row in dev]
     wanted = set(inputs)
-    common = {key for row in train if (key := task.input_key(row)) in wanted}
+    common = {key for row in train if (key := identify(row)) in wanted}
     return [row for row, key in zip(dev, inputs, strict=True) if key in common]
 
 
@@ -91,7 +104,7 @@ def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
 
     Keys that are set in its [train] section stay as they are.
     """
-    chosen = TASKS[recipe.task].fit(rows, gpu=gpu)
+    chosen = recipe.kind.objective.fit(rows, gpu=gpu)
     given = recipe.train.model_fields_set
     train = {key: value for key, value in chosen.get("train", {}).items() if key not in given}
     return recipe.model_copy(update={"model": chosen["model"], "train": recipe.train.model_copy(update=train)})
@@ -102,13 +115,13 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
     rows = [row for file in files for row in islice(file, recipe.data.lines)]
     if not isinstance(recipe.data.dev, float):
         return rows, []
-    kept, chosen = TASKS[recipe.task].split_off(rows, recipe.data.dev, recipe.seed)
-    if rows and not kept:
+    train, dev = recipe.kind.processor.split_off(rows, recipe.data.dev, recipe.seed)
+    if rows and not train:
         raise DataError(
             f"data.dev = {recipe.data.dev} splits off all {format_count(len(rows), 'row')} of data.train, and none is "
             f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
         )
-    return kept, chosen
+    return train, dev
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
@@ -121,26 +134,24 @@ def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
 def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
     if given is None:
         return []
-    return [TASKS[recipe.task].read_source(source, recipe.data) for source in resolve_sources(given, base)]
+    read, columns = recipe.kind.processor.read, recipe.data.columns
+    return [read(source, columns, recipe.data) for source in resolve_sources(given, base)]
 
 
-def _prepare_task(
-    folder: Path,
-    kind: type[AnyTask],
-    rows: Sequence[Row],
-    recipe: Recipe,
-    start: Pretrained | None,
-    processes: Processes,
-) -> AnyTask:
-    """Prepares the task and stores it in the run folder once; all processes, and resumed runs, load it from there."""
+def _prepare_processor(
+    folder: Path, rows: Sequence[Row], recipe: Recipe, start: Pretrained | None, processes: Processes
+) -> AnyProcessor:
+    """Prepares the processor and stores it in the run folder once; other processes, and resumed runs, load it."""
+    kind, prepared = recipe.kind.processor, None
     if processes.first and not folder.is_dir():
-        task = kind.prepare(rows, recipe, start)
+        prepared = kind.prepare(rows, recipe, start)
         with atomic_folder(folder) as fresh:
-            task.save(fresh)
-            write_json(fresh / "task.json", {"model": task.config.to_dict(), "settings": task.settings})
+            prepared.save(fresh)
+            write_json(fresh / "task.json", {"model": prepared.config.to_dict(), "settings": prepared.settings})
     processes.wait()
-    verify_checksums(folder)
-    values = read_json(folder / "task.json")
-    task = kind.load(folder, ModelConfig.from_dict(values["model"]), values["settings"])
-    task.configure(recipe)
-    return task
+    if prepared is None:
+        verify_checksums(folder)
+        values = read_json(folder / "task.json")
+        prepared = kind.load(folder, ModelConfig.from_dict(values["model"]), values["settings"])
+    prepared.configure(recipe)
+    return prepared

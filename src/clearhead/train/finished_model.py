@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -20,14 +20,14 @@ from clearhead.model.lora import merge_tensors
 from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import hold_lock, replace_folder, restore_replaced, temporary_path
-from clearhead.tasks import AnyTask
-from clearhead.tasks.base import Evaluation, Task
+from clearhead.tasks.answerer import AnyAnswerer
+from clearhead.tasks.processor import AnyProcessor
 from clearhead.text import Row
 from clearhead.train.data import TrainingData
 from clearhead.train.fine_tuning import read_adapter
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import print_message
-from clearhead.train.recipe import Recipe, to_toml
+from clearhead.train.recipe import to_toml
 
 FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
 # Scoring is timed on TRIAL rows; it may take SHORTEST seconds, or this SHARE of the training time.
@@ -35,84 +35,106 @@ TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1
 PATIENCE = 60.0  # seconds to wait for a process that is changing the model folder
 
 
-def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: TrainingData) -> None:
+def write_finished_model(where: Path, trainer: Trainer) -> None:
     """Scores the finished weights as they will be stored, and writes the model folder."""
-    target, processes, position = where / "model", trainer.processes, trainer.position
-    weights = _final_weights(trainer, recipe)
+    data, processes, position = trainer.data, trainer.processes, trainer.position
+    weights = _final_weights(trainer)
     if not processes.first:
         return
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
-    adapter = read_adapter(where) if recipe.train.lora_rank else None
-    model = _make_model(trainer, recipe, weights, adapter).to(processes.device).eval()
-    if message := trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else []):
+    adapter = read_adapter(where) if trainer.train.lora_rank else None
+    model = _make_model(trainer, weights, adapter).to(processes.device).eval()
+    if message := data.objective.calibrate(model, data.examples.rows, data.dev_rows):
         print_message(message)
-    metrics: dict[str, Any] = {
-        "step": position.best_step or position.step,
-        "averaged": _averaged_steps(trainer, recipe),
-        "stopped": position.stopped,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "examples": len(trainer.examples),
-        "tokens": position.tokens,
-    }
-    for name, rows in (("dev", data.dev[1] if data.dev else []), ("test", data.test)):
-        if rows:
-            metrics |= _score_rows(name, trainer.task, model, rows, position.seconds)
-    metrics |= _score_baseline(trainer.task, trainer.examples.rows, data.test or (data.dev[1] if data.dev else []))
+    metrics = _score_model(trainer, model)
     stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
-    restore_replaced(target)
-    if not target.exists():
-        _write_model(target, where.name, recipe, trainer.task, model, metrics, stored)
-    else:  # written before the run was resumed, and perhaps changed since
-        with hold_lock(target, PATIENCE):
-            if message := trainer.task.carry_over(model, target):
-                print_message(message)
-            fresh = temporary_path(target, "new")
-            shutil.rmtree(fresh, ignore_errors=True)
-            _write_model(fresh, where.name, recipe, trainer.task, model, metrics, stored)
-            replace_folder(fresh, target)
-    for name in ("dev", "test"):
-        scores = metrics.get(name, {})
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if not isinstance(value, str))
-        if shown:
-            print_message(f"on {name}: {shown}")
-        for key, value in scores.items():
-            if isinstance(value, str):
-                print_message(f"  {key} {value}")
-    if "baseline" in metrics:
-        print_message(compare_with_baseline(trainer.task, metrics))
-    unseen = data.test or (data.dev[1] if data.dev else data.examples.rows)
-    samples = _write_samples(where / "samples", trainer.task, unseen)
+    _replace_model(where, data, model, metrics, stored)
+    _print_scores(data, metrics)
+    samples = _write_samples(where / "samples", data.processor, data.test or data.dev_rows or data.examples.rows)
     example = samples[0] if samples else '"…"'
-    print_message(f"wrote {target}; try it: clearhead predict {where} {example}")
+    print_message(f"wrote {where / 'model'}; try it: clearhead predict {where} {example}")
     if adapter is not None:
-        size = format_bytes((target / ADAPTER).stat().st_size)
+        size = format_bytes((where / "model" / ADAPTER).stat().st_size)
         print_message(
             f"it holds an adapter ({size}) and needs its base, {adapter.base}; "
             f"clearhead merge {where} --out FOLDER makes a model that needs none"
         )
 
 
-def _write_samples(folder: Path, task: AnyTask, rows: Sequence[Row]) -> list[Path]:
+def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
+    """The content of metrics.json: how the run went, and the scores on dev, on test and of the baseline."""
+    data, position = trainer.data, trainer.position
+    metrics: dict[str, Any] = {
+        "step": position.best_step or position.step,
+        "averaged": _averaged_steps(trainer),
+        "stopped": position.stopped,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "examples": len(trainer.examples),
+        "tokens": position.tokens,
+    }
+    answerer = data.task.answerer(data.processor, model)
+    for part, rows in (("dev", data.dev_rows), ("test", data.test)):
+        if rows:
+            metrics |= _score_rows(part, answerer, rows, position.seconds)
+    return metrics | _score_baseline(data, data.test or data.dev_rows)
+
+
+def _replace_model(
+    where: Path,
+    data: TrainingData,
+    model: Model,
+    metrics: dict[str, Any],
+    adapter: tuple[Adapter, dict[str, Tensor]] | None,
+) -> None:
+    """Writes the model folder of a run; one that was written before the run was resumed is replaced as a whole."""
+    target = where / "model"
+    restore_replaced(target)
+    if not target.exists():
+        _write_model(target, where.name, data, model, metrics, adapter)
+        return
+    with hold_lock(target, PATIENCE):
+        if message := data.objective.carry_over(model, target):
+            print_message(message)
+        fresh = temporary_path(target, "new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        _write_model(fresh, where.name, data, model, metrics, adapter)
+        replace_folder(fresh, target)
+
+
+def _print_scores(data: TrainingData, metrics: dict[str, Any]) -> None:
+    for part in ("dev", "test"):
+        scores = metrics.get(part, {})
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if not isinstance(value, str))
+        if shown:
+            print_message(f"on {part}: {shown}")
+        for key, value in scores.items():
+            if isinstance(value, str):
+                print_message(f"  {key} {value}")
+    if "baseline" in metrics:
+        print_message(_compare(data, metrics))
+
+
+def _write_samples(folder: Path, processor: AnyProcessor, rows: Sequence[Row]) -> list[Path]:
     """Writes a few inputs with their right answers into the run folder, if inputs are files; their paths."""
-    if task.input_kind == "text":
+    if processor.inputs.kind == "text":
         return []
     fresh = temporary_path(folder, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
-    written = task.write_samples(fresh, rows)
+    written = processor.inputs.write_samples(fresh, rows)
     replace_folder(fresh, folder)
     return [folder / path.name for path in written]
 
 
-def _make_model(trainer: Trainer, recipe: Recipe, weights: dict[str, Tensor], adapter: Adapter | None) -> Model:
+def _make_model(trainer: Trainer, weights: dict[str, Tensor], adapter: Adapter | None) -> Model:
     """The finished model, to be scored as it is stored: rounded to the storage's type, adapters merged."""
-    model: Model = trainer.task.build()
+    model, kind = cast(Model, trainer.data.processor.build()), trainer.train.weights
     if adapter is None:
         model.load_state_dict(weights)
-        load_weights(model, unpack_weights(pack_weights(model, recipe.train.weights)))
+        load_weights(model, unpack_weights(pack_weights(model, kind)))
         return model
     base = {name: tensor.float().cpu() for name, tensor in trainer.model.state_dict().items() if name not in weights}
-    stored = unpack_weights(pack_tensors(weights, recipe.train.weights))
+    stored = unpack_weights(pack_tensors(weights, kind))
     merged = merge_tensors(base, stored, adapter.scale)
     load_weights(model, {name: merged[name] for name in unique_tensors(model)})
     return model
@@ -127,20 +149,20 @@ def _collect_adapter(model: Model, weights: dict[str, Tensor]) -> dict[str, Tens
 def _write_model(
     folder: Path,
     name: str,
-    recipe: Recipe,
-    task: AnyTask,
+    data: TrainingData,
     model: Model,
     metrics: dict[str, Any],
     adapter: tuple[Adapter, dict[str, Tensor]] | None,
 ) -> None:
     write_folder(
         folder,
-        task=task,
+        task=data.task,
+        processor=data.processor,
         model=model,
         metrics=metrics,
-        card=model_card(name, recipe, task, model, metrics),
-        recipe=to_toml(recipe),
-        weights=recipe.train.weights,
+        card=model_card(name, data, model, metrics),
+        recipe=to_toml(data.recipe),
+        weights=data.recipe.train.weights,
         adapter=adapter,
     )
 
@@ -148,83 +170,84 @@ def _write_model(
 def _why_ended(trainer: Trainer) -> str:
     train = trainer.train
     if trainer.position.stopped == "patience":
-        return f"no better {train.metric or trainer.task.metric} in {train.patience} evaluations (train.patience)"
+        return f"no better {trainer.metric} in {train.patience} evaluations (train.patience)"
     if trainer.position.stopped == "time":
         return f"its time is over (train.minutes = {train.minutes:g})"
     return f"all steps are done (train.steps = {train.steps})"
 
 
-def _score_rows(name: str, task: AnyTask, model: nn.Module, rows: Sequence[Row], trained: float) -> dict[str, Any]:
+def _score_rows(part: str, answerer: AnyAnswerer, rows: Sequence[Row], trained: float) -> dict[str, Any]:
     """Scores on all rows, or on the first ones if all would take longer than a share of the training time."""
-    limit, options = max(SHORTEST, SHARE * trained), task.read_options("evaluate", {})
+    limit, options = max(SHORTEST, SHARE * trained), answerer.options()
     used = rows
     if len(rows) > TRIAL:
         begin = time.monotonic()
-        trial = [row for row in rows if not task.row_problem(row)][:TRIAL]
-        task.evaluate(model, trial, options)
+        trial = [row for row in rows if not answerer.processor.row_problem(row)][:TRIAL]
+        answerer.evaluate(trial, options)
         expected = (time.monotonic() - begin) / TRIAL * len(rows)
         used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
         print_message(
-            f"scoring {format_count(len(used), 'row')} of {name}: about {format_duration(min(expected, limit))}"
+            f"scoring {format_count(len(used), 'row')} of {part}: about {format_duration(min(expected, limit))}"
         )
-    found = task.evaluate(model, used, options)
+    found = answerer.evaluate(used, options)
     scores: dict[str, Any] = dict(found.scores)
     if len(used) < len(rows):
         scores["rows"] = f"the first {len(used):,} of {len(rows):,}; clearhead evaluate scores all"
-    if name != "dev":
-        return {name: scores}
-    return {name: scores, "dev_first_200": _first_scores(task, found, scores, options)}
+    if part != "dev":
+        return {part: scores}
+    first = scores
+    if len(found.rows) > FIRST and len(found.predictions) == len(found.rows):
+        first = dict(answerer.score(found.rows[:FIRST], found.predictions[:FIRST], options))
+    return {part: scores, "dev_first_200": first}
 
 
-def _first_scores(task: AnyTask, found: Evaluation, scores: dict[str, Any], options: Any) -> dict[str, Any]:
-    if len(found.rows) <= FIRST or len(found.predictions) != len(found.rows):
-        return scores
-    return dict(task.score(found.rows[:FIRST], found.predictions[:FIRST], options))
-
-
-def _score_baseline(task: AnyTask, train: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+def _score_baseline(data: TrainingData, rows: Sequence[Row]) -> dict[str, Any]:
     """What a simple method scores that learns from the same rows, on test if there is one, else on dev.
 
     Whatever goes wrong is printed and no more: the model is what was asked for.
     """
-    usable = [row for row in rows if not task.row_problem(row)]
-    if type(task).baseline is Task.baseline or not usable:
+    usable = [row for row in rows if not data.processor.row_problem(row)]
+    if data.task.baseline is None or not usable:
         return {}
     try:
-        found = task.baseline(train, usable)
+        found = data.task.baseline(data.processor, data.examples.rows, usable)
     except Exception as error:
         print_message(f"the baseline was not scored: {error}")
         return {}
     return {"baseline": {"name": found.name, "rows": len(usable), **found.scores}}
 
 
-def compare_with_baseline(task: AnyTask | type[AnyTask], metrics: dict[str, Any]) -> str:
+def _compare(data: TrainingData, metrics: dict[str, Any]) -> str:
+    metric = data.processor.metric
+    return compare_with_baseline(metrics, metric, minimised=metric in data.task.minimised)
+
+
+def compare_with_baseline(metrics: dict[str, Any], metric: str, *, minimised: bool = False) -> str:
     """One line: whether the model's metric is better than the baseline's on the same rows.
 
-    >>> from clearhead.tasks import Classification
     >>> metrics = {"dev": {"accuracy": 0.78}, "baseline": {"name": "TF-IDF", "accuracy": 0.79}}
-    >>> compare_with_baseline(Classification, metrics)
+    >>> compare_with_baseline(metrics, "accuracy")
     'the model LOSES to its baseline on dev: accuracy 0.78 against 0.79 (TF-IDF)'
     """
     part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
-    own, other = metrics[part][task.metric], baseline[task.metric]
-    ahead = own - other if task.metric not in task.minimised else other - own
+    own, other = metrics[part][metric], baseline[metric]
+    ahead = other - own if minimised else own - other
     verdict = "LOSES to" if ahead < 0 else "beats" if ahead > 0 else "equals"
-    return f"the model {verdict} its baseline on {part}: {task.metric} {own} against {other} ({baseline['name']})"
+    return f"the model {verdict} its baseline on {part}: {metric} {own} against {other} ({baseline['name']})"
 
 
-def _averaged_steps(trainer: Trainer, recipe: Recipe) -> list[int]:
+def _averaged_steps(trainer: Trainer) -> list[int]:
     """The checkpoints that the finished weights are the mean of: the last ones, or only the best."""
     kept = trainer.checkpoints.planned_steps()
-    if recipe.train.average == "last":
-        return kept[-recipe.train.keep :]
+    if trainer.train.average == "last":
+        return kept[-trainer.train.keep :]
     best = trainer.position.best_step
     return [best if best in kept else kept[-1]]  # a damaged one may have been deleted
 
 
-def _final_weights(trainer: Trainer, recipe: Recipe) -> dict[str, Tensor]:
-    steps = _averaged_steps(trainer, recipe)
-    kind = "average." if recipe.train.average == "ema" else "model."
+def _final_weights(trainer: Trainer) -> dict[str, Tensor]:
+    steps = _averaged_steps(trainer)
+    kind = "average." if trainer.train.average == "ema" else "model."
 
     def weights(step: int) -> dict[str, Tensor]:
         tensors, _ = trainer.checkpoints.load(step, trainer.updater.collect_tensors())
@@ -246,11 +269,11 @@ def _average_weights(load: Callable[[int], dict[str, Tensor]], steps: list[int])
     return {name: tensor / len(steps) for name, tensor in total.items()}
 
 
-def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metrics: dict[str, Any]) -> str:
+def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[str, Any]) -> str:
     """A short README for a model folder: what it is, what it learned from, how good it is."""
-    config = task.config
+    recipe, task, config = data.recipe, data.task, data.processor.config
     given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
-    data = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
+    sources = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
     lines = [
         f"# {name}",
@@ -262,7 +285,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         f"| task | {task.name} |",
         f"| weights | {metrics['parameters']:,}, stored as {recipe.train.weights} |",
         f"| layers, width, heads | {layers}, {config.width}, {config.heads} |",
-        f"| data | {', '.join(data)}: {format_count(metrics['examples'], 'example')} |",
+        f"| data | {', '.join(sources)}: {format_count(metrics['examples'], 'example')} |",
         f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
         f"{datetime.date.today().isoformat()} |",
         *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
@@ -273,7 +296,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         if part in metrics:
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
     if "baseline" in metrics:
-        lines += ["", f"Compared with a simple method, {compare_with_baseline(task, metrics)}."]
+        lines += ["", f"Compared with a simple method, {_compare(data, metrics)}."]
     example = '"…"' if task.input_kind == "text" else f"{task.input_kind.upper()}-FILE"
     use = f"```sh\nclearhead predict THIS-FOLDER {example}\n```"
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

@@ -26,7 +26,7 @@ from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_r
 from clearhead.lens.attention_names import find_attentions
 from clearhead.model import Decoder, Model
 from clearhead.storage import atomic_file
-from clearhead.tasks.base import Examples
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch
 from clearhead.train.observers import Observer, open_truncated, read_intact_lines
 from clearhead.train.processes import Processes

@@ -14,17 +14,15 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, TrainingError
 from clearhead.model import Model
-from clearhead.tasks import AnyTask
-from clearhead.tasks.base import Examples
-from clearhead.text import Row
 from clearhead.text.batches import Batch, BatchPlan
 from clearhead.train.checkpoints import Checkpoints
+from clearhead.train.data import TrainingData
 from clearhead.train.dev_evaluator import DevEvaluator
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
 from clearhead.train.parallel import unshard_weights
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import CHANGEABLE, Train
+from clearhead.train.recipe import CHANGEABLE
 from clearhead.train.updater import Updater
 
 PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, between two progress reports, or two checkpoints
@@ -53,33 +51,40 @@ class Trainer:
 
     def __init__(
         self,
-        train: Train,
-        task: AnyTask,
+        data: TrainingData,
         model: Model,
-        examples: Examples[Any],
-        dev: tuple[Examples[Any], Sequence[Row]] | None,
         checkpoints: Checkpoints,
         processes: Processes,
         observers: Sequence[Observer] = (),
-        seed: int = 1,
         new: Collection[str] = (),
     ) -> None:
-        self.train, self.task, self.processes, self.seed = train, task, processes, seed
-        self.fingerprints = [one.fingerprint() for one in (examples, *(dev[:1] if dev else ()))]
+        self.data, self.train, self.processes, self.seed = data, data.recipe.train, processes, data.recipe.seed
+        examples, objective, train, seed = data.examples, data.objective, self.train, self.seed
+        self.fingerprints = [one.fingerprint() for one in (examples, data.dev) if one is not None]
         self.examples = examples.to(processes.device)
         self.checkpoints, self.observers = checkpoints, observers
         self.position, self.done, self.interrupted = Position(), 0.0, False
         # All processes share each batch; where that would change the loss, each takes whole batches in turn.
-        shared = processes.count if task.splits_batches else 1
+        shared = processes.count if objective.splits_batches else 1
         self.plan = BatchPlan(examples.lengths, tokens=train.batch_tokens * shared, seed=seed, shapes=train.shapes)
         self.batches_per_step = train.accumulate * processes.count // shared
         self.steps_per_epoch = -(-self.plan.batches // self.batches_per_step)
         self.monitor = HeadMonitor(self.examples, train.heads_every, processes, seed)
         self.shown = self.saved = time.monotonic()  # when progress was last reported, and a checkpoint last saved
-        self.updater = Updater(train, task, model, self.examples, processes, seed, new)
+        self.updater = Updater(train, objective, model, self.examples, processes, seed, new)
         self.model = self.updater.model
-        self.evaluator = None if dev is None else DevEvaluator(train, self.updater, *dev, processes)
+        self.evaluator = None if data.dev is None else DevEvaluator(data, self.updater, processes)
         self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss was not read yet
+
+    @property
+    def metric(self) -> str:
+        """The score that the best weights are chosen by; without dev there is only the loss."""
+        return "loss" if self.evaluator is None else self.train.metric or self.data.processor.metric
+
+    @property
+    def minimises(self) -> bool:
+        """Whether a smaller value of the metric is better."""
+        return self.metric in ("loss", *self.data.task.minimised)
 
     def run(self) -> Position:
         """Trains until the steps, the time or the patience are over."""
@@ -105,10 +110,10 @@ class Trainer:
         return self.position
 
     def _refresh_examples(self, epoch: int) -> None:
-        """Lets the task change its examples for an epoch, with the weights as they are."""
+        """Lets the objective change its examples for an epoch, with the weights as they are."""
         self.model.eval()
         with self.updater.autocast(), torch.compiler.set_stance("force_eager"), unshard_weights(self.model):
-            self.task.refresh(self.model, self.examples, epoch)
+            self.data.objective.refresh(self.model, self.examples, epoch)
         self.model.train()
 
     def _after_step(self, step: int) -> None:
@@ -196,8 +201,8 @@ class Trainer:
             return
         loss, found = self.evaluator.evaluate()
         metrics = {"loss": loss, **{key: value for key, value in found.scores.items() if key != "loss"}}
-        name = train.metric or self.task.metric
-        score = self.processes.agree(float(metrics[name]) * (-1 if name in ("loss", *self.task.minimised) else 1))
+        name = self.metric
+        score = self.processes.agree(float(metrics[name]) * (-1 if self.minimises else 1))
         tied = score == position.best and position.best_loss is not None and loss < position.best_loss
         if position.best is None or score > position.best or tied:
             position.best, position.best_step, position.best_loss, position.stale = score, step, loss, 0

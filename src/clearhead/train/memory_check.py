@@ -11,16 +11,16 @@ import torch
 from clearhead.errors import ConfigError, TrainingError, out_of_memory
 from clearhead.formatting import format_bytes
 from clearhead.model.devices import empty_weights
-from clearhead.tasks import AnyTask
+from clearhead.tasks.processor import AnyProcessor
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
 
 REMEDY = "make model.width, model.feedforward or model.layers smaller"
 
 
-def check_memory(task: AnyTask, train: Train, processes: Processes) -> None:
+def check_memory(processor: AnyProcessor, train: Train, processes: Processes) -> None:
     """Refuses a model that needs more than the device's whole memory, activations not counted."""
-    available, weights = device_memory(processes.device), count_weights(task)
+    available, weights = device_memory(processes.device), count_weights(processor)
     copies = 4 + (train.average == "ema")  # itself, its gradient and the two moments of Adam
     if train.shard and processes.count > 1:
         copies = 1  # the others are in parts
@@ -34,10 +34,10 @@ def check_memory(task: AnyTask, train: Train, processes: Processes) -> None:
         )
 
 
-def count_weights(task: AnyTask) -> int:
-    """How many weights the task's model has."""
+def count_weights(processor: AnyProcessor) -> int:
+    """How many weights the model has that a processor describes."""
     with empty_weights():
-        return sum(parameter.numel() for parameter in task.build().parameters())
+        return sum(parameter.numel() for parameter in processor.build().parameters())
 
 
 def device_memory(device: torch.device) -> int | None:

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError
 from clearhead.model import Model, PointerGenerator
 from clearhead.model.layers import Stack
-from clearhead.tasks import AnyTask
+from clearhead.tasks.objective import AnyObjective
 from clearhead.train.processes import Processes
 
 
 class LossModule(nn.Module):
     """A module from a batch to its loss, as DDP needs it."""
 
-    def __init__(self, model: Model, task: AnyTask) -> None:
+    def __init__(self, model: Model, objective: AnyObjective) -> None:
         super().__init__()
-        self.model, self.task = model, task
+        self.model, self.objective = model, objective
 
     def forward(self, batch: Any) -> Float[Tensor, ""]:
-        return self.task.loss(self.model, batch)
+        return self.objective.loss(self.model, batch)
 
 
 def distribute(step: LossModule, model: Model, processes: Processes, *, shard: bool) -> nn.Module:
@@ -63,7 +63,7 @@ def unshard_weights(model: Model) -> Iterator[None]:
         model.reshard()
 
 
-def compile_layers(model: Model, task: AnyTask) -> None:
+def compile_layers(model: Model, objective: AnyObjective) -> None:
     """Compiles each layer by itself: this takes seconds, a whole model a minute. Sizes are dynamic, unless all batches
     of the task have the same.
 
@@ -72,8 +72,8 @@ def compile_layers(model: Model, task: AnyTask) -> None:
     for stack in model.modules():
         if isinstance(stack, Stack):
             for layer in stack.layers:
-                layer.compile(dynamic=not task.fixed_shapes)
-    task.compile_loss()
+                layer.compile(dynamic=not objective.fixed_shapes)
+    objective.compile_loss()
 
 
 @contextmanager

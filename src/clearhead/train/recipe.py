@@ -18,11 +18,10 @@ import clearhead.shipped as shipped
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 from clearhead.model import ModelConfig
-from clearhead.tasks import TASKS, AnyTask
+from clearhead.tasks import TASKS, Task
 from clearhead.tasks.file_inputs import is_generated
 from clearhead.tasks.settings import Section, Source, TaskRecipe, validate
 
-RENAMED = {"train.label_smoothing": "loss.label_smoothing"}  # keys of earlier versions, and what they are called now
 DECIDED = {  # keys of [model] that the data decide
     "vocabulary": "the tokenizer decides that; set text.vocabulary",
     "source_vocabulary": "the tokenizer decides that; set text.source_vocabulary",
@@ -92,12 +91,17 @@ class Recipe(TaskRecipe):
 
     train: Train = Train()
 
+    @property
+    def kind(self) -> Task:
+        """The task, or its variant, that the recipe names."""
+        return TASKS[self.task].select(self.variant)
+
     @model_validator(mode="after")
     def _check_together(self) -> Recipe:
         self._check_model()
-        task = TASKS[self.task]
-        if self.train.metric not in (None, "loss", *task.metrics):
-            hint = suggest_name(self.train.metric, ("loss", *task.metrics))
+        metrics = ("loss", *self.kind.metrics)
+        if self.train.metric is not None and self.train.metric not in metrics:
+            hint = suggest_name(self.train.metric, metrics)
             raise ValueError(f"train.metric: {self.train.metric!r} is not known; {hint}")
         if self.train.lora_rank and self.train.init_from is None:
             raise ValueError("train.lora_rank: adapters are for trained weights; name their folder in train.init_from")
@@ -116,7 +120,7 @@ class Recipe(TaskRecipe):
                 "model.shape: the weights in train.init_from decide that; leave it out (--set model={} empties [model])"
             )
         try:
-            config = TASKS[self.task].make_config(self, vocabulary=1)
+            config = self.kind.processor.make_config(self, vocabulary=1)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
         if self.train.init_from is None and (problem := find_position_problem(self, config)):
@@ -125,7 +129,7 @@ class Recipe(TaskRecipe):
 
 def find_position_problem(recipe: Recipe, config: ModelConfig) -> str | None:
     """Why a model's learned positions are too few for the longest texts of a recipe; None if they are enough."""
-    needed = recipe.data.longest + TASKS[recipe.task].added_tokens
+    needed = recipe.data.longest + recipe.kind.processor.added_tokens
     if config.positions != "learned" or config.max_length >= needed:
         return None
     remedy = f"make it at least {needed}" if recipe.train.init_from is None else "make data.longest smaller"
@@ -136,10 +140,10 @@ def find_position_problem(recipe: Recipe, config: ModelConfig) -> str | None:
 
 
 @cache
-def recipe_class(task: type[AnyTask]) -> type[Recipe]:
+def recipe_class(sections: type[TaskRecipe]) -> type[Recipe]:
     """The recipe of a task: its own sections, and the trainer's."""
-    bases: Any = (task.recipe, Recipe)
-    return cast(type[Recipe], create_model(f"{task.recipe.__name__}WithTraining", __base__=bases))
+    bases: Any = (sections, Recipe)
+    return cast(type[Recipe], create_model(f"{sections.__name__}WithTraining", __base__=bases))
 
 
 def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = None) -> tuple[Recipe, Path]:
@@ -168,27 +172,11 @@ def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     name = values.get("task")
     if name is not None and (not isinstance(name, str) or name not in TASKS):
         raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
-    kind = Recipe if name is None else recipe_class(TASKS[name])
-    values = _rename_keys(values)
+    kind = Recipe if name is None else recipe_class(TASKS[name].recipe)
     train = values.get("train")
     if isinstance(train, dict) and train.get("init_from") is not None:
-        values["train"] = {**FINE_TUNING, **(LORA if train.get("lora_rank") else {}), **train}
+        values = {**values, "train": {**FINE_TUNING, **(LORA if train.get("lora_rank") else {}), **train}}
     return validate(kind, values, source)
-
-
-def _rename_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with keys of earlier versions under their new names."""
-    values = {section: dict(inside) if isinstance(inside, dict) else inside for section, inside in values.items()}
-    for old, new in RENAMED.items():
-        (old_section, old_key), (section, key) = old.split("."), new.split(".")
-        inside = values.get(old_section)
-        if not isinstance(inside, dict) or old_key not in inside:
-            continue
-        target = values.setdefault(section, {})
-        if not isinstance(target, dict) or key in target:
-            raise ConfigError(f"{old} is an earlier name of {new}, and both are given: leave {old} out")
-        target[key] = inside.pop(old_key)
-    return values
 
 
 def to_toml(recipe: Recipe) -> str:

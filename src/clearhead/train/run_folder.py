@@ -10,7 +10,6 @@ from pathlib import Path
 
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.storage import TEMPORARY_MARK, atomic_file, lock_folder, restore_replaced, temporary_path
-from clearhead.tasks import TASKS
 from clearhead.tasks.settings import Section
 from clearhead.train.recipe import CHANGEABLE, Recipe, check_recipe, to_toml
 
@@ -76,7 +75,7 @@ def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
     if recipe.model or not saved.is_file():
         return recipe
     before = _read_saved(saved)
-    chosen = TASKS[recipe.task].fit(0, gpu=False).get("train", {})
+    chosen = recipe.kind.objective.fit(0, gpu=False).get("train", {})
     train = {key: getattr(before.train, key) for key in chosen if key not in recipe.train.model_fields_set}
     return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
 

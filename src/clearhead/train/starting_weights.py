@@ -49,11 +49,12 @@ def _read_huggingface(folder: Path) -> Pretrained:
 
 def _read_own(folder: Path) -> Pretrained:
     opened = ModelFolder.open(folder)
-    task = opened.task()
-    tokenizer = task.input_tokenizer()
+    processor = opened.processor()
+    tokenizer = processor.input_tokenizer()
     if tokenizer is None:
-        two = " with two tokenizers" if task.input_kind == "text" else ""
-        raise CheckpointError(f"a run cannot start from {folder}, a model for {task.name}{two}; choose another folder")
-    model = opened.model(task=task)
+        two = " with two tokenizers" if processor.inputs.kind == "text" else ""
+        kind = f"{opened.task.name}{two}"
+        raise CheckpointError(f"a run cannot start from {folder}, a model for {kind}; choose another folder")
+    model = opened.model(processor=processor)
     labels = opened.config["settings"].get("labels", ())
     return Pretrained(folder, model.config, tokenizer, model.state_dict(), tuple(labels))

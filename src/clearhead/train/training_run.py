@@ -18,14 +18,16 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.formatting import format_count
+from clearhead.model import Model
 from clearhead.model.lora import count_adapter_weights
 from clearhead.storage import check_free
+from clearhead.tasks.pretrained import Transfer
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.fine_tuning import read_new, record_start, start_model
@@ -36,7 +38,7 @@ from clearhead.train.memory_check import check_memory, refuse_out_of_memory
 from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog, print_message
 from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
 from clearhead.train.processes import Processes, join_processes
-from clearhead.train.recipe import Recipe, read_recipe, resolve_sources
+from clearhead.train.recipe import read_recipe, resolve_sources
 from clearhead.train.role_plot import RolePlot
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
 from clearhead.train.transfer_table import print_transfer
@@ -67,54 +69,54 @@ def run_training(
         processes.wait()
         with _undo_on_error(where, aside, made):
             data = prepare_data(where, wanted, base, processes)
-            wanted = data.recipe
-            checkpoints = Checkpoints(where / "checkpoints", wanted.train.keep, processes)
-            torch.manual_seed(wanted.seed)
-            with refuse_out_of_memory(processes.device):
-                check_memory(data.task, wanted.train, processes)
-                model = data.task.build()
-                transfer = None
-                if data.start is not None:
-                    transfer = start_model(model, data.start, getattr(data.task, "labels", ()), wanted.train)
-                trainer = Trainer(
-                    wanted.train,
-                    data.task,
-                    model,
-                    data.examples,
-                    data.dev,
-                    checkpoints,
-                    processes,
-                    seed=wanted.seed,
-                    new=read_new(where) if transfer is None else transfer.new,
-                )
-            steps = checkpoints.steps()
+            trainer, transfer = _make_trainer(where, data, processes)
+            steps = trainer.checkpoints.steps()
             if resume and steps:
                 trainer.resume(steps[-1])
+            begun = None if steps else transfer
             if processes.first:
-                _check_disk(where, trainer)
-                save_recipe(where, wanted)
-                if data.start is not None and transfer is not None and not steps:
-                    record_start(where, data.start, transfer, wanted.train)
-                (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
+                _record_beginning(where, trainer, begun)
         if aside is not None:
             shutil.rmtree(aside)
-        _print_summary(where, trainer, data, base)
-        if processes.first and transfer is not None and not steps:
-            print_message(f"starting from {wanted.train.init_from}:")
-            print_transfer(transfer)
-            if wanted.train.lora_rank:
-                where_on, count = " and ".join(wanted.train.lora_on), count_adapter_weights(trainer.model)
-                print_message(f"LoRA adapters of rank {wanted.train.lora_rank} on {where_on}: {count:,} weights")
+        if processes.first:
+            _print_summary(where, trainer, base)
+            if begun is not None:
+                _print_start(trainer, begun)
         with (
-            _attach_observers(trainer, where, wanted, processes, observers),
+            _attach_observers(trainer, where, observers),
             _handle_signals(trainer),
             select_attention_kernels(float(data.examples.lengths.mean())),
             distinguish_equal_sizes(),
         ):
             trainer.run()
-        write_finished_model(where, wanted, trainer, data)
+        write_finished_model(where, trainer)
         processes.wait()  # a process that leaves early may crash in gloo's threads
     return where
+
+
+def _make_trainer(where: Path, data: TrainingData, processes: Processes) -> tuple[Trainer, Transfer | None]:
+    """The trainer with a new model, and which weights it took over, if it starts from trained ones."""
+    train, processor = data.recipe.train, data.processor
+    checkpoints = Checkpoints(where / "checkpoints", train.keep, processes)
+    torch.manual_seed(data.recipe.seed)
+    with refuse_out_of_memory(processes.device):
+        check_memory(processor, train, processes)
+        model = cast(Model, processor.build())
+        transfer = None
+        if data.start is not None:
+            transfer = start_model(model, data.start, getattr(processor, "labels", ()), train)
+        new = read_new(where) if transfer is None else transfer.new
+        return Trainer(data, model, checkpoints, processes, new=new), transfer
+
+
+def _record_beginning(where: Path, trainer: Trainer, transfer: Transfer | None) -> None:
+    """Writes recipe.toml, report.txt and, of a run that begins with trained weights, start.json."""
+    data = trainer.data
+    _check_disk(where, trainer)
+    save_recipe(where, data.recipe)
+    if data.start is not None and transfer is not None:
+        record_start(where, data.start, transfer, data.recipe.train)
+    (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -141,21 +143,17 @@ def _check_disk(where: Path, trainer: Trainer) -> None:
 
 
 @contextmanager
-def _attach_observers(
-    trainer: Trainer, where: Path, recipe: Recipe, processes: Processes, others: Sequence[Observer]
-) -> Iterator[None]:
+def _attach_observers(trainer: Trainer, where: Path, others: Sequence[Observer]) -> Iterator[None]:
     """Context manager: attaches all observers, and closes them; only the first process prints and writes."""
-    metric = recipe.train.metric or trainer.task.metric
-    metric = metric if trainer.evaluator is not None else "loss"
-    begun = trainer.position.step
+    metric, train, begun = trainer.metric, trainer.train, trainer.position.step
     observers: list[Observer] = list(others)
-    if processes.first:
-        minimised = metric in trainer.task.minimised
-        observers += [MetricsLog(where, begun), ProgressReport(metric, trainer.position.best, minimised=minimised)]
-        if recipe.train.tensorboard:
+    if trainer.processes.first:
+        progress = ProgressReport(metric, trainer.position.best, minimised=trainer.minimises)
+        observers += [MetricsLog(where, begun), progress]
+        if train.tensorboard:
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))
-        if recipe.train.heads_every != 0:
+        if train.heads_every != 0:
             observers += [HeadLog(where, begun), RolePlot(where)]
     trainer.observers = observers
     with ExitStack() as stack:
@@ -192,22 +190,18 @@ def _handle_signals(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_summary(where: Path, trainer: Trainer, data: TrainingData, base: Path) -> None:
+def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
     """Prints what is about to be trained, and warns about recipe settings that are probably mistakes."""
-    if not trainer.processes.first:
-        return
+    data, recipe, train = trainer.data, trainer.data.recipe, trainer.train
     print_message(data.report)
-    recipe, train = data.recipe, data.recipe.train
     if data.fitted:
         chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
         print_message(f"no [model] section: using {chosen}, chosen for {format_count(len(data.examples), 'example')}")
     if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):
-        same = [
-            one for one in resolve_sources(recipe.data.dev, base) if one in resolve_sources(recipe.data.train, base)
-        ]
-        if same:
+        files = resolve_sources(recipe.data.train, base)
+        if same := [file for file in resolve_sources(recipe.data.dev, base) if file in files]:
             print_message(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
     size, trained = (
         sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad or frozen)
@@ -216,9 +210,19 @@ def _print_summary(where: Path, trainer: Trainer, data: TrainingData, base: Path
     weights = f"{size:,} weights" + (f" ({trained:,} of them trained)" if trained < size else "")
     examples, steps = format_count(len(trainer.examples), "example"), format_count(trainer.steps_per_epoch, "step")
     print_message(
-        f"{where}: {trainer.task.name}, {weights}, {examples}, {steps} an epoch, "
+        f"{where}: {data.task.name}, {weights}, {examples}, {steps} an epoch, "
         f"{trainer.updater.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
     )
+
+
+def _print_start(trainer: Trainer, transfer: Transfer) -> None:
+    """Prints which weights a new run took over, and where its adapters are."""
+    train = trainer.train
+    print_message(f"starting from {train.init_from}:")
+    print_transfer(transfer)
+    if train.lora_rank:
+        where_on, count = " and ".join(train.lora_on), count_adapter_weights(trainer.model)
+        print_message(f"LoRA adapters of rank {train.lora_rank} on {where_on}: {count:,} weights")
 
 
 def _describe_start(trainer: Trainer) -> str:

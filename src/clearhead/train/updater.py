@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model
 from clearhead.model.layers import Stack
-from clearhead.tasks import AnyTask
-from clearhead.tasks.base import Examples
+from clearhead.tasks.objective import AnyObjective
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch
 from clearhead.train.cuda_graphs import GraphedLoss
 from clearhead.train.parallel import LossModule, compile_layers, distribute, resolve_precision
@@ -38,22 +38,23 @@ class Updater:
     def __init__(
         self,
         train: Train,
-        task: AnyTask,
+        objective: AnyObjective,
         model: Model,
         examples: Examples[Any],
         processes: Processes,
         seed: int,
         new: Collection[str] = (),
     ) -> None:
-        self.train, self.task, self.examples, self.processes, self.seed = train, task, examples, processes, seed
+        self.train, self.objective, self.examples = train, objective, examples
+        self.processes, self.seed = processes, seed
         self.new = frozenset(new)
         self.precision = resolve_precision(train.precision, processes.device)
         self.model = model.to(processes.device, torch.float64 if self.precision == "float64" else torch.float32)
         self.model.checkpointing = train.checkpointing
         self._freeze_layers()
         if train.compile:
-            compile_layers(self.model, task)
-        self.forward = distribute(LossModule(self.model, task), self.model, processes, shard=train.shard)
+            compile_layers(self.model, objective)
+        self.forward = distribute(LossModule(self.model, objective), self.model, processes, shard=train.shard)
         # With adapters the other weights never change: they are neither in checkpoints nor in the average.
         kept = ((name, one) for name, one in self.model.named_parameters() if one.requires_grad or not train.lora_rank)
         self.parameters = dict(kept)
@@ -102,7 +103,7 @@ class Updater:
         rank, count = self.processes.rank, self.processes.count
         if count == 1:
             return [(batch, 1.0) for batch in window]
-        if self.task.splits_batches:
+        if self.objective.splits_batches:
             parts = [(batch.part(rank, count), batch) for batch in window]
             idle = [(Batch(batch.examples[:1], batch.sizes), 0.0) for batch in window]
             return [(part, 1.0) if len(part.examples) else idle[n] for n, (part, _) in enumerate(parts)]

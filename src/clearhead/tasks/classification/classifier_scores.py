@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.errors import DataError
-from clearhead.tasks.base import Scores
+from clearhead.tasks.answerer import Scores
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import label_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.tasks.base import Prediction
+from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.trace import AnswerPart
 
 

@@ -1,4 +1,4 @@
-"""SequenceToSequence: a task whose answer an encoder-decoder generates token by token, from any kind of input.
+"""Generation: the texts of one request, which an encoder-decoder writes token by token, from any kind of input.
 
 An input is split into parts that the model can take. The search writes each part, and writes it again if the output
 loops. Then the texts of the parts are joined.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
-from clearhead.tasks.base import BatchT, InputT, Prediction, Task
+from clearhead.tasks.answerer import InputT, Prediction, StreamingAnswerer
+from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
-from clearhead.tasks.trace import Trace
 from clearhead.text.batches import length_batches
 
 if TYPE_CHECKING:
-    from clearhead.tasks.settings import TaskRecipe
     from clearhead.text import Tokenizer
 
 PartT = TypeVar("PartT")
@@ -56,21 +55,28 @@ class WrittenPart(Generic[PartT]):
     retry: str | None = None
 
 
-class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Generic[InputT, BatchT, PartT]):
-    """Base class of translation, summaries, captions, transcription; subclasses define how inputs become parts."""
+class GeneratingProcessor(Processor[RecipeT, BatchT]):
+    """Base class of the stored parts of tasks whose model writes texts: translation, summaries, captions, speech."""
 
-    options = SearchOptions
     predicts_tokens = True
-    output_name: ClassVar[str]  # what its answer is called in notes: "translation"
-    target: Tokenizer
-    decode: Decode
+    target: Tokenizer  # of what is written
+    decode: Decode  # the defaults of decoding
 
     @classmethod
-    def stacks(cls, recipe: TaskRecipe) -> tuple[str, ...]:
+    def stacks(cls, recipe: RecipeT) -> tuple[str, ...]:
         return ("encoder", "decoder")
 
-    def build(self) -> EncoderDecoder:
-        return EncoderDecoder(self.config)
+
+GeneratingT = TypeVar("GeneratingT", bound=GeneratingProcessor[Any, Any])
+
+
+class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
+    """Base class: how the inputs of one request are split, written and joined, with the settings of the request."""
+
+    output_name: ClassVar[str]  # what an answer is called in notes: "translation"
+
+    def __init__(self, processor: GeneratingT, model: EncoderDecoder, search: Search) -> None:
+        self.processor, self.model, self.search, self.target = processor, model, search, processor.target
 
     # What a subclass says about its inputs
 
@@ -83,7 +89,7 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """How long a part is, in tokens, patches or frames: parts of similar length are written together."""
 
     @abstractmethod
-    def writer(self, model: EncoderDecoder, parts: Sequence[PartT]) -> Writer:
+    def make_writer(self, parts: Sequence[PartT]) -> Writer:
         """A writer with a row for each part."""
 
     def output_limit(self, part: PartT) -> int:
@@ -106,53 +112,67 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
         """The part of an unfinished text that further tokens cannot change (not the first bytes of a character)."""
         return text.removesuffix("\ufffd")
 
-    def make_search(self, options: SearchOptions) -> Search:
-        """The settings of decoding: these options, and the model's own where they say nothing."""
-        return Search.of(options, self.decode)
-
     def input_notes(self, given: InputT, text: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
 
-    @abstractmethod
-    def traced_part(self, trace: Trace) -> PartT:
-        """The part of an input that a trace was made of."""
+    # What all have in common
 
-    # Answers
+    def write(
+        self,
+        parts: Sequence[PartT],
+        prefixes: Sequence[Sequence[int]] | None = None,
+        numbers: Sequence[PartNumber] | None = None,
+    ) -> list[WrittenPart[PartT]]:
+        """What the model writes for every part. An output that loops is written again.
 
-    def predict(self, model: EncoderDecoder, inputs: Sequence[InputT], options: SearchOptions) -> list[GeneratedText]:
-        """Answers to all inputs: empty in, empty out."""
-        search, prefix = self.make_search(options), self._encode_prefix(options.prefix)
-        split = [self.split(given) for given in inputs]
-        numbers = [
-            PartNumber(given, part)
-            for given, parts in enumerate(split, options.inputs_before)
-            for part in range(len(parts))
-        ]
-        prefixes = [[] if number.part else prefix for number in numbers]
-        written = iter(self.write(model, list(chain.from_iterable(split)), search, prefixes, numbers))
-        return [
-            self._join(given, [next(written) for _ in parts], search.best)
-            for given, parts in zip(inputs, split, strict=True)
-        ]
+        First from a part whose repetitions are cut, where there are any; if that does not help, without repeated
+        trigrams. `numbers` decide what is sampled for each part; without them all are parts of the first input.
+        """
+        begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
+        numbers = numbers or [PartNumber(0, place) for place in range(len(parts))]
+        written = self.search_parts(parts, self.search, begins, numbers)
+        found = [WrittenPart(*both) for both in zip(written, parts, strict=True)]
+        for retry, search in ((CUT, self.search), (WITHOUT_REPEATS, self.search._replace(no_repeat_ngram=3))):
+            looping = [place for place, one in enumerate(found) if self.has_looped(one.hypotheses[0], one.part)]
+            shorter = {place: self.cut_repeats(parts[place]) for place in looping}
+            chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
+            if retry == CUT:
+                chosen = {place: part for place, part in chosen.items() if shorter[place] is not None}
+            again_begins, again_numbers = [begins[place] for place in chosen], [numbers[place] for place in chosen]
+            better = self.search_parts(list(chosen.values()), search, again_begins, again_numbers)
+            for (place, part), hypotheses in zip(chosen.items(), better, strict=True):
+                found[place] = WrittenPart(hypotheses, part, retry)
+        return found
 
-    def quick_options(self) -> SearchOptions:
-        return SearchOptions(beams=1)
+    def search_parts(
+        self, parts: Sequence[PartT], search: Search, prefixes: Sequence[list[int]], numbers: Sequence[PartNumber]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for every part, best first, each beginning with its prefix."""
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        for rows in length_batches([self.part_length(part) for part in parts], search.batch):
+            rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
+            limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
+            if any(prefixes[row] for row in rows):
+                rules["prefix"] = [prefixes[row] for row in rows]
+            writer = self.make_writer([parts[row] for row in rows])
+            written = search.run(writer, [numbers[row] for row in rows], max_length=limits, **rules)
+            for row, hypotheses in zip(rows, written, strict=True):
+                found[row] = hypotheses
+        return found
 
-    def stream(self, model: EncoderDecoder, given: InputT, options: SearchOptions) -> Iterator[str]:
+    def stream(self, given: InputT, prefix: Sequence[int], number: int) -> Iterator[str]:
         """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
-        search = self.make_search(options.model_copy(update={"beams": options.beams or 1}))
-        prefix = self._encode_prefix(options.prefix)
         shown = ""
         for place, part in enumerate(self.split(given)):
             before, begin = shown, [] if place else prefix
             rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
-            limit = search.limit(self.output_limit(part)) + len(begin)
-            number = PartNumber(options.inputs_before, place)
-            tokens = search.stream(self.writer(model, [part]), number, max_length=limit, **rules)
+            limit = self.search.limit(self.output_limit(part)) + len(begin)
+            writer = self.make_writer([part])
+            tokens = self.search.stream(writer, PartNumber(number, place), max_length=limit, **rules)
             for text in self._growing_texts(tokens):
                 whole = join_texts([before, text])
-                assert whole.startswith(shown), f"{self.name} has changed {shown!r} to {whole!r}, which was shown"
+                assert whole.startswith(shown), f"{shown!r} was shown and has become {whole!r}"
                 if whole != shown:
                     yield whole[len(shown) :]
                     shown = whole
@@ -166,114 +186,69 @@ class SequenceToSequence(Task[EncoderDecoder, InputT, BatchT, SearchOptions], Ge
             yield self.stable_text(text)
         yield text
 
-    def write(
-        self,
-        model: EncoderDecoder,
-        parts: Sequence[PartT],
-        search: Search,
-        prefixes: Sequence[Sequence[int]] | None = None,
-        numbers: Sequence[PartNumber] | None = None,
-    ) -> list[WrittenPart[PartT]]:
-        """What the model writes for every part. An output that loops is written again.
-
-        First from a part whose repetitions are cut, where there are any; if that does not help, without repeated
-        trigrams. `numbers` decide what is sampled for each part; without them all are parts of the first input.
-        """
-        begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
-        numbers = numbers or [PartNumber(0, place) for place in range(len(parts))]
-        written = self._search(model, parts, search, begins, numbers)
-        found = [WrittenPart(*both) for both in zip(written, parts, strict=True)]
-        for retry, again in ((CUT, search), (WITHOUT_REPEATS, search._replace(no_repeat_ngram=3))):
-            looping = [place for place, one in enumerate(found) if self.has_looped(one.hypotheses[0], one.part)]
-            shorter = {place: self.cut_repeats(parts[place]) for place in looping}
-            chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
-            if retry == CUT:
-                chosen = {place: part for place, part in chosen.items() if shorter[place] is not None}
-            again_begins, again_numbers = [begins[place] for place in chosen], [numbers[place] for place in chosen]
-            better = self._search(model, list(chosen.values()), again, again_begins, again_numbers)
-            for (place, part), hypotheses in zip(chosen.items(), better, strict=True):
-                found[place] = WrittenPart(hypotheses, part, retry)
-        return found
-
-    def _search(
-        self,
-        model: EncoderDecoder,
-        parts: Sequence[PartT],
-        search: Search,
-        prefixes: Sequence[list[int]],
-        numbers: Sequence[PartNumber],
-    ) -> list[list[Hypothesis]]:
-        found: list[list[Hypothesis]] = [[] for _ in parts]
-        for rows in length_batches([self.part_length(part) for part in parts], search.batch):
-            rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
-            limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
-            if any(prefixes[row] for row in rows):
-                rules["prefix"] = [prefixes[row] for row in rows]
-            writer = self.writer(model, [parts[row] for row in rows])
-            written = search.run(writer, [numbers[row] for row in rows], max_length=limits, **rules)
-            for row, hypotheses in zip(rows, written, strict=True):
-                found[row] = hypotheses
-        return found
-
-    def _join(self, given: InputT, found: list[WrittenPart[PartT]], best: int) -> GeneratedText:
+    def join(self, given: InputT, written: list[WrittenPart[PartT]]) -> GeneratedText:
         """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
-        if not found:
+        if not written:
             return GeneratedText("", [], None, [])
-        firsts = [one.hypotheses[0] for one in found]
+        firsts = [one.hypotheses[0] for one in written]
         texts = [self.decode_text(first) for first in firsts]
         length = sum(len(first.tokens) + 1 for first in firsts)
         score = sum(first.log_probability for first in firsts) / length
-        others = [] if len(found) > 1 else found[0].hypotheses[1:best]
+        others = [] if len(written) > 1 else written[0].hypotheses[1 : self.search.best]
         ranked = [(self.decode_text(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
-        return GeneratedText(join_texts(texts), self._notes(given, found, texts, best), score, ranked)
+        return GeneratedText(join_texts(texts), self._make_notes(given, written, texts), score, ranked)
 
-    def _notes(self, given: InputT, found: list[WrittenPart[PartT]], texts: list[str], best: int) -> list[str]:
+    def _make_notes(self, given: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
         """What the user should know about an answer."""
-        name, firsts = self.output_name, [one.hypotheses[0] for one in found]
-        notes = [] if len(found) == 1 else [f"the {name} was written in {len(found)} parts"]
-        if len(found) > 1 and best > 1:
+        name, firsts = self.output_name, [one.hypotheses[0] for one in written]
+        notes = [] if len(written) == 1 else [f"the {name} was written in {len(written)} parts"]
+        if len(written) > 1 and self.search.best > 1:
             notes[0] += ", so there are no alternatives to the whole"
-        if any(one.retry == CUT for one in found):
+        if any(one.retry == CUT for one in written):
             notes.append(f"the {name} looped; retried with repeated input cut to three")
-        if any(one.retry == WITHOUT_REPEATS for one in found):
+        if any(one.retry == WITHOUT_REPEATS for one in written):
             notes.append(f"the {name} looped; retried without repeated trigrams")
         if any(not first.finished for first in firsts):
             notes.append(f"the {name} was cut off at its longest length")
         if "\ufffd" in "".join(texts) and "\ufffd" not in str(given):
             notes.append("the model wrote bytes that are no character, shown as \ufffd")
         if missing := sum(not text for text in texts):
-            notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(found) > 1 else ""))
+            notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(written) > 1 else ""))
             return notes
         return notes + self.input_notes(given, join_texts(texts))
 
-    # Attention
-
-    def continue_trace(
-        self, model: EncoderDecoder, trace: Trace, written: Sequence[int], *, options: SearchOptions
-    ) -> Trace:
-        """The trace of the same part with an answer that begins with these tokens; the search writes what follows."""
-        tokens, notes = list(written), list[str]()
-        if tokens[-1:] == [self.target.end]:
-            tokens.pop()
-        else:
-            part, search = self.traced_part(trace), Search.of(options, self.decode)
-            search = search._replace(longest=max(1, search.limit(self.output_limit(part)) - len(tokens)))
-            found = self._search(model, [part], search, [tokens], [PartNumber(0)])[0][0]
-            if self.has_looped(found, part):
-                notes.append(f"the {self.output_name} looped; retried without repeated trigrams")
-                found = self._search(model, [part], search._replace(no_repeat_ngram=3), [tokens], [PartNumber(0)])[0][0]
-            if not found.finished:
-                notes.append(f"the {self.output_name} was cut off at its longest length")
-            tokens = found.tokens
-        reads = {**trace.reads, "target": [self.target.start, *tokens]}
-        new = trace._replace(reads=reads, writes=[*tokens, self.target.end], given=False, notes=notes, parts=())
-        return new._replace(text=self.written_text(new), forced=len(written))
-
-    def written_text(self, trace: Trace) -> str:
-        return self.decode_text(Hypothesis(trace.reads["target"][1:], 0.0, 0.0, True))
-
-    def _encode_prefix(self, prefix: str) -> list[int]:
+    def encode_prefix(self, prefix: str) -> list[int]:
         return self.target.encode(prefix) if prefix else []
+
+
+class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, SearchOptions]):
+    """Base class of answerers that write texts; `generation` says how, for one kind of input."""
+
+    options = SearchOptions
+    generation: ClassVar[type[Generation[Any, Any, Any]]]
+
+    def begin(self, options: SearchOptions) -> Generation[GeneratingT, InputT, Any]:
+        """The generation of one request: with these options, and the model's own settings where they say nothing."""
+        return self.generation(self.processor, self.model, Search.of(options, self.processor.decode))
+
+    def predict(
+        self, inputs: Sequence[InputT], options: SearchOptions, *, inputs_before: int = 0
+    ) -> Sequence[GeneratedText]:
+        """Answers to all inputs: empty in, empty out."""
+        request = self.begin(options)
+        prefix = request.encode_prefix(options.prefix)
+        split = [request.split(given) for given in inputs]
+        numbers = [
+            PartNumber(given, part) for given, parts in enumerate(split, inputs_before) for part in range(len(parts))
+        ]
+        prefixes = [[] if number.part else prefix for number in numbers]
+        written = iter(request.write(list(chain.from_iterable(split)), prefixes, numbers))
+        both = zip(inputs, split, strict=True)
+        return [request.join(given, [next(written) for _ in parts]) for given, parts in both]
+
+    def stream(self, given: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
+        request = self.begin(options.model_copy(update={"beams": options.beams or 1}))
+        return request.stream(given, request.encode_prefix(options.prefix), inputs_before)
 
 
 def _finite(score: float | None) -> float | None:

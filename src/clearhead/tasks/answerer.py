@@ -1,0 +1,114 @@
+"""Answerer: a processor and a model that answer inputs and score answers, and never change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from torch import nn
+
+from clearhead.errors import DataError
+from clearhead.tasks.processor import Processor
+from clearhead.tasks.settings import Options
+
+if TYPE_CHECKING:
+    from clearhead.text import Row
+
+ProcessorT = TypeVar("ProcessorT", bound=Processor[Any, Any])
+ModelT = TypeVar("ModelT", bound=nn.Module)
+InputT = TypeVar("InputT")
+OptionsT = TypeVar("OptionsT", bound=Options)
+Scores = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer. `text` is what the command line prints; a task adds fields, and says in `to_json` what they are."""
+
+    text: str
+    notes: Sequence[str] = ()  # what the user should know about it
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `predict --json` prints, beside the input."""
+        return {"output": self.text, "notes": list(self.notes)}
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        """This answer and its alternatives with their scores, best first."""
+        return [(self.text, None)]
+
+
+class Evaluation(NamedTuple):
+    """Scores, and the rows and predictions that they were computed from."""
+
+    scores: Scores
+    rows: Sequence[Row]
+    predictions: Sequence[Prediction]
+
+
+class Baseline(NamedTuple):
+    """The scores of a simple method on the same rows, such as TF-IDF with logistic regression."""
+
+    name: str
+    scores: Scores
+
+
+class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
+    """Base class of answerers. Any number of threads may call one at the same time.
+
+    The model is in evaluation mode. Nothing here is changed by a call: what a request sets comes in its options.
+    """
+
+    options: ClassVar[type[Options]] = Options  # OptionsT
+
+    def __init__(self, processor: ProcessorT, model: ModelT) -> None:
+        self.processor, self.model = processor, model
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[InputT], options: OptionsT, *, inputs_before: int = 0) -> Sequence[Prediction]:
+        """An answer for every input, in their order.
+
+        `inputs_before` counts the inputs of the same request in earlier calls: what is drawn at random for an input
+        depends on its number in the request.
+        """
+
+    @abstractmethod
+    def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
+        """How good predictions are for these rows, and the signatures of how that was computed."""
+
+    def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
+        from clearhead.text import Report
+        from clearhead.text.report import describe_flaws
+
+        report, usable = Report(), list["Row"]()
+        inputs = self.processor.inputs
+        rows = inputs.load_rows(rows)
+        for row in rows:
+            if problem := self.processor.row_problem(row):
+                report.drop(row, problem)
+            else:
+                report.keep()
+                usable.append(row)
+        if rows and not usable:
+            raise DataError(f"no row is left to score: {report}")
+        predictions = self.predict([inputs.of_row(row) for row in usable], options)
+        scores = self.score(usable, predictions, options)
+        notes = [*([str(report)] if report.dropped else []), *describe_flaws(usable, self.processor.find_flaws)]
+        return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
+
+
+class StreamingAnswerer(Answerer[ProcessorT, ModelT, InputT, OptionsT]):
+    """Base class of answerers whose answers can be had in pieces, while they are written."""
+
+    @abstractmethod
+    def stream(self, given: InputT, options: OptionsT, *, inputs_before: int = 0) -> Iterator[str]:
+        """Yields the answer in pieces, each as soon as no later token can change it."""
+
+    def stream_notes(self, given: InputT) -> list[str]:
+        """What the user should know about an input before its answer is streamed, such as that it is cut."""
+        return []
+
+
+AnyAnswerer = Answerer[Any, Any, Any, Any]

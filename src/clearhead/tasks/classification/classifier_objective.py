@@ -1,0 +1,82 @@
+"""The loss of classification, and the calibration of its probabilities on dev."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention import Mask
+from clearhead.model import Classifier
+from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
+from clearhead.tasks.classification.classifier_examples import LabelledTexts, hide_tokens
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
+from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
+from clearhead.tasks.classification.label_losses import label_loss, scores_divergence, weigh_labels
+from clearhead.tasks.losses import masked_token_loss
+from clearhead.tasks.objective import Objective
+
+if TYPE_CHECKING:
+    from clearhead.text import Row
+
+
+class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, Classifier, LabelledTexts]):
+    def __init__(self, processor: ClassifierProcessor, recipe: ClassificationRecipe) -> None:
+        super().__init__(processor, recipe)
+        self.settings, self.multi_label = recipe.loss, processor.column.multi_label
+        self.weights: Tensor | None = None  # of the labels in the loss
+        if recipe.loss.class_weights is not None:
+            wanted = recipe.loss.class_weights
+            weights = weigh_labels(processor.labels, processor.counts, wanted, multi_label=self.multi_label)
+            self.weights = torch.tensor(weights)
+
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
+        if not model.training:
+            scores = score_labels(self.processor, model, batch.tokens, batch.lengths)
+            return label_loss(scores, batch.labels, multi_label=self.multi_label)
+        scores, loss = self._training_pass(model, batch)
+        if not self.settings.r_drop:
+            return loss
+        again, other = self._training_pass(model, batch)
+        divergence = scores_divergence(scores, again, multi_label=self.multi_label)
+        return (loss + other) / 2 + self.settings.r_drop * divergence
+
+    def _training_pass(self, model: Classifier, batch: LabelledTexts) -> tuple[Tensor, Tensor]:
+        """Scores of the labels, with some tokens hidden, and their loss, with that of the hidden tokens."""
+        settings, tokenizer, tokens = self.settings, self.processor.tokenizer, batch.tokens
+        if settings.token_dropout:
+            mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+            tokens = hide_tokens(tokens, settings.token_dropout, mask, (tokenizer.start, tokenizer.end))
+        segments = self.processor.mark_segments(tokens)
+        hidden: Tensor = model(tokens, segments=segments, mask=Mask.padding(batch.lengths, queries=True))
+        scores = model.label_scores(hidden, batch.lengths, tokens)
+        weights = None if self.weights is None else self.weights.to(scores)
+        smoothing = settings.label_smoothing
+        loss = label_loss(scores, batch.labels, multi_label=self.multi_label, smoothing=smoothing, weights=weights)
+        if settings.masked:
+            places = tokens != batch.tokens
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
+            loss = loss + settings.masked * len(tokens) * guesses
+        return scores, loss
+
+    @torch.no_grad()
+    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+        """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
+        processor = self.processor
+        rows = [row for row in dev if not processor.row_problem(row) and not processor.find_flaws(row)]
+        if not rows:
+            return None
+        inputs = [processor.inputs.of_row(row) for row in rows]
+        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, LabelOptions().batch)
+        right = np.array([processor.label_numbers(row) for row in rows], dtype=np.int64)
+        processor.temperature = fit_temperature(logits.double().numpy(), right)
+        model.divide_scores(processor.temperature)
+        if self.multi_label:
+            shares = (logits.double() / processor.temperature).sigmoid().numpy()
+            processor.thresholds = choose_thresholds(shares, right)
+        return None

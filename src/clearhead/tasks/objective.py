@@ -1,0 +1,88 @@
+"""Objective: what a task does in training only: its loss, and what is fitted with the finished weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.tasks.answerer import AnyAnswerer, Evaluation
+from clearhead.tasks.processor import BatchT, Examples, Processor, RecipeT
+
+if TYPE_CHECKING:
+    from clearhead.text import Row
+
+ProcessorT = TypeVar("ProcessorT", bound=Processor[Any, Any])
+ModelT = TypeVar("ModelT", bound=nn.Module)
+SMALL, LARGE = 5_000, 50_000  # rows up to which a model of width 128 is enough, and from which on 512 pays
+
+
+class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
+    """Base class of objectives, generic in the types of the processor, the recipe, the model and its batch."""
+
+    # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
+    # processes take whole batches instead of sharing each.
+    splits_batches: ClassVar[bool] = True
+    # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
+    fixed_shapes: ClassVar[bool] = False
+
+    def __init__(self, processor: ProcessorT, recipe: RecipeT) -> None:
+        self.processor, self.recipe = processor, recipe
+
+    @classmethod
+    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
+        """What suits a recipe that has no [model] section: settings for so many rows, on a GPU or a CPU."""
+        if gpu and rows >= LARGE:
+            return {"model": {"shape": "classic", "norm_first": True}}
+        size = {} if rows < SMALL else {"width": 256, "layers": 3, "feedforward": 1024}
+        model = {"shape": "tiny", **size, "dropout": 0.1 if rows >= LARGE else 0.2}
+        train = {"learning_rate": 1e-3, "warmup": 400, "evaluate_every": 500}
+        return {"model": model, "train": train if gpu else {**train, "batch_tokens": 2048}}
+
+    @abstractmethod
+    def loss(self, model: ModelT, batch: BatchT) -> Float[Tensor, ""]:
+        """The sum of the losses of all predictions in a batch, as one number.
+
+        Smoothing and the like only while `model.training`: dev is judged by the plain loss.
+        """
+
+    def compile_loss(self) -> None:
+        """Compiles the parts of the loss outside the layers, where that is faster."""
+
+    def refresh(self, model: ModelT, examples: Examples[BatchT], epoch: int) -> None:
+        """Changes the training examples at the beginning of an epoch, such as negatives mined with these weights.
+
+        The model is in evaluation mode. What changes must be in the examples' `state`, so that runs resume exactly.
+        """
+
+    @property
+    def quick_options(self) -> Mapping[str, Any]:
+        """Options of the evaluations during training, where speed matters more than the last tenth of a score."""
+        return MappingProxyType({})
+
+    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
+        """The scores of an evaluation during training, and answers to show."""
+        return answerer.evaluate(rows, answerer.options(**self.quick_options))
+
+    def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+        """Fits what the processor stores but training does not learn: temperatures, thresholds, an index.
+
+        Called once with the finished weights, before the model is scored and saved. `dev` may be empty. Returns what
+        the user should know about it, if anything.
+        """
+        return None
+
+    def carry_over(self, model: ModelT, folder: Path) -> str | None:
+        """Takes over what actions changed in the model folder that a resumed run replaces; a message if they did.
+
+        Called after the finished model was scored, before it is saved.
+        """
+        return None
+
+
+AnyObjective = Objective[Any, Any, Any, Any]

@@ -1,0 +1,191 @@
+"""Processor: what a task learns from its data and stores with the model; rows of data become examples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clearhead.model import ModelConfig
+from clearhead.tasks.inputs import TextInputs
+from clearhead.tasks.settings import Data, TaskRecipe
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from clearhead.tasks.pretrained import Pretrained
+    from clearhead.text import Report, Row, Tokenizer
+    from clearhead.text.batches import Batch
+    from clearhead.text.report import Flaw
+
+RecipeT = TypeVar("RecipeT", bound=TaskRecipe)
+BatchT = TypeVar("BatchT", bound=tuple[Tensor, ...])
+Files = str | Path | Mapping[str, str | Path]  # one file, or one for each column
+Columns = Sequence[str] | Mapping[str, str] | None
+
+
+class Examples(ABC, Generic[BatchT]):
+    """A data set as tensors, from which batches are collated.
+
+    `lengths` is (examples, sides), what batches are planned by; `counts` says how many predictions of an example the
+    loss is a sum over, so that every process knows a window's total without asking the others.
+    """
+
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: Sequence[Row]  # that the examples were made of
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def collate(self, batch: Batch) -> BatchT:
+        """The tensors of one batch as a NamedTuple of tensors, on the device that `to` named.
+
+        Nothing but tensors: CUDA graphs copy a batch field by field, and tell batches apart by their shapes.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Examples[BatchT]:
+        """Moves the data to the device of the batches."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the examples and their order."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What `Objective.refresh` changes during training; checkpoints store it."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave."""
+
+    def where(self, example: int) -> str:
+        """The file and line that an example came from."""
+        return self.rows[example].where
+
+
+class Processor(ABC, Generic[RecipeT, BatchT]):
+    """Base class of the stored parts of tasks, generic in the types of its recipe and its batch."""
+
+    columns: tuple[str, ...]  # of its data; a processor may have others, such as those of pairs of texts
+    metric: str  # the one of the task's metrics that the best model is chosen by
+    added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
+    default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
+    predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
+    inputs: TextInputs = TextInputs()
+    config: ModelConfig
+
+    # Data
+
+    @classmethod
+    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+        """The rows of a file, values in the order of the task's columns; `clearhead.text.read` explains `columns`.
+
+        `data` is the recipe's section, for tasks that read files as it says.
+        """
+        from clearhead.text import read
+
+        return read(source, cls.columns, columns)
+
+    def read_rows(self, source: Files, columns: Columns = None) -> Iterator[Row]:
+        """The rows of a file that is to be scored, read as the training data were."""
+        return self.read(source, columns)
+
+    def shares_columns(self, source: str | Path) -> bool:
+        """Whether the columns of the training files hold for this file, too, where none are given."""
+        return True
+
+    @classmethod
+    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+        """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""
+        count = max(1, round(share * len(rows)))
+        chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
+        rest = [row for place, row in enumerate(rows) if place not in chosen]
+        return rest, [row for place, row in enumerate(rows) if place in chosen]
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, rows: Sequence[Row], recipe: RecipeT, start: Pretrained | None = None) -> Self:
+        """From training data: tokenizers trained, labels collected, sizes of the model known.
+
+        With trained weights to `start` from, their tokenizer and the sizes of their model are taken over.
+        """
+
+    def configure(self, recipe: RecipeT) -> None:
+        """Takes over what a resumed run may change, such as settings of decoding."""
+
+    @abstractmethod
+    def examples(self, rows: Iterable[Row], report: Report, recipe: RecipeT | None = None) -> Examples[BatchT]:
+        """Rows as numbers; those that cannot be used are dropped, and the report says why.
+
+        With a recipe they are for training, and its limits hold.
+        """
+
+    def row_problem(self, row: Row) -> str | None:
+        """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
+        return None
+
+    def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
+        """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""
+        return {}
+
+    def answer_of(self, row: Row) -> str:
+        """The right answer, to be shown beside a prediction."""
+        return str(row.values[-1])
+
+    # Model
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A new model with random weights and the task's output head; the only place where one is made."""
+
+    @classmethod
+    def stacks(cls, recipe: RecipeT) -> tuple[str, ...]:
+        """The stacks of layers that the model of such a recipe has: "encoder", "decoder" or both, in this order."""
+        return ("encoder",)
+
+    @classmethod
+    def make_config(cls, recipe: RecipeT, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+        """The model that a recipe's [model] describes, with the sizes that the data decide.
+
+        With trained weights to `start` from, their model with the recipe's changes, such as another dropout.
+        """
+        changes = dict(recipe.model)
+        if start is not None:
+            stacks = cls.stacks(recipe)
+            config = start.adapt_config(stacks, predicts_tokens=cls.predicts_tokens)
+            if stacks == ("decoder",) == start.stacks:
+                # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
+                sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
+            return config.change(**{**sizes, **changes})
+        return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
+
+    def input_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
+        return getattr(self, "tokenizer", None)
+
+    # Model folder
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `load` needs beside the files of `save`, as JSON."""
+        return {}
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizers and whatever else turns raw input into tensors."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+        """The inverse of `save`."""
+
+
+AnyProcessor = Processor[Any, Any]

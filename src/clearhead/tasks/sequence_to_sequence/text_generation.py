@@ -1,0 +1,89 @@
+"""TextGeneration: texts written for texts, their tracer, and the tokens that each part of a text becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.decode import Hypothesis, Writer
+from clearhead.tasks.segmentation import cut_repeats, has_loop
+from clearhead.tasks.sequence_to_sequence.generation import GeneratingAnswerer, Generation
+from clearhead.tasks.sequence_to_sequence.generation_tracer import GenerationTracer
+from clearhead.tasks.sequence_to_sequence.pair_processor import PairProcessor
+from clearhead.tasks.sequence_to_sequence.search import SearchOptions
+from clearhead.tasks.trace import Trace
+from clearhead.text.batches import Ragged
+
+PairProcessorT = TypeVar("PairProcessorT", bound=PairProcessor[Any])
+TextAnswererT = TypeVar("TextAnswererT", bound=GeneratingAnswerer[Any, str])
+
+
+class TextGeneration(Generation[PairProcessorT, str, list[int]]):
+    """Base class: a part is a list of tokens, without the end."""
+
+    def split(self, given: str) -> list[list[int]]:
+        """All tokens of the input as one part."""
+        tokens = self.processor.source.encode(given)
+        return [tokens] if tokens else []
+
+    def part_length(self, part: list[int]) -> int:
+        return len(part) + 1  # with its end
+
+    def make_writer(self, parts: Sequence[list[int]]) -> Writer:
+        tokenizer = self.processor.source
+        source = Ragged([[*part, tokenizer.end] for part in parts])
+        lengths, device = source.lengths, self.model.vocabulary.words.weight.device
+        padded, _ = source.pad(torch.arange(len(parts)), int(lengths.max()), tokenizer.pad)
+        return Writer.translating(self.model, padded.to(device), lengths.to(device))
+
+    def cut_repeats(self, part: list[int]) -> list[int] | None:
+        """No run of tokens stands there more than three times, digits excepted."""
+        shorter = cut_repeats(part, self.processor.digits[0])
+        return None if shorter == part else shorter
+
+    def has_looped(self, hypothesis: Hypothesis, part: list[int]) -> bool:
+        """1,000,000 has a reason to repeat itself, and so has what the source repeats, too."""
+        if not hypothesis.finished:
+            return has_loop(hypothesis.tokens)
+        words = [token for token in hypothesis.tokens if token not in self.processor.digits[1]]
+        return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
+
+
+class TextTracer(GenerationTracer[TextAnswererT]):
+    def traces(self, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
+        """A text with its answer, part by part; with an answer given, all of it at once."""
+        processor = self.answerer.processor
+        if answer is not None:
+            source, target = processor.source.encode(given), processor.target.encode(answer)
+            return [self.make_trace(source, target, answer, given=True)] if source else []
+        request = self.answerer.begin(options)
+        written = request.write(request.split(given))
+        notes = request.join(given, written).notes
+        return [
+            self.make_trace(one.part, one.hypotheses[0].tokens, request.decode_text(one.hypotheses[0]), notes=notes)
+            for one in written
+        ]
+
+    def make_trace(self, source: list[int], target: list[int], text: str, **known: Any) -> Trace:
+        """The trace of a part and its answer, both as tokens without start and end."""
+        own, other = self.answerer.processor.source, self.answerer.processor.target
+        reads = {"source": [*source, own.end], "target": [other.start, *target]}
+        return Trace(reads, [*target, other.end], text, **known)
+
+    def traced_part(self, trace: Trace) -> list[int]:
+        return trace.reads["source"][:-1]
+
+    def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
+        model = self.answerer.model
+        device = model.vocabulary.words.weight.device
+        source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
+        return model.token_scores(source, target)[0]
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        processor = self.answerer.processor
+        texts: list[str] = (processor.source if kind == "source" else processor.target).pieces(numbers)
+        return texts
