@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.decode import Writer, distribution
 from clearhead.errors import DecodeError
 from clearhead.model import Decoder
-from clearhead.tasks.base import Prediction
+from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.language_model.language_settings import LanguageDecode
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.tasks.base import Examples
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch
 from clearhead.text.packed_documents import PackedDocuments, PackedRows
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.model import Decoder
-from clearhead.tasks.base import Prediction, Scores
+from clearhead.tasks.answerer import Prediction, Scores
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.text.batches import Ragged, token_batches
 

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from clearhead.tasks.base import AnyTask, Examples, Scores
+from clearhead.tasks.answerer import Scores
+from clearhead.tasks.processor import AnyProcessor, Examples
 from clearhead.text.batches import BatchPlan
 
 if TYPE_CHECKING:
     from clearhead.text import Row
 
 TOKENS = 8192  # of a batch, pads included
-MOST = 700.0  # the largest loss whose perplexity is a float
+LARGEST_LOSS = 700.0  # whose perplexity is a float
 
 
 @torch.no_grad()
-def measure_loss(task: AnyTask, model: nn.Module, rows: Sequence[Row]) -> tuple[Examples[Any], Scores]:
-    """The examples that a task makes of these rows, and the model's mean loss on them with its perplexity.
+def measure_loss(
+    processor: AnyProcessor, model: nn.Module, loss: Callable[[Any, Any], Tensor], rows: Sequence[Row]
+) -> tuple[Examples[Any], Scores]:
+    """The examples of these rows, and the model's mean loss on them with its perplexity.
 
-    The model computes in evaluation mode. A `note` says which rows were left out, if any were.
+    A `note` says which rows were left out, if any were.
     """
     from clearhead.text import Report
 
     report = Report()
-    device = next(model.parameters()).device
-    examples = task.examples(rows, report).to(device)
-    training = model.training
-    model.eval()
+    examples = processor.examples(rows, report).to(next(model.parameters()).device)
     plan = BatchPlan(examples.lengths, tokens=TOKENS, seed=0)
-    total = sum(float(task.loss(model, examples.collate(batch))) for batch in plan.epoch(0))
-    model.train(training)
-    loss = total / int(examples.counts.sum())
-    scores: Scores = {"loss": round(loss, 4), "perplexity": round(math.exp(min(loss, MOST)), 2)}
+    total = sum(float(loss(model, examples.collate(batch))) for batch in plan.epoch(0))
+    mean = total / int(examples.counts.sum())
+    scores: Scores = {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, LARGEST_LOSS)), 2)}
     return examples, {**scores, "note": str(report)} if report.dropped else scores

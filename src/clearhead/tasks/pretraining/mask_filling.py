@@ -10,7 +10,7 @@ import torch
 
 from clearhead.attention import Mask
 from clearhead.model import Encoder
-from clearhead.tasks.base import Prediction
+from clearhead.tasks.answerer import Prediction
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:

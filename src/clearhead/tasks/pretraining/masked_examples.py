@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:

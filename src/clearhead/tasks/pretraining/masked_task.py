@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,40 +14,34 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Encoder, ModelConfig
-from clearhead.tasks.base import Evaluation, Examples, Scores, Task
-from clearhead.tasks.language_model.document_reading import DocumentReading
+from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation
+from clearhead.tasks.language_model.language_processor import DocumentProcessor
 from clearhead.tasks.losses import token_loss
+from clearhead.tasks.objective import Objective
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
-from clearhead.tasks.settings import TaskRecipe, validate
-from clearhead.tasks.trace import Trace
+from clearhead.tasks.processor import Examples
+from clearhead.tasks.settings import validate
+from clearhead.tasks.task import Task
+from clearhead.tasks.trace import TaskTracer, Trace
 from clearhead.text.batches import Batch
 from clearhead.text.report import Report
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Row, Tokenizer
 
 SAMPLES = 3  # texts that are filled at each evaluation, to be shown
 
 
-class SampleOptions(FillOptions):
-    """Options of the evaluations during training: a few texts are filled; the trainer computes the loss itself."""
-
-
-class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOptions]):
+class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
     """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
 
-    name = "pretraining"
-    objective: ClassVar[str] = "masked"
-    recipe = PretrainingRecipe
-    options = FillOptions
-    columns: tuple[str, ...] = ("text",)
-    metrics = ()
-    metric = "loss"
     added_tokens = 2
     default_shape = "tiny"
     predicts_tokens = True
@@ -61,127 +55,42 @@ class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOpt
     @property
     def settings(self) -> dict[str, Any]:
         own = {"longest": self.longest, "documents": self.documents}
-        return {"objective": self.objective, **own, "masking": self.masking.model_dump()}
-
-    @property
-    def mask(self) -> int:
-        """The token that hides another: padding where the tokenizer has no mask token."""
-        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
-
-    # Data
+        return {"objective": "masked", **own, "masking": self.masking.model_dump()}
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: TaskRecipe, start: Pretrained | None = None) -> MaskedPretraining:
-        assert isinstance(recipe, PretrainingRecipe)
+    def prepare(cls, rows: Sequence[Row], recipe: PretrainingRecipe, start: Pretrained | None = None) -> Self:
         texts = (row.values[0] for row in rows)
         tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
     @classmethod
-    def make_config(cls, recipe: TaskRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+    def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
         """As of other tasks; the head over the vocabulary has a layer and a bias of its own, as BERT's has."""
         config = super().make_config(recipe, start, **sizes)
         head = {key: True for key in ("logits_bias", "logits_transform") if key not in recipe.model}
         return config.change(**head) if start is None else config
 
-    def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> MaskedExamples:
+    def examples(self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None) -> MaskedExamples:
         windows, used = make_text_windows(rows, self.tokenizer, self.longest, report)
         return MaskedExamples(windows, used, self.tokenizer, self.masking, 0 if recipe is None else recipe.seed)
-
-    def refresh(self, model: Encoder, examples: Examples[MaskedTexts], epoch: int) -> None:
-        """Masks other words for every epoch; before the first, sets the output bias to how frequent tokens are.
-
-        Without that the first hundreds of steps learn nothing but frequencies. A bias that was trained stays.
-        """
-        assert isinstance(examples, MaskedExamples)
-        examples.draw(epoch)
-        bias = model.vocabulary.bias
-        if epoch == 0 and bias is not None and not bool(bias.any()):
-            with torch.no_grad():
-                bias.copy_(examples.log_frequencies(len(bias)))
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(row.values[0]).strip() else EMPTY
 
-    # Model
+    @property
+    def mask(self) -> int:
+        """The token that hides another: padding where the tokenizer has no mask token."""
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
     def build(self) -> Encoder:
         return Encoder(self.config)
-
-    def loss(self, model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
-        hidden = model(batch.tokens, mask=Mask.padding(batch.lengths, queries=True))
-        masked = hidden.gather(1, batch.places[:, :, None].expand(-1, -1, hidden.shape[2]))
-        return token_loss(model.vocabulary, masked, batch.labels, 0.0)
-
-    # Answers
-
-    def predict(self, model: Encoder, inputs: Sequence[str], options: FillOptions) -> list[FilledText]:
-        """Texts with every <mask> filled; one mask stands for one piece."""
-        if self.config.positions == "learned":
-            lengths = [len(encode_masked(self.tokenizer, given, self.mask)) + 2 for given in inputs]
-            if max(lengths, default=0) > self.config.max_length:
-                raise DataError(
-                    f"a text of {max(lengths)} tokens is longer than the model's {self.config.max_length} positions; "
-                    "shorten it"
-                )
-        return fill_masks(model, self.tokenizer, inputs, self.mask, best=options.best, most=options.batch)
-
-    def score(self, rows: Sequence[Row], predictions: Sequence[FilledText], options: FillOptions) -> Scores:
-        raise ConfigError("a masked language model is scored by its loss, not by predictions; call evaluate")
-
-    @torch.no_grad()
-    def evaluate(self, model: Encoder, rows: Sequence[Row], options: FillOptions) -> Evaluation:
-        """Loss and perplexity of masked words, the same ones at every call; and the first texts, restored."""
-        if isinstance(options, SampleOptions):
-            examples: Examples[MaskedTexts] = self.examples(rows[:SAMPLES], Report())
-            examples, scores = examples.to(model.vocabulary.words.weight.device), Scores()
-        else:
-            examples, scores = measure_loss(self, model, rows)
-        return Evaluation(scores, examples.rows, self._restore_texts(model, examples))
-
-    def quick_options(self) -> FillOptions:
-        return SampleOptions()
-
-    def _restore_texts(self, model: Encoder, examples: Examples[MaskedTexts]) -> list[FilledText]:
-        """The first texts, each with the likeliest token at every place that was to be predicted."""
-        assert isinstance(examples, MaskedExamples)
-        count = min(SAMPLES, len(examples.rows))
-        firsts = np.array([examples.origins.index(row) for row in range(count)], dtype=np.int64)
-        batch = examples.collate(Batch(firsts, (int(examples.lengths[firsts].max()),)))
-        hidden = model(batch.tokens, mask=Mask.padding(batch.lengths, queries=True))
-        masked = hidden.gather(1, batch.places[:, :, None].expand(-1, -1, hidden.shape[2]))
-        tokens, best = batch.tokens.clone(), model.logits(masked).argmax(-1)
-        counted = batch.labels >= 0
-        tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
-        rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
-        return [FilledText(self.tokenizer.decode(row[:length])) for row, length in rows]
-
-    # Attention
-
-    def traces(self, model: Encoder, given: str, *, answer: str | None, options: FillOptions) -> list[Trace]:
-        """A text with its masks as they are, and what the model predicts there."""
-        if answer is not None:
-            raise DataError("the task pretraining cannot use --answer; omit it")
-        [filled] = self.predict(model, [given], options)
-        start, end = self.tokenizer.start, self.tokenizer.end
-        tokens = [start, *encode_masked(self.tokenizer, given, self.mask), end]
-        notes = [*filled.notes, *(f"{MASK} is {one[0].text.strip()} ({one[0].score:.2f})" for one in filled.candidates)]
-        return [Trace({"tokens": tokens}, text=filled.text, notes=notes)]
-
-    def run_trace(self, model: Encoder, trace: Trace) -> None:
-        model(torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device))
-
-    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
-        return self.tokenizer.pieces(numbers)
-
-    # Model folder
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> MaskedPretraining:
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
         tokenizer, masking = read_saved(folder, config, settings)
         return cls(tokenizer, config, settings["longest"], masking, settings["documents"])
 
@@ -204,3 +113,103 @@ def read_saved(folder: Path, config: ModelConfig, settings: Mapping[str, Any]) -
             "copy the folder again"
         )
     return tokenizer, masking
+
+
+class MaskedAnswerer(Answerer[MaskedProcessor, Encoder, str, FillOptions]):
+    options = FillOptions
+
+    def predict(self, inputs: Sequence[str], options: FillOptions, *, inputs_before: int = 0) -> list[FilledText]:
+        """Texts with every <mask> filled; one mask stands for one piece."""
+        processor, config = self.processor, self.processor.config
+        if config.positions == "learned":
+            lengths = [len(encode_masked(processor.tokenizer, text, processor.mask)) + 2 for text in inputs]
+            if max(lengths, default=0) > config.max_length:
+                raise DataError(
+                    f"a text of {max(lengths)} tokens is longer than the model's {config.max_length} positions; "
+                    "shorten it"
+                )
+        settings = {"best": options.best, "most": options.batch}
+        return fill_masks(self.model, processor.tokenizer, inputs, processor.mask, **settings)
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[FilledText], options: FillOptions) -> NoReturn:
+        raise ConfigError("a masked language model is scored by its loss, not by predictions; call evaluate")
+
+    def evaluate(self, rows: Sequence[Row], options: FillOptions) -> Evaluation:
+        """Loss and perplexity of masked words, the same ones at every call; and the first texts, restored."""
+        examples, scores = measure_loss(self.processor, self.model, masked_loss, rows)
+        return Evaluation(scores, examples.rows, self.restore_texts(examples))
+
+    @torch.no_grad()
+    def restore_texts(self, examples: Examples[MaskedTexts]) -> list[FilledText]:
+        """The first texts, each with the likeliest token at every place that was to be predicted."""
+        assert isinstance(examples, MaskedExamples)
+        count = min(SAMPLES, len(examples.rows))
+        firsts = np.array([examples.origins.index(row) for row in range(count)], dtype=np.int64)
+        batch = examples.collate(Batch(firsts, (int(examples.lengths[firsts].max()),)))
+        hidden = _predict_hidden(self.model, batch)
+        tokens, best = batch.tokens.clone(), self.model.logits(hidden).argmax(-1)
+        counted = batch.labels >= 0
+        tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
+        rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
+        return [FilledText(self.processor.tokenizer.decode(row[:length])) for row, length in rows]
+
+
+def masked_loss(model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
+    """The cross-entropy of the masked tokens, summed."""
+    return token_loss(model.vocabulary, _predict_hidden(model, batch), batch.labels, 0.0)
+
+
+def _predict_hidden(model: Encoder, batch: MaskedTexts) -> Tensor:
+    """The hidden states at the places of a batch that are to be predicted."""
+    hidden: Tensor = model(batch.tokens, mask=Mask.padding(batch.lengths, queries=True))
+    return hidden.gather(1, batch.places[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, MaskedTexts]):
+    def loss(self, model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
+        return masked_loss(model, batch)
+
+    def refresh(self, model: Encoder, examples: Examples[MaskedTexts], epoch: int) -> None:
+        """Masks other words for every epoch; before the first, sets the output bias to how frequent tokens are.
+
+        Without that the first hundreds of steps learn nothing but frequencies. A bias that was trained stays.
+        """
+        assert isinstance(examples, MaskedExamples)
+        examples.draw(epoch)
+        bias = model.vocabulary.bias
+        if epoch == 0 and bias is not None and not bool(bias.any()):
+            with torch.no_grad():
+                bias.copy_(examples.log_frequencies(len(bias)))
+
+    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
+        """A few texts are filled, and nothing is scored: the trainer computes the loss itself."""
+        assert isinstance(answerer, MaskedAnswerer)
+        examples = self.processor.examples(rows[:SAMPLES], Report())
+        examples = examples.to(answerer.model.vocabulary.words.weight.device)
+        return Evaluation({}, examples.rows, answerer.restore_texts(examples))
+
+
+class MaskedTracer(TaskTracer[MaskedAnswerer]):
+    def traces(self, given: str, *, answer: str | None, options: FillOptions) -> list[Trace]:
+        """A text with its masks as they are, and what the model predicts there."""
+        self.refuse_answer(answer)
+        processor, tokenizer = self.answerer.processor, self.answerer.processor.tokenizer
+        [filled] = self.answerer.predict([given], options)
+        tokens = [tokenizer.start, *encode_masked(tokenizer, given, processor.mask), tokenizer.end]
+        fillings = [f"{MASK} is {best[0].text.strip()} ({best[0].score:.2f})" for best in filled.candidates]
+        return [Trace({"tokens": tokens}, text=filled.text, notes=[*filled.notes, *fillings])]
+
+    def run(self, trace: Trace) -> None:
+        model = self.answerer.model
+        model(torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device))
+
+
+MASKED = Task(
+    name="pretraining",
+    recipe=PretrainingRecipe,
+    processor=MaskedProcessor,
+    objective=MaskedObjective,
+    answerer=MaskedAnswerer,
+    tracer=MaskedTracer,
+    metrics=(),
+)

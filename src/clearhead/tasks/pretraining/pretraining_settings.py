@@ -50,6 +50,10 @@ class PretrainingRecipe(LanguageModelRecipe):
     masking: Masking = Masking()
     decode: PretrainingDecode = PretrainingDecode()
 
+    @property
+    def variant(self) -> str:
+        return self.objective
+
 
 class FillOptions(Options):
     """Options of a masked language model."""

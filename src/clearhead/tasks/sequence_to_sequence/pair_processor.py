@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Examples
+from clearhead.tasks.processor import Examples, RecipeT
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
@@ -92,14 +92,39 @@ class PairExamples(Examples[Pairs]):
         return f"{self.source.fingerprint()} {self.target.fingerprint()}"
 
 
-class PairProcessor(GeneratingProcessor[PairRecipeT, Pairs]):
+class TextToTextProcessor(GeneratingProcessor[RecipeT, Pairs]):
+    """Base class of the stored parts of tasks from text to text: their tokenizers, and the model."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: Decode) -> None:
+        self.source, self.target, self.config, self.decode = source, target, config, decode
+
+    def input_tokenizer(self) -> Tokenizer | None:
+        return self.source if self.source is self.target else None
+
+    @cached_property
+    def digits(self) -> tuple[set[int], set[int]]:
+        """The tokens of digits, in the source and in the target."""
+        source, target = (
+            {token for digit in "0123456789" for token in side.encode(digit)} for side in (self.source, self.target)
+        )
+        return source, target
+
+    def build(self) -> EncoderDecoder:
+        return PointerGenerator(self.config) if self.config.copying else EncoderDecoder(self.config)
+
+    def save(self, folder: Path) -> None:
+        if self.source is self.target:
+            self.target.save(folder)
+        else:
+            self.source.save(folder, "source-tokenizer")
+            self.target.save(folder, "target-tokenizer")
+
+
+class PairProcessor(TextToTextProcessor[PairRecipeT]):
     """Base class of the stored parts of translation and summaries."""
 
     columns = ("source", "target")
     decode_section: ClassVar[type[Decode]] = Decode
-
-    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: Decode) -> None:
-        self.source, self.target, self.config, self.decode = source, target, config, decode
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PairRecipeT, start: Pretrained | None = None) -> Self:
@@ -126,9 +151,6 @@ class PairProcessor(GeneratingProcessor[PairRecipeT, Pairs]):
 
     def answer_of(self, row: Row) -> str:
         return self.target_of(row)
-
-    def input_tokenizer(self) -> Tokenizer | None:
-        return self.source if self.source is self.target else None
 
     def adapt(self, rows: Sequence[Row], recipe: PairRecipeT) -> None:
         """Settings of decoding that follow from the training data."""
@@ -164,27 +186,9 @@ class PairProcessor(GeneratingProcessor[PairRecipeT, Pairs]):
         source, target = self.source.normal(row.values[0]), self.target.normal(self.target_of(row))
         return None if source.strip() and target.strip() else EMPTY
 
-    @cached_property
-    def digits(self) -> tuple[set[int], set[int]]:
-        """The tokens of digits, in the source and in the target."""
-        source, target = (
-            {token for digit in "0123456789" for token in side.encode(digit)} for side in (self.source, self.target)
-        )
-        return source, target
-
-    def build(self) -> EncoderDecoder:
-        return PointerGenerator(self.config) if self.config.copying else EncoderDecoder(self.config)
-
     @property
     def settings(self) -> dict[str, Any]:
         return {**self.decode.model_dump(), "shared": self.source is self.target}
-
-    def save(self, folder: Path) -> None:
-        if self.source is self.target:
-            self.target.save(folder)
-        else:
-            self.source.save(folder, "source-tokenizer")
-            self.target.save(folder, "target-tokenizer")
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:

@@ -13,16 +13,16 @@ from clearhead.decode import Hypothesis, Writer
 from clearhead.tasks.segmentation import cut_repeats, has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingAnswerer, Generation
 from clearhead.tasks.sequence_to_sequence.generation_tracer import GenerationTracer
-from clearhead.tasks.sequence_to_sequence.pair_processor import PairProcessor
+from clearhead.tasks.sequence_to_sequence.pair_processor import TextToTextProcessor
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged
 
-PairProcessorT = TypeVar("PairProcessorT", bound=PairProcessor[Any])
+ProcessorT = TypeVar("ProcessorT", bound=TextToTextProcessor[Any])
 TextAnswererT = TypeVar("TextAnswererT", bound=GeneratingAnswerer[Any, str])
 
 
-class TextGeneration(Generation[PairProcessorT, str, list[int]]):
+class TextGeneration(Generation[ProcessorT, str, list[int]]):
     """Base class: a part is a list of tokens, without the end."""
 
     def split(self, given: str) -> list[list[int]]:

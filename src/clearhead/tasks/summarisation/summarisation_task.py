@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field
 
-from clearhead.model import EncoderDecoder, ModelConfig
+from clearhead.model import ModelConfig
 from clearhead.tasks.alignment import cross_attentions
-from clearhead.tasks.base import Baseline, Scores
+from clearhead.tasks.answerer import Baseline, Scores
+from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.sequence_to_sequence import Decode, GeneratedText, PairData, SearchOptions, TextToText
-from clearhead.tasks.sequence_to_sequence.text_to_text import TextToTextRecipe
-from clearhead.tasks.settings import TaskRecipe, option
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
+from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
+from clearhead.tasks.sequence_to_sequence.pair_processor import PairData, PairProcessor, PairRecipe
+from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
+from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
+from clearhead.tasks.settings import Data, option
 from clearhead.tasks.summarisation.lead_baseline import describe_lead, have_lines, take_lead
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import SourceCoverage, measure_coverage
+from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from clearhead.text import Row
 
 
@@ -40,7 +47,7 @@ class SummaryDecode(Decode):
     longest: int | None = Field(None, ge=1)  # tokens of a summary; None: as many as the longest in training
 
 
-class SummaryRecipe(TextToTextRecipe):
+class SummaryRecipe(PairRecipe):
     data: SummaryData
     decode: SummaryDecode = SummaryDecode()
 
@@ -64,29 +71,15 @@ class Summary(GeneratedText):
         return {**super().to_json(), **more}
 
 
-class Summarisation(TextToText):
-    """One summary of each text, however long: texts are neither split nor cut."""
-
-    name = "summarisation"
-    output_name = "summary"
+class SummaryProcessor(PairProcessor[SummaryRecipe]):
     columns = ("text", "summary")
-    recipe = SummaryRecipe
-    options = SummaryOptions
-    decode_section = SummaryDecode
-    metrics = ("rouge1", "rouge2", "rougeL")
     metric = "rouge1"
-    baseline_learns = False
+    decode_section = SummaryDecode
     decode: SummaryDecode
     longest_text = 0  # tokens of the longest text in training; 0: not known
 
-    # Data
-
     @classmethod
-    def read(
-        cls,
-        source: str | Path | Mapping[str, str | Path],
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-    ) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
         """The rows of a file. In a JSONL a text may be a list of sentences, a summary a list of references."""
         from clearhead.text import Row, read
 
@@ -105,97 +98,112 @@ class Summarisation(TextToText):
         summaries = row.values[1]
         return [summaries] if isinstance(summaries, str) else list(summaries) or [""]
 
+    def adapt(self, rows: Sequence[Row], recipe: SummaryRecipe) -> None:
+        most = recipe.data.longest
+        texts = self.source.encode_all([row.values[0] for row in rows])
+        self.longest_text = max((len(text) for text in texts if len(text) <= most), default=0)
+        if self.decode.longest is None:
+            summaries = self.target.encode_all([self.target_of(row) for row in rows])
+            longest = max((len(summary) for summary in summaries if len(summary) <= most), default=1)
+            self.decode = self.decode.model_copy(update={"longest": max(longest, 1)})
+
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, "longest_text": self.longest_text}
 
-    def adapt(self, rows: Sequence[Row]) -> None:
-        texts = self.source.encode_all([row.values[0] for row in rows])
-        self.longest_text = max((len(text) for text in texts if len(text) <= self.longest_used), default=0)
-        if self.decode.longest is None:
-            summaries = self.target.encode_all([self.target_of(row) for row in rows])
-            longest = max((len(summary) for summary in summaries if len(summary) <= self.longest_used), default=1)
-            self.decode = self.decode.model_copy(update={"longest": max(longest, 1)})
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+        values = dict(settings)
+        longest = values.pop("longest_text", 0)
+        processor = super().load(folder, config, values)
+        processor.longest_text = int(longest)
+        return processor
 
-    def configure(self, recipe: TaskRecipe) -> None:
-        found = self.decode.longest
-        super().configure(recipe)
-        self.longest_used = recipe.data.longest
-        if self.decode.longest is None:
-            self.decode = self.decode.model_copy(update={"longest": found})
 
-    # Answers
+class SummaryGeneration(TextGeneration[SummaryProcessor]):
+    """One summary of each text, however long: texts are neither split nor cut."""
+
+    output_name = "summary"
 
     def output_limit(self, part: list[int]) -> int:
-        return 1 + (super().output_limit(part) if self.decode.longest is None else self.decode.longest)
-
-    def predict(self, model: EncoderDecoder, inputs: Sequence[str], options: SearchOptions) -> list[GeneratedText]:
-        """A summary of each text: empty in, empty out."""
-        written = super().predict(model, inputs, options)
-        if not (isinstance(options, SummaryOptions) and options.coverage):
-            return written
-        found = self.measure_coverages(model, inputs, [one.text for one in written])
-        return [
-            Summary(one.text, one.notes, one.score, one.alternatives, coverage)
-            for one, coverage in zip(written, found, strict=True)
-        ]
-
-    def measure_coverages(
-        self, model: EncoderDecoder, texts: Sequence[str], summaries: Sequence[str]
-    ) -> list[SourceCoverage]:
-        """What each summary covers of its text: the mean attention over all heads of all layers."""
-        found = []
-        for text, summary in zip(texts, summaries, strict=True):
-            source, target = self.source.encode(text), self.target.encode(summary)
-            [(aligned, offsets)] = self.source.encode_with_offsets([text])
-            pieces, received = self.source.pieces(source), torch.zeros(len(source))
-            if source and target:
-                read, written = [*source, self.source.end], [*target, self.target.end]
-                weights = cross_attentions(model, [read], [written], start=self.target.start)[0]
-                received = weights.float().mean((0, 1)).sum(0)[:-1].cpu()
-            found.append(measure_coverage(received, pieces, text, offsets if aligned == source else None))
-        return found
+        longest = self.processor.decode.longest
+        return 1 + (super().output_limit(part) if longest is None else longest)
 
     def input_notes(self, given: str, text: str) -> list[str]:
-        tokens = len(self.source.encode(given))
-        if not 0 < self.longest_text < tokens:
+        tokens, longest = len(self.processor.source.encode(given)), self.processor.longest_text
+        if not 0 < longest < tokens:
             return []
-        return [f"the text has {tokens:,} tokens, more than any in training ({self.longest_text:,}); nothing was cut"]
+        return [f"the text has {tokens:,} tokens, more than any in training ({longest:,}); nothing was cut"]
 
-    def quick_options(self) -> SummaryOptions:
-        return SummaryOptions(beams=1)
+
+class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
+    options = SummaryOptions
+    generation = SummaryGeneration
+
+    def predict(
+        self, inputs: Sequence[str], options: SearchOptions, *, inputs_before: int = 0
+    ) -> Sequence[GeneratedText]:
+        """A summary of each text: empty in, empty out."""
+        written = super().predict(inputs, options, inputs_before=inputs_before)
+        if not (isinstance(options, SummaryOptions) and options.coverage):
+            return written
+        coverages = self.measure_coverages(inputs, [summary.text for summary in written])
+        return [
+            Summary(summary.text, summary.notes, summary.score, summary.alternatives, coverage)
+            for summary, coverage in zip(written, coverages, strict=True)
+        ]
+
+    def measure_coverages(self, texts: Sequence[str], summaries: Sequence[str]) -> list[SourceCoverage]:
+        """What each summary covers of its text: the mean attention over all heads of all layers."""
+        own, other, coverages = self.processor.source, self.processor.target, []
+        for text, summary in zip(texts, summaries, strict=True):
+            source, target = own.encode(text), other.encode(summary)
+            [(aligned, offsets)] = own.encode_with_offsets([text])
+            pieces, received = own.pieces(source), torch.zeros(len(source))
+            if source and target:
+                read, written = [*source, own.end], [*target, other.end]
+                weights = cross_attentions(self.model, [read], [written], start=other.start)[0]
+                received = weights.float().mean((0, 1)).sum(0)[:-1].cpu()
+            coverages.append(measure_coverage(received, pieces, text, offsets if aligned == source else None))
+        return coverages
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
         """ROUGE-1, ROUGE-2 and ROUGE-L."""
-        return rouge_scores([one.text for one in predictions], [self.references_of(row) for row in rows])
+        references = [self.processor.references_of(row) for row in rows]
+        return rouge_scores([prediction.text for prediction in predictions], references)
 
-    def baseline(self, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
-        """The beginning of each text as its summary."""
-        texts = [row.values[0] for row in rows]
-        by_lines = have_lines(texts)
-        leads = [take_lead(text, by_lines=by_lines) for text in texts]
-        return Baseline(describe_lead(by_lines), rouge_scores(leads, [self.references_of(row) for row in rows]))
 
-    # Attention
-
-    def traces(self, model: EncoderDecoder, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
+class SummaryTracer(TextTracer[SummaryAnswerer]):
+    def traces(self, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
         """A text with its summary, in one trace; its tokens are shown as the text has them, not normalised."""
         from clearhead.text.surface_forms import surface_forms
 
-        numbers, surfaces = surface_forms(self.source, given)
-        shown = {"source": [*surfaces, *self.source.pieces([self.source.end])]}
-        whole = [*numbers, self.source.end]
+        tokenizer = self.answerer.processor.source
+        numbers, surfaces = surface_forms(tokenizer, given)
+        shown = {"source": [*surfaces, *tokenizer.pieces([tokenizer.end])]}
+        whole = [*numbers, tokenizer.end]
         return [
             trace._replace(surfaces=shown) if trace.reads["source"] == whole else trace
-            for trace in super().traces(model, given, answer=answer, options=options)
+            for trace in super().traces(given, answer=answer, options=options)
         ]
 
-    # Model folder
 
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Summarisation:
-        values = dict(settings)
-        longest = values.pop("longest_text", 0)
-        task = super().load(folder, config, values)
-        task.longest_text = int(longest)
-        return task
+def score_lead(processor: SummaryProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
+    """The beginning of each text as its summary."""
+    texts = [row.values[0] for row in rows]
+    by_lines = have_lines(texts)
+    leads = [take_lead(text, by_lines=by_lines) for text in texts]
+    return Baseline(describe_lead(by_lines), rouge_scores(leads, [processor.references_of(row) for row in rows]))
+
+
+TASK = Task(
+    name="summarisation",
+    recipe=SummaryRecipe,
+    processor=SummaryProcessor,
+    objective=PairObjective,
+    answerer=SummaryAnswerer,
+    tracer=SummaryTracer,
+    metrics=("rouge1", "rouge2", "rougeL"),
+    baseline=score_lead,
+    baseline_learns=False,
+)
