@@ -1,5 +1,1 @@
-"""Customer service: the best known answer to a question, or "I don't know"."""
-
-from clearhead.tasks.answers.question_answering import Answers
-
-__all__ = ["Answers"]
+"""Answers: finds the best known answer to a question, and says "I don't know" where there is none."""

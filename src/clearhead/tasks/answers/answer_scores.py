@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from clearhead.tasks.answerer import Scores
 from clearhead.tasks.answers.answer_settings import AnswerPrediction
 from clearhead.tasks.answers.out_of_scope import area_under_curve
-from clearhead.tasks.base import Scores
 
 DIGITS = 4
 WORST = 30  # answers in a report

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from clearhead.tasks.base import Prediction
+from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 
 UNKNOWN = "I don't know"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.tasks.answers.contrastive_losses import OUT_OF_SCOPE
-from clearhead.tasks.base import Examples
+from clearhead.tasks.processor import Examples
 from clearhead.text import Row
 from clearhead.text.batches import Batch, Ragged
 

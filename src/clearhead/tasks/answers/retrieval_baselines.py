@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.errors import PackageError
+from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_scores import score_answers
 from clearhead.tasks.answers.answer_settings import RANKED, AnswerPrediction, Match
-from clearhead.tasks.base import Baseline
 from clearhead.tasks.baselines import TfidfBaseline
 
 # A word, or one character of a script that is written without spaces.
