@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,9 +16,12 @@ from torch import Tensor
 from clearhead import model_folder
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks import TASKS, Task
-from clearhead.tasks.base import Scores
-from clearhead.tasks.sequence_to_sequence import GeneratedText
+from clearhead.tasks.answerer import Scores, StreamingAnswerer
+from clearhead.tasks.objective import Objective
+from clearhead.tasks.processor import Processor
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
 from clearhead.tasks.settings import Options, TaskRecipe, option
+from clearhead.tasks.task import Action
 
 CARD = "# echo\n\n| licence | none |\n"
 
@@ -34,14 +36,9 @@ class EchoOptions(Options):
         return self.best > 1
 
 
-class Echo(Task[EncoderDecoder, str, tuple[Tensor], EchoOptions]):
-    name = "echo"
-    recipe = TaskRecipe
-    options = EchoOptions
+class EchoProcessor(Processor[TaskRecipe, tuple[Tensor]]):
     columns = ("source", "target")
-    metrics = ("same",)
     metric = "same"
-    actions = MappingProxyType({"shout": "Prints each word in capitals."})
 
     def __init__(self, config: ModelConfig, settings: dict[str, Any], marks: str) -> None:
         self.config, self.known, self.marks = config, settings, marks
@@ -51,7 +48,7 @@ class Echo(Task[EncoderDecoder, str, tuple[Tensor], EchoOptions]):
         return self.known
 
     @classmethod
-    def prepare(cls, *_: Any) -> Echo:
+    def prepare(cls, *_: Any) -> EchoProcessor:
         raise NotImplementedError
 
     def examples(self, *_: Any) -> Any:
@@ -60,13 +57,26 @@ class Echo(Task[EncoderDecoder, str, tuple[Tensor], EchoOptions]):
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self.config)
 
+    def save(self, folder: Path) -> None:
+        (folder / "marks.txt").write_text(self.marks, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> EchoProcessor:
+        return cls(config, settings, (folder / "marks.txt").read_text(encoding="utf-8"))
+
+
+class EchoObjective(Objective[EchoProcessor, TaskRecipe, EncoderDecoder, tuple[Tensor]]):
     def loss(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    def predict(self, model: EncoderDecoder, inputs: Sequence[str], options: EchoOptions) -> list[GeneratedText]:
+
+class EchoAnswerer(StreamingAnswerer[EchoProcessor, EncoderDecoder, str, EchoOptions]):
+    options = EchoOptions
+
+    def predict(self, inputs: Sequence[str], options: EchoOptions, *, inputs_before: int = 0) -> list[GeneratedText]:
         assert all("\n" not in text for text in inputs)
         if "break" in inputs:
-            raise {"memory": MemoryError, "bug": KeyError}[self.settings["breaks"]]("broken")
+            raise {"memory": MemoryError, "bug": KeyError}[self.processor.settings["breaks"]]("broken")
         return [self._answer(text, options.best) for text in inputs]
 
     def _answer(self, text: str, best: int) -> GeneratedText:
@@ -74,47 +84,51 @@ class Echo(Task[EncoderDecoder, str, tuple[Tensor], EchoOptions]):
             return GeneratedText("")
         others = [(text.upper(), -2.0), (text.lower(), float("-inf"))][: best - 1]
         notes = ["split into 2 parts"] if len(text) > 50 else []
-        return GeneratedText(text[::-1] + self.marks, notes, -0.5, others)
+        return GeneratedText(text[::-1] + self.processor.marks, notes, -0.5, others)
 
-    def stream(self, model: EncoderDecoder, given: str, options: EchoOptions) -> Iterator[str]:
+    def stream(self, given: str, options: EchoOptions, *, inputs_before: int = 0) -> Iterator[str]:
         yield from self._answer(given, 1).text
 
     def score(self, rows: Sequence[Any], predictions: Sequence[GeneratedText], options: EchoOptions) -> Scores:
         same = [answer.text == row.values[1] for answer, row in zip(predictions, rows, strict=True)]
         return {"same": 100 * sum(same) / len(same), "signature": f"lowercase:{options.lowercase}|[red]"}
 
-    def act(
-        self, action: str, model: EncoderDecoder, folder: Path, arguments: Sequence[str], *, as_json: bool = False
-    ) -> list[str]:
-        assert action == "shout"
-        assert (folder / "marks.txt").is_file(), "the folder is the model's own"
-        return [word.upper() + self.marks for word in arguments]
 
-    def save(self, folder: Path) -> None:
-        (folder / "marks.txt").write_text(self.marks, encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Echo:
-        return cls(config, settings, (folder / "marks.txt").read_text(encoding="utf-8"))
+def shout(answerer: EchoAnswerer, folder: Path, arguments: Sequence[str], as_json: bool) -> list[str]:
+    assert (folder / "marks.txt").is_file(), "the folder is the model's own"
+    return [word.upper() + answerer.processor.marks for word in arguments]
 
 
-def echo(**changes: Any) -> tuple[Echo, EncoderDecoder]:
-    """The task and a small model with random weights."""
+ECHO = Task(
+    name="echo",
+    recipe=TaskRecipe,
+    processor=EchoProcessor,
+    objective=EchoObjective,
+    answerer=EchoAnswerer,
+    tracer=None,
+    metrics=("same",),
+    actions={"shout": Action("Prints each word in capitals.", shout)},
+)
+
+
+def echo(**changes: Any) -> tuple[EchoProcessor, EncoderDecoder]:
+    """The processor and a small model with random weights."""
     config = ModelConfig.named("tiny", vocabulary=31, width=12, heads=3, layers=1, feedforward=20, **changes)
     torch.manual_seed(7)
-    return Echo(config, {"breaks": "bug"}, "!"), EncoderDecoder(config)
+    return EchoProcessor(config, {"breaks": "bug"}, "!"), EncoderDecoder(config)
 
 
 def write_echo(path: Path, **options: Any) -> EncoderDecoder:
     """A model folder of it."""
-    task, model = echo()
+    processor, model = echo()
     metrics = {"dev": {"same": 12.5}}
-    model_folder.write(path, **{"task": task, "model": model, "metrics": metrics, "card": CARD, **options})
+    parts = {"task": ECHO, "processor": processor, "model": model}
+    model_folder.write(path, **{**parts, "metrics": metrics, "card": CARD, **options})
     return model
 
 
 if __name__ == "__main__":
     from clearhead.cli import main
 
-    TASKS["echo"] = Echo
+    TASKS.add(ECHO)
     sys.exit(main())

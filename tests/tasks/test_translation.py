@@ -12,10 +12,17 @@ from clearhead.decode import Hypothesis
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
-from clearhead.tasks import Translation
 from clearhead.tasks.segmentation import has_loop
-from clearhead.tasks.sequence_to_sequence import GeneratedText, PairExamples, PartNumber, Search
-from clearhead.tasks.translation import TranslationDecode
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
+from clearhead.tasks.sequence_to_sequence.pair_processor import PairExamples
+from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search
+from clearhead.tasks.translation import (
+    TASK,
+    TranslationAnswerer,
+    TranslationDecode,
+    TranslationGeneration,
+    TranslationProcessor,
+)
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from tests.tasks.translators import learned, options, prepared, recipe_of, rows_of, untrained, write
@@ -25,7 +32,7 @@ from tests.train.corpus import WORDS, sentences
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """What a user has: a folder, loaded."""
-    return clearhead.load(write(tmp_path_factory.mktemp("models") / "toy", *learned()), device="cpu")
+    return clearhead.load(write(tmp_path_factory.mktemp("models") / "toy", learned().processor, learned().model), device="cpu")
 
 
 def texts(count: int, seed: int = 11) -> list[str]:
@@ -53,17 +60,18 @@ def test_nothing_in_nothing_out(translator):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
 def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
-    task = prepared(sentences(50), {"tokenizer": kind})
-    assert task.predict(untrained(task), ["", "  ", "\n"], options()) == [GeneratedText("", [], None, [])] * 3
+    processor = prepared(sentences(50), {"tokenizer": kind})
+    answerer = TranslationAnswerer(processor, untrained(processor))
+    assert answerer.predict(["", "  ", "\n"], options()) == [GeneratedText("", [], None, [])] * 3
 
 
 @pytest.mark.parametrize("beams", [1, 5])
 def test_batched_equals_single(translator, beams):
-    model = copy.deepcopy(translator.model).double()
+    answerer = TranslationAnswerer(translator.processor, copy.deepcopy(translator.model).double())
     inputs = [*texts(13), "我" * 30, "Hello, 世界 123!", ""]
-    together = translator.task.predict(model, inputs, options(beams=beams, best=beams))
+    together = answerer.predict(inputs, options(beams=beams, best=beams))
     for batch in (1, 5):
-        alone = translator.task.predict(model, inputs, options(beams=beams, best=beams, batch=batch))
+        alone = answerer.predict(inputs, options(beams=beams, best=beams, batch=batch))
         for one, other in zip(together, alone, strict=True):
             assert one.text == other.text
             assert [text for text, _ in one.alternatives] == [text for text, _ in other.alternatives]
@@ -80,24 +88,24 @@ def test_the_best_come_best_first_and_differ(translator):
 
 
 def test_a_score_is_the_mean_log_probability_of_a_word_with_the_end(translator):
-    task, model = translator.task, translator.model
+    processor, model = translator.processor, translator.model
     answer = translator.predict("我爱", beams=1)
-    source = torch.tensor([[*task.source.encode("我爱"), task.source.end]])
-    written = [*task.target.encode(answer.text), task.target.end]
-    read = torch.tensor([[task.target.start, *written[:-1]]])
+    source = torch.tensor([[*processor.source.encode("我爱"), processor.source.end]])
+    written = [*processor.target.encode(answer.text), processor.target.end]
+    read = torch.tensor([[processor.target.start, *written[:-1]]])
     with torch.no_grad():
         chances = model.logits(model(source, read)).log_softmax(-1)[0]
     assert answer.score == pytest.approx(float(chances[range(len(written)), written].mean()), abs=1e-5)
 
 
 def test_the_recipe_gives_the_defaults(translator):
-    task, model, inputs = translator.task, translator.model, texts(7)
-    tokenizers = task.source, task.target, task.config
-    changed = Translation(*tokenizers, TranslationDecode(beam=3, length_penalty=0.5))
-    wanted = task.predict(model, inputs, options(beams=3, length_penalty=0.5, best=2))
-    assert changed.predict(model, inputs, options(best=2)) == wanted
-    other = Translation(*tokenizers, TranslationDecode(beam=3, length_penalty=-9.0))
-    assert other.predict(model, inputs, options(best=2)) != wanted
+    processor, model, inputs = translator.processor, translator.model, texts(7)
+    parts = processor.source, processor.target, processor.config
+    changed = TranslationProcessor(*parts, TranslationDecode(beam=3, length_penalty=0.5))
+    wanted = translator.answerer.predict(inputs, options(beams=3, length_penalty=0.5, best=2))
+    assert TranslationAnswerer(changed, model).predict(inputs, options(best=2)) == wanted
+    other = TranslationProcessor(*parts, TranslationDecode(beam=3, length_penalty=-9.0))
+    assert TranslationAnswerer(other, model).predict(inputs, options(best=2)) != wanted
 
 
 # options
@@ -158,7 +166,7 @@ def test_numbers_of_numpy_are_numbers(translator):
 
 
 def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
-    monkeypatch.setattr(Translation, "decode_text", lambda *_: "I see 1,00,000 books")
+    monkeypatch.setattr(TranslationGeneration, "decode_text", lambda *_: "I see 1,00,000 books")
     text = "我在23:59看1,000,000书"
     note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
     assert translator.predict(text).notes[-1] == note
@@ -171,14 +179,14 @@ def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
 
 
 def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypatch):
-    task, search = translator.task, translator.task._search
-    cut = [*task.target.encode("I"), *task.target.encode("\U00020000")[:-1]]  # three bytes of four
+    processor, search = translator.processor, TranslationGeneration.search_parts
+    cut = [*processor.target.encode("I"), *processor.target.encode("\U00020000")[:-1]]  # three bytes of four
 
     def broken(*args):
         return [[one._replace(tokens=cut) for one in found] for found in search(*args)]
 
     note = "the model wrote bytes that are no character, shown as \ufffd"
-    monkeypatch.setattr(task, "_search", broken)
+    monkeypatch.setattr(TranslationGeneration, "search_parts", broken)
     answer = translator.predict("我")
     assert (answer.text, answer.notes) == ("I\ufffd", [note])
     assert translator.look("我").calls[0].about["notes"] == [note]
@@ -237,11 +245,11 @@ def test_any_text_gets_an_answer_that_does_not_loop(translator, text, beams):
     answer = translator.predict(text, beams=beams)
     assert answer.score <= 0
     if len(answer.notes) == 0:  # one part
-        assert not has_loop(translator.task.target.encode(answer.text))
+        assert not has_loop(translator.processor.target.encode(answer.text))
 
 
 def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator):
-    tokenizer = translator.task.source
+    tokenizer = translator.processor.source
     for mark in ("<pad>", "<s>", "</s>"):
         tokens = tokenizer.encode(f"我{mark}爱")
         assert min(tokens) > tokenizer.end
@@ -255,7 +263,7 @@ def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator)
 
 
 def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(translator, monkeypatch):
-    monkeypatch.setattr(translator.task, "decode", translator.task.decode.model_copy(update={"part": 12}))
+    monkeypatch.setattr(translator.processor, "decode", translator.processor.decode.model_copy(update={"part": 12}))
     pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
     whole = translator.predict("".join(pieces))
     assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
@@ -273,9 +281,9 @@ def test_many_sentences_are_split_though_they_are_short(translator):
 
 def test_a_paragraph_of_two_thousand_characters_is_read_to_its_end(translator):
     paragraph = "".join(f"{chinese}。" for chinese in texts(600))[:2000]
-    parts = translator.task.split(paragraph)
+    parts = translator.answerer.begin(options()).split(paragraph)
     assert max(map(len, parts)) <= 64
-    assert "".join(map(translator.task.source.decode, parts)) == paragraph
+    assert "".join(map(translator.processor.source.decode, parts)) == paragraph
     answer = translator.predict(paragraph)
     assert answer.text
     assert answer.notes[0] == f"the translation was written in {len(parts)} parts"
@@ -290,12 +298,12 @@ def test_a_long_input_has_no_alternatives_and_says_so(translator):
 # loops and cuts
 
 
-def spoiled(task: Translation, model: EncoderDecoder, *liked: int) -> EncoderDecoder:
+def spoiled(processor: TranslationProcessor, model: EncoderDecoder, *liked: int) -> EncoderDecoder:
     """A model that wants to write the first of these tokens for ever, else the second, and so on."""
     model = copy.deepcopy(model)
     last = model.decoder.final_norm
     with torch.no_grad():
-        scores = torch.zeros(task.target.size, dtype=torch.float64)
+        scores = torch.zeros(processor.target.size, dtype=torch.float64)
         scores[list(liked)] = torch.arange(len(liked), 0, -1).double() * 5
         words = model.vocabulary.output_weight.double()
         # The hidden state that gives the wanted scores as nearly as it can, whatever is read.
@@ -306,31 +314,33 @@ def spoiled(task: Translation, model: EncoderDecoder, *liked: int) -> EncoderDec
 
 
 def test_an_answer_that_loops_is_written_anew(translator):
-    task = translator.task
-    (love,) = task.target.encode("love")
-    model = spoiled(task, translator.model, love, task.target.end)
+    processor = translator.processor
+    (love,) = processor.target.encode("love")
+    model = spoiled(processor, translator.model, love, processor.target.end)
     for beams in (1, 3):
-        (found,) = task._search(model, [task.source.encode("我看书")], Search(beams, 1, 1, 0.0), [[]], [PartNumber(0)])
+        request = TranslationGeneration(processor, model, Search(beams, 1, 1, 0.0))
+        (found,) = request.search_parts([processor.source.encode("我看书")], request.search, [[]], [PartNumber(0)])
         looping = has_loop(found[0].tokens)
-        (answer,) = task.predict(model, ["我看书"], options(beams=beams, length_penalty=0.0))
-        assert not has_loop(task.target.encode(answer.text))
+        answerer = TranslationAnswerer(processor, model)
+        (answer,) = answerer.predict(["我看书"], options(beams=beams, length_penalty=0.0))
+        assert not has_loop(processor.target.encode(answer.text))
         if beams == 1:
             assert looping, "else this tests nothing"
             assert answer.text == "love love love"
 
 
 def test_only_what_loops_is_written_anew(translator, monkeypatch):
-    task, search, calls = translator.task, translator.task._search, []
+    search, calls = TranslationGeneration.search_parts, []
 
-    def second_loops(model, pieces, how, prefixes, numbers):
+    def second_loops(self, pieces, how, prefixes, numbers):
         calls.append((len(pieces), how.no_repeat_ngram))
-        found = search(model, pieces, how, prefixes, numbers)
+        found = search(self, pieces, how, prefixes, numbers)
         if how.no_repeat_ngram == 0 and pieces:
             found[1] = [found[1][0]._replace(tokens=[300] * 9)]
         return found
 
     wanted = [answer.text for answer in translator.predict(["我", "你爱", "他"])]
-    monkeypatch.setattr(task, "_search", second_loops)
+    monkeypatch.setattr(TranslationGeneration, "search_parts", second_loops)
     answers = translator.predict(["我", "你爱", "他"])
     assert [answer.text for answer in answers] == wanted
     assert calls == [(3, 0), (0, 0), (1, 3)]
@@ -339,50 +349,51 @@ def test_only_what_loops_is_written_anew(translator, monkeypatch):
 
 
 def test_what_a_text_repeats_is_shortened_if_the_answer_loops(translator, monkeypatch):
-    task, search = translator.task, translator.task._search
-    short, long = ([*task.source.encode("我"), *task.source.encode("爱") * times] for times in (3, 40))
-    monkeypatch.setattr(task, "split", lambda text: [long if text == "long" else short])
+    processor, search = translator.processor, TranslationGeneration.search_parts
+    short, long = ([*processor.source.encode("我"), *processor.source.encode("爱") * times] for times in (3, 40))
+    monkeypatch.setattr(TranslationGeneration, "split", lambda _, text: [long if text == "long" else short])
 
-    def never_ending(model, pieces, how, prefixes, numbers):
-        found = search(model, pieces, how, prefixes, numbers)
+    def never_ending(self, pieces, how, prefixes, numbers):
+        found = search(self, pieces, how, prefixes, numbers)
         return [
             [one[0]._replace(tokens=[300] * 90, finished=False)] if piece == long else one
             for piece, one in zip(pieces, found, strict=True)
         ]
 
     wanted = translator.predict("short").text
-    monkeypatch.setattr(task, "_search", never_ending)
+    monkeypatch.setattr(TranslationGeneration, "search_parts", never_ending)
     answer = translator.predict("long")
     assert answer.text == wanted
     assert list(answer.notes) == ["the translation looped; retried with repeated input cut to three"]
-    (trace,) = task.traces(translator.model, "long", answer=None, options=options())
-    assert trace.reads["source"] == [*short, task.source.end]
+    (trace,) = translator.tracer.traces("long", answer=None, options=options())
+    assert trace.reads["source"] == [*short, processor.source.end]
 
 
 def test_what_has_a_reason_to_repeat_itself_may(translator):
-    task = translator.task
-    fish, digits = task.target.encode("fish"), task.target.encode("1000000")
-    assert task.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼"))
-    assert not task.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert task.has_looped(Hypothesis(fish * 30, -1.0, -1.0, True), task.source.encode("鱼鱼鱼鱼"))
-    assert not task.has_looped(Hypothesis(digits, -1.0, -1.0, True), task.source.encode("一百万"))
-    assert task.has_looped(Hypothesis(digits, -1.0, -1.0, False), task.source.encode("一百万")), "it never ended"
+    processor, request = translator.processor, translator.answerer.begin(options())
+    fish, digits = processor.target.encode("fish"), processor.target.encode("1000000")
+    assert request.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), processor.source.encode("鱼"))
+    assert not request.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), processor.source.encode("鱼鱼鱼鱼"))
+    assert request.has_looped(Hypothesis(fish * 30, -1.0, -1.0, True), processor.source.encode("鱼鱼鱼鱼"))
+    assert not request.has_looped(Hypothesis(digits, -1.0, -1.0, True), processor.source.encode("一百万"))
+    assert request.has_looped(Hypothesis(digits, -1.0, -1.0, False), processor.source.encode("一百万")), "it never ended"
 
 
 def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
-    task = translator.task
-    several = [number for word in ("love", "fish", "water") for number in task.target.encode(word)]
-    model = spoiled(task, translator.model, *several)
-    (answer,) = task.predict(model, ["我爱书"], options(beams=1))
+    processor = translator.processor
+    several = [number for word in ("love", "fish", "water") for number in processor.target.encode(word)]
+    model = spoiled(processor, translator.model, *several)
+    (answer,) = TranslationAnswerer(processor, model).predict(["我爱书"], options(beams=1))
     assert answer.notes[-1] == "the translation was cut off at its longest length"
     # Twice the source with its end, and ten more.
-    assert len(task.target.encode(answer.text)) <= 2 * (len(task.source.encode("我爱书")) + 1) + 10
+    assert len(processor.target.encode(answer.text)) <= 2 * (len(processor.source.encode("我爱书")) + 1) + 10
 
 
 def test_a_model_that_writes_nothing_says_so(translator):
-    task = translator.task
-    model = spoiled(task, translator.model, task.target.end)
-    (one, many, empty) = task.predict(model, ["我爱书", "我爱你看书。" * 5, ""], options(beams=1))
+    processor = translator.processor
+    model = spoiled(processor, translator.model, processor.target.end)
+    inputs = ["我爱书", "我爱你看书。" * 5, ""]
+    (one, many, empty) = TranslationAnswerer(processor, model).predict(inputs, options(beams=1))
     assert one.text == many.text == empty.text == ""
     assert one.notes == ["the model wrote nothing"]
     assert many.notes == ["the translation was written in 5 parts", "the model wrote nothing for 5 of the parts"]
@@ -394,52 +405,52 @@ def test_a_model_that_writes_nothing_says_so(translator):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_saved_translator_answers_as_before(tmp_path, shared):
-    task = prepared(sentences(60), {"shared": shared, "script": "simplified"}, beam=3, part=20)
-    assert (task.source is task.target) == shared
-    model = untrained(task)
-    loaded = clearhead.load(write(tmp_path / "model", task, model), device="cpu")
+    processor = prepared(sentences(60), {"shared": shared, "script": "simplified"}, beam=3, part=20)
+    assert (processor.source is processor.target) == shared
+    model = untrained(processor)
+    loaded = clearhead.load(write(tmp_path / "model", processor, model), device="cpu")
     inputs = [*texts(11), "愛" * 40, "", "😀"]
-    assert loaded.predict(inputs, best=2) == task.predict(model, inputs, options(best=2))
-    assert (loaded.task.source is loaded.task.target) == shared
-    assert loaded.task.settings == task.settings
+    assert loaded.predict(inputs, best=2) == TranslationAnswerer(processor, model).predict(inputs, options(best=2))
+    assert (loaded.processor.source is loaded.processor.target) == shared
+    assert loaded.processor.settings == processor.settings
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert ("tokenizer.json" in names) == shared
     assert ({"source-tokenizer.json", "target-tokenizer.json"} <= names) != shared
 
 
 def test_sides_of_their_own_have_sizes_of_their_own():
-    task = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
-    assert task.config.vocabulary == task.target.size
-    assert task.config.source_vocabulary == task.source.size
-    assert task.source.size != task.target.size
+    processor = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
+    assert processor.config.vocabulary == processor.target.size
+    assert processor.config.source_vocabulary == processor.source.size
+    assert processor.source.size != processor.target.size
 
 
 def test_tokenizers_of_another_model_are_refused(tmp_path):
-    task = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
-    task.target.save(tmp_path, "target-tokenizer")
-    task.target.save(tmp_path, "source-tokenizer")
-    source, target = task.source.size, task.target.size
+    processor = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
+    processor.target.save(tmp_path, "target-tokenizer")
+    processor.target.save(tmp_path, "source-tokenizer")
+    source, target = processor.source.size, processor.target.size
     with pytest.raises(
         CheckpointError, match=f"have {target} and {target} tokens, but its model {source} and {target}"
     ):
-        Translation.load(tmp_path, task.config, task.settings)
+        TranslationProcessor.load(tmp_path, processor.config, processor.settings)
 
 
 @pytest.mark.parametrize("wrong", [{"beam": "x"}, {"part": None}, {"bleu_tokenizer": "13b"}])
 def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
-    task = prepared(sentences(60))
-    task.save(tmp_path)
+    processor = prepared(sentences(60))
+    processor.save(tmp_path)
     with pytest.raises(CheckpointError, match=f"are invalid: decode.{next(iter(wrong))}"):
-        Translation.load(tmp_path, task.config, {**task.settings, **wrong})
+        TranslationProcessor.load(tmp_path, processor.config, {**processor.settings, **wrong})
 
 
 # examples
 
 
-def report_of(task: Translation, pairs: list[tuple[str, str]], **limits: float) -> tuple[PairExamples, Report]:
+def report_of(processor: TranslationProcessor, pairs: list[tuple[str, str]], **limits: float) -> tuple[PairExamples, Report]:
     report = Report()
     recipe = recipe_of(data={"train": "corpus.tsv", **limits})
-    return task.examples(rows_of(pairs, "data/corpus.tsv"), report, recipe), report
+    return processor.examples(rows_of(pairs, "data/corpus.tsv"), report, recipe), report
 
 
 def test_dropped_pairs_are_reported_with_their_reasons(translator):
@@ -452,7 +463,7 @@ def test_dropped_pairs_are_reported_with_their_reasons(translator):
         ("我", "I " * 10),
         ("我爱", "I love"),
     ]
-    examples, report = report_of(translator.task, pairs, longest=20, ratio=6.0)
+    examples, report = report_of(translator.processor, pairs, longest=20, ratio=6.0)
     assert str(report) == (
         "kept 3 of 7; dropped 2 with an empty side (corpus.tsv:2, :3), 1 longer than 20 tokens (corpus.tsv:4), "
         "1 with sides that differ more than 6 times in length (corpus.tsv:5)"
@@ -461,15 +472,15 @@ def test_dropped_pairs_are_reported_with_their_reasons(translator):
 
 
 def test_limits_are_inclusive_and_may_be_off(translator):
-    examples, report = report_of(translator.task, [("我" * 20, "I"), ("我", "I " * 20)], longest=20, ratio=0)
+    examples, report = report_of(translator.processor, [("我" * 20, "I"), ("我", "I " * 20)], longest=20, ratio=0)
     assert (len(examples), report.dropped) == (2, {})
-    examples, report = report_of(translator.task, [("我" * 2, "I " * 12)], longest=20, ratio=6.0)
+    examples, report = report_of(translator.processor, [("我" * 2, "I " * 12)], longest=20, ratio=6.0)
     assert report.dropped == {}
 
 
 def test_a_corpus_of_which_nothing_is_left_is_refused(translator):
     with pytest.raises(DataError, match=r"no pair is left to use: kept 0 of 2; dropped 2 with an empty side"):
-        report_of(translator.task, [("", "I"), ("我", "")])
+        report_of(translator.processor, [("", "I"), ("我", "")])
 
 
 def test_a_batch_is_what_one_writes_down_by_hand():
@@ -487,21 +498,22 @@ def test_a_batch_is_what_one_writes_down_by_hand():
 
 
 def test_the_loss_is_the_sum_over_all_words_that_count(translator):
-    task, model = translator.task, translator.model
+    processor, model = translator.processor, translator.model
     pairs = sentences(5, seed=8)
-    examples = task.examples(rows_of(pairs), Report())
+    examples = processor.examples(rows_of(pairs), Report())
     sizes = tuple(int(size) + 3 for size in examples.lengths.max(0))
     with torch.no_grad():
-        together = task.loss(model, examples.collate(Batch(np.arange(5), sizes)))
+        objective = TASK.objective(processor, recipe_of())
+        together = objective.loss(model, examples.collate(Batch(np.arange(5), sizes)))
         chances = torch.zeros(())
         for chinese, english in pairs:
-            source = torch.tensor([[*task.source.encode(chinese), task.source.end]])
-            written = [*task.target.encode(english), task.target.end]
-            hidden = model(source, torch.tensor([[task.target.start, *written[:-1]]]))
+            source = torch.tensor([[*processor.source.encode(chinese), processor.source.end]])
+            written = [*processor.target.encode(english), processor.target.end]
+            hidden = model(source, torch.tensor([[processor.target.start, *written[:-1]]]))
             chances += model.logits(hidden).log_softmax(-1)[0, range(len(written)), written].sum()
     torch.testing.assert_close(together, -chances, rtol=1e-5, atol=1e-5)
 
 
 def test_columns_without_one_of_the_two_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="columns must name target; they name source"):
-        list(Translation.read(tmp_path / "x.tsv", ["source"]))
+        list(TranslationProcessor.read(tmp_path / "x.tsv", ["source"]))

@@ -11,13 +11,14 @@ import torch
 
 from clearhead import model_folder
 from clearhead.model import EncoderDecoder
-from clearhead.tasks import Translation
-from clearhead.tasks.sequence_to_sequence import SearchOptions
+from clearhead.tasks.sequence_to_sequence.search import SearchOptions
+from clearhead.tasks.translation import TASK, TranslationAnswerer, TranslationProcessor
 from clearhead.text import Report, Row
 from clearhead.train.checkpoints import Checkpoints
+from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, Train, check_recipe
+from clearhead.train.recipe import Recipe, check_recipe
 from tests.train.corpus import sentences
 
 SHAPE = {"shape": "tiny", "width": 64, "heads": 4, "feedforward": 128, "layers": 1, "dropout": 0.0}
@@ -33,45 +34,45 @@ def recipe_of(text: dict[str, Any] | None = None, **sections: dict[str, Any]) ->
     return check_recipe({"task": "translation", **values}, "test")
 
 
-def prepared(pairs: list[tuple[str, str]], text: dict[str, Any] | None = None, **decode: Any) -> Translation:
-    """The task alone, with its tokenizers."""
-    return Translation.prepare(rows_of(pairs), recipe_of(text, decode=decode))
+def prepared(pairs: list[tuple[str, str]], text: dict[str, Any] | None = None, **decode: Any) -> TranslationProcessor:
+    """The stored part alone, with its tokenizers."""
+    return TranslationProcessor.prepare(rows_of(pairs), recipe_of(text, decode=decode))
 
 
 def options(**values: Any) -> SearchOptions:
-    """What `task.predict` is given where a user would write `predictor.predict(…, **values)`."""
-    return Translation.read_options("predict", values)
+    """What `answerer.predict` is given where a user would write `predictor.predict(…, **values)`."""
+    return TASK.read_options("predict", values)
 
 
-def untrained(task: Translation, seed: int = 3) -> EncoderDecoder:
+def untrained(processor: TranslationProcessor, seed: int = 3) -> EncoderDecoder:
     torch.manual_seed(seed)
-    model = task.build().eval()
+    model = processor.build().eval()
     assert isinstance(model, EncoderDecoder)
     return model
 
 
 @cache
-def learned() -> tuple[Translation, EncoderDecoder]:
+def learned() -> TranslationAnswerer:
     """It translates nearly every sentence of `sentences` word by word. Do not change it: copy what you change."""
     pairs = sentences(2000, seed=1)
-    task, alone = prepared(pairs), Processes(0, 1, torch.device("cpu"))
-    task.configure(recipe_of(loss={"label_smoothing": 0.05}))
-    model = untrained(task)
-    settings = Train(
-        steps=300,
-        batch_tokens=800,
-        warmup=20,
-        learning_rate=0.005,
-        schedule="linear",
-        evaluate_every=1000,
-    )
+    train = {
+        "steps": 300,
+        "batch_tokens": 800,
+        "warmup": 20,
+        "learning_rate": 0.005,
+        "schedule": "linear",
+        "evaluate_every": 1000,
+    }
+    recipe = recipe_of(loss={"label_smoothing": 0.05}, train=train)
+    processor, alone = TranslationProcessor.prepare(rows_of(pairs), recipe), Processes(0, 1, torch.device("cpu"))
+    model, objective = untrained(processor), TASK.objective(processor, recipe)
+    data = TrainingData(recipe, TASK, objective, processor.examples(rows_of(pairs), Report()))
     with TemporaryDirectory() as scratch:
-        checkpoints = Checkpoints(Path(scratch) / "checkpoints", 1, alone)
-        Trainer(settings, task, model, task.examples(rows_of(pairs), Report()), None, checkpoints, alone).run()
-    return task, model.eval()
+        Trainer(data, model, Checkpoints(Path(scratch) / "checkpoints", 1, alone), alone).run()
+    return TranslationAnswerer(processor, model.eval())
 
 
-def write(path: Path, task: Translation, model: EncoderDecoder) -> Path:
+def write(path: Path, processor: TranslationProcessor, model: EncoderDecoder) -> Path:
     """A model folder of these."""
-    model_folder.write(path, task=task, model=model, metrics={}, card="# a test\n")
+    model_folder.write(path, task=TASK, processor=processor, model=model, metrics={}, card="# a test\n")
     return path

@@ -27,15 +27,23 @@ MODULES = {
 class TaskTable(Mapping[str, Task]):
     """All tasks by their names in recipes."""
 
+    def __init__(self) -> None:
+        self._loaded: dict[str, Task] = {}
+
+    def add(self, task: Task) -> None:
+        """Makes a task known that is declared outside this package."""
+        self._loaded[task.name] = task
+
     def __getitem__(self, name: str) -> Task:
-        task: Task = import_module(f"clearhead.tasks.{MODULES[name]}").TASK
-        return task
+        if name not in self._loaded:
+            self._loaded[name] = import_module(f"clearhead.tasks.{MODULES[name]}").TASK
+        return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(dict.fromkeys([*MODULES, *self._loaded]))
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len({*MODULES, *self._loaded})
 
 
 TASKS = TaskTable()
