@@ -21,7 +21,12 @@ from clearhead.errors import LensError
 from clearhead.lens.analysis.ablation import count_heads
 from clearhead.lens.attention_names import find_attentions, select_layers, to_python_number
 from clearhead.lens.huggingface.arguments import HIDING_VALUE, classify_function
-from clearhead.lens.huggingface.cache_positions import ForwardPass, find_cache, read_layer_states
+from clearhead.lens.huggingface.cache_positions import (
+    ForwardPass,
+    find_cache,
+    read_layer_number,
+    read_layer_states,
+)
 from clearhead.lens.huggingface.discovery import AttentionInfo, describe_attentions
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
@@ -163,7 +168,7 @@ class HiddenKeys:
 
     def find_visible(self, module: nn.Module, queries: int, keys: int) -> Tensor:
         """Which of these keys are not hidden: (keys,). A cache that slides hands over only the last ones."""
-        where = self.passes.current(module).locate(getattr(module, "layer_idx", None), queries, keys, self.info)
+        where = self.passes.current(module).locate(read_layer_number(module), queries, keys, self.info)
         places = torch.arange(where.first_key, where.first_key + keys, device=self.positions.device)
         return ~torch.isin(places, self.positions)
 

@@ -31,6 +31,12 @@ def _get_layers(cache: Any) -> Sequence[Any]:
     return layers
 
 
+def read_layer_number(module: nn.Module) -> int | None:
+    """The number of a module's cache layer; None where layers share a module, as Zamba's (None) and Zamba2's (−1)."""
+    number = getattr(module, "layer_idx", None)
+    return number if isinstance(number, int) and number >= 0 else None
+
+
 class LayerCacheState(NamedTuple):
     """The state of one cache layer before a step."""
 
@@ -173,7 +179,7 @@ def find_context_layers(known: Mapping[nn.Module, AttentionInfo]) -> frozenset[i
     """The cache layers that hold only keys of another text or picture, as Mllama's do."""
     numbers: dict[bool, set[int]] = {True: set(), False: set()}
     for module, info in known.items():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and (info.cross or info.grows):
+        layer = read_layer_number(module)
+        if layer is not None and (info.cross or info.grows):
             numbers[info.cross].add(layer)
     return frozenset(numbers[True] - numbers[False])
