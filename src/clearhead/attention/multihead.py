@@ -287,8 +287,11 @@ def hide_keys(mask: Mask | None, positions: Int[Tensor, " positions"], keys: int
     return rest if mask is None else as_mask(mask) & rest
 
 
-def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Some rows of a projection, as a projection."""
+def _select_rows(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Some rows of a projection, as a projection; all are computed by a module that is no linear layer itself."""
+    if not isinstance(linear, nn.Linear):  # such as an adapter around one, which shows the weight of that as its own
+        whole: Tensor = linear(x)
+        return whole[..., rows]
     bias: Tensor | None = linear.bias
     return F.linear(x, effective_weight(linear)[rows], None if bias is None else bias[rows])
 

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
@@ -114,15 +113,15 @@ class AttentionInfo(NamedTuple):
     name: str
     cross: bool
     grows: bool  # with a cache, if there is one
-    out: Float[Tensor, "width features"] | None  # the weight that merges its heads
+    out: nn.Module | None  # the projection that merges its heads
 
 
 def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[nn.Module, AttentionInfo]:
-    """Every attention of a model with its facts; those named in `with_out` with their output weight."""
+    """Every attention of a model with its facts; those named in `with_out` with their output projection."""
     attending = find_attending_modules(model)
     paths = {module: path for path, module in attending.items()}
     named = _name_attentions(attending)
-    outs = {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in with_out}
+    outs = {named[name]: _find_output_projection(model, name, paths[named[name]]) for name in with_out}
     alone = not any("decoder" in name.split(".") for name in named)
     return {
         module: AttentionInfo(
@@ -305,13 +304,13 @@ def _read_integer(place: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_weights(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, Float[Tensor, "width features"]]:
-    """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
+def find_output_projections(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, nn.Module]:
+    """The modules that merge the heads of these attentions; LensError for a family where that is not known."""
     infos = describe_attentions(model, names)
     return {module: info.out for module, info in infos.items() if info.out is not None}
 
 
-def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
+def _find_output_projection(model: nn.Module, name: str, path: str) -> nn.Module:
     module = model.get_submodule(path)
     place = PLACES.get(type(module).__name__)
     if place is None:
@@ -320,8 +319,10 @@ def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
             f"supported are {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
-    linear = around.get_submodule(place.removeprefix("^"))
-    weight = getattr(linear, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise LensError(f"norms=True needs the weight of the output projection of {name!r}; {linear} has none")
-    return weight.T if type(linear).__name__ == "Conv1D" else weight
+    try:
+        return around.get_submodule(place.removeprefix("^"))
+    except AttributeError:
+        raise LensError(
+            f"norms=True needs the output projection of {name!r}, which is not in the watched {type(model).__name__}; "
+            "watch the model that it belongs to, and choose the attention with layers="
+        ) from None
