@@ -11,7 +11,8 @@ from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.norms import coverage
-from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles, head_roles
+from clearhead.lens.analysis.role_measurement import head_roles
+from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles
 from clearhead.lens.attention_names import find_attentions
 from tests.lens.handmade_heads import COMMA, WORDS, Built
 from tests.lens.huggingface_zoo import made, tokens
