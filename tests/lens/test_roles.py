@@ -215,6 +215,15 @@ def test_what_is_not_there_is_refused_with_what_is(causal, ask, words):
         ask(causal)
 
 
+@pytest.mark.unchecked
+def test_a_head_is_looked_up_by_the_name_of_its_attention_and_its_number():
+    roles = HeadRoles([("decoder.0.self", 0, {}), ("decoder.1.self", 0, {})])
+    with pytest.raises(LensError, match=r"such as roles\['decoder.0.self', 0\], got 'decoder.1.self'"):
+        roles["decoder.1.self"]
+    with pytest.raises(LensError, match=r"called 1; did you mean 'decoder.1.self'\?"):
+        roles[1, 0]
+
+
 def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():
     with pytest.raises(LensError, match="2 vocabularies for 1 texts"):
         head_roles(Built(["broad"]), text(), vocabulary=(WORDS, WORDS))

@@ -132,6 +132,9 @@ class HeadRoles:
         )
 
     def __getitem__(self, place: tuple[str, int]) -> HeadRole:
+        if not isinstance(place, tuple) or len(place) != 2:
+            name, head, *_ = self.heads[0] if self.heads else ("decoder.0.self", 0)
+            raise LensError(f"roles are indexed by a name and a head, such as roles[{name!r}, {head}], got {place!r}")
         name, head = place
         check_name(name, dict.fromkeys(one.name for one in self.heads))
         found = [one for one in self.heads if one.name == name]

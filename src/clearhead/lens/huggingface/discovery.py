@@ -17,7 +17,7 @@ from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import WRAPPERS
+from clearhead.lens.attention_names import CROSS, WRAPPERS
 from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
 from clearhead.lens.huggingface.interface_usage import calls_interface, keeps_keys
 
@@ -99,7 +99,6 @@ def _is_called_attention(path: str, module: nn.Module) -> bool:
     return named is not None and any(True for _ in module.parameters())
 
 
-CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
 # Words without information: common names of submodules.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
