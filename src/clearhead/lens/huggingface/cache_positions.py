@@ -25,6 +25,11 @@ def find_cache(values: Iterable[Any]) -> Any | None:
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
+def list_outputs(output: Any) -> list[Any]:
+    """The values that a model returns."""
+    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []
+
+
 def _get_layers(cache: Any) -> Sequence[Any]:
     """The layers of a cache, of an encoder-decoder's those of self-attention."""
     layers: Sequence[Any] = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
@@ -132,6 +137,14 @@ class ForwardPass:
         if known.cross:
             return Location(self.length, 0, keys)
         state = self._find_state(layer, queries, keys, known)
+        if known.joint:
+            if self.length or (state is not None and state.slots is not None):
+                raise LensError(
+                    f"{known.name!r} attends to its own text and to the encoder's in one softmax: of its {keys} keys "
+                    "the encoder's come last, and a cache puts new ones before them, so that positions would move; "
+                    "call generate(…, use_cache=False), or run one forward pass over source and answer"
+                )
+            return Location(None, 0, keys)
         if self.cache is None or state is None or (state.length and keys == queries):
             return Location(None if known.grows else 0, 0, keys)
         total = state.length + queries

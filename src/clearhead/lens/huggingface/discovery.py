@@ -8,6 +8,7 @@ cross-attention; the rest is dropped as long as names stay distinct.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -112,6 +113,7 @@ class AttentionInfo(NamedTuple):
     name: str
     cross: bool
     grows: bool  # with a cache, if there is one
+    joint: bool  # whether one softmax goes over its own text, and after that over the encoder's
     out: nn.Module | None  # the projection that merges its heads
 
 
@@ -124,7 +126,11 @@ def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[
     alone = not any("decoder" in name.split(".") for name in named)
     return {
         module: AttentionInfo(
-            name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+            name,
+            is_cross(paths[module], module),
+            _grows_with_cache(name, module, alone),
+            reads_both_texts(module),
+            outs.get(module),
         )
         for name, module in named.items()
     }
@@ -133,6 +139,12 @@ def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[
 def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
     """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
     return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
+
+
+def reads_both_texts(module: nn.Module) -> bool:
+    """Whether a decoder's keys are those of its own text, followed by the encoder's, as T5Gemma2 has them."""
+    kind: Any = type(module)
+    return "merged_attention_mask" in inspect.signature(kind.forward).parameters
 
 
 class AttentionPlace(NamedTuple):

@@ -27,6 +27,7 @@ from clearhead.lens.huggingface.cache_positions import (
     find_cache,
     find_context_layers,
     is_appended,
+    list_outputs,
     place_by_mask,
     read_layer_number,
     read_layer_states,
@@ -120,7 +121,9 @@ class ForwardTracker:
         else:
             seen = to_seen(got, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
-        if first_query is None:
+        if known.joint:
+            first_query, tokens = 0, got.q.shape[2]
+        elif first_query is None:
             first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         appended = is_appended(frame.cache, layer, got.k)
@@ -199,7 +202,7 @@ class ForwardTracker:
         if self._frames:
             return
         self._thread.last_growth = frame.growth
-        cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
+        cache = find_cache(list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
             alive = {key: one for key, one in self._thread.growths.items() if one.cache() is not None}
@@ -341,7 +344,3 @@ def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return kwargs
     names = list(_get_signature(kind).parameters)[1:]
     return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
-
-
-def _list_outputs(output: Any) -> list[Any]:
-    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []
