@@ -108,9 +108,9 @@ def test_json_is_an_object_a_line(model: Path) -> None:
     assert second["input"] == "你好"
 
 
-def test_several_answers_are_numbered(model: Path) -> None:
+def test_several_answers_are_numbered_by_their_rank(model: Path) -> None:
     done = run("predict", model, "-", "--best", "2", stdin=b"aB\n\ncD\n")
-    assert done.out.splitlines() == ["1\t-0.5000\tBa!", "1\t-2.0000\tAB", "2\t\t", "3\t-0.5000\tDc!", "3\t-2.0000\tCD"]
+    assert done.out.splitlines() == ["1\t-0.5000\tBa!", "2\t-2.0000\tAB", "1\t\t", "1\t-0.5000\tDc!", "2\t-2.0000\tCD"]
 
 
 def test_notes_go_to_stderr(model: Path) -> None:

@@ -1,10 +1,12 @@
-"""Text for messages: sizes, durations and counts, and a suggestion for an unknown name."""
+"""Text for messages: sizes, durations and counts, a suggestion for an unknown name; and numbers that users write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
+
+DIGITS = 18  # of a number that fits into 64 bits
 
 
 def format_bytes(count: int) -> str:
@@ -37,6 +39,15 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
     ('1 step', '2,000 steps', '0 queries')
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def parse_whole_number(text: str) -> int | None:
+    """The number that ASCII digits write; None for any other text, and for more than 18 digits.
+
+    >>> parse_whole_number("042"), parse_whole_number("٣"), parse_whole_number("-1"), parse_whole_number("9" * 5000)
+    (42, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
 
 
 def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -91,7 +91,8 @@ def predict(
 
     The answer of a language model to a single INPUT keeps its line breaks; on a terminal it appears as it is written.
     An INPUT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
-    --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, ANSWER with tabs between.
+    --batch 1, each before the next is read. --best gives lines of RANK, SCORE, ANSWER with tabs between;
+    each INPUT begins again at rank 1.
     """
     if stream and as_json:
         raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
@@ -118,7 +119,7 @@ def predict(
             if lines and not as_json:
                 print_output(_without_control(answer.text))
             else:
-                print_output(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
+                print_output(_as_json(text, answer) if as_json else _as_lines(answer, ranked=ranked))
         flush_output()
 
 
@@ -189,11 +190,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _as_line(answer: Prediction, number: int | None) -> str:
-    if number is None:
+def _as_lines(answer: Prediction, *, ranked: bool) -> str:
+    """The answer in one line; `ranked` gives a line of rank, score and text for it and for each alternative."""
+    if not ranked:
         return _one_line(answer.text)
     return "\n".join(
-        f"{number}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}" for text, score in answer.ranking()
+        f"{rank}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}"
+        for rank, (text, score) in enumerate(answer.ranking(), 1)
     )
 
 
