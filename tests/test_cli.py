@@ -255,7 +255,7 @@ def test_a_task_may_have_a_command_of_its_own(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["echo", "MODEL", "shot", "word"], "echo: 'shot' is not known; did you mean 'shout'?"),
+        (["echo", "MODEL", "shot", "word"], "echo has no action 'shot'; did you mean 'shout'?"),
         (["echo", "MODEL"], "Missing argument"),
         (["echo", "nowhere", "shout", "word"], "there is no folder 'nowhere'"),
         (["echo", "zh-en", "shout", "word"], "zh-en is a model for translation, not for echo"),

@@ -136,6 +136,19 @@ class Predictor:
         with torch.inference_mode():
             return self.task.evaluate(self.model, rows, checked)
 
+    def act(self, action: str, *arguments: str | int | Path, as_json: bool = False) -> list[str]:
+        """Does what `clearhead TASK MODEL ACTION ARGUMENT …` does, and returns the lines that it prints.
+
+        Models for answers have actions: `act("add", "When do you open?", "At nine.")`, `act("remove", 3)` and
+        `act("list")`. They change the model's folder; every process that has loaded it answers accordingly from its
+        next call on.
+        """
+        self.task.check_action(action)
+        if self.folder is None:
+            raise ConfigError(f"{action} changes the folder of a model, and this model was not loaded from one")
+        with torch.inference_mode():
+            return self.task.act(action, self.model, self.folder, [str(one) for one in arguments], as_json=as_json)
+
     def read_rows(self, data: Examples, *, columns: Columns = None) -> list[Row]:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):

@@ -163,16 +163,13 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
-        from clearhead.formatting import suggest_name
         from clearhead.predictor import load
 
-        if action not in task.actions:
-            raise ConfigError(f"{task.name}: {action!r} is not known; {suggest_name(action, task.actions)}")
+        task.check_action(action)
         predictor = load(model, device=device, base=base)
-        if predictor.task.name != task.name or predictor.folder is None:
+        if predictor.task.name != task.name:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
-        lines = predictor.task.act(action, predictor.model, predictor.folder, arguments or [], as_json=as_json)
-        for line in lines:
+        for line in predictor.act(action, *arguments or [], as_json=as_json):
             print_output(line)
         flush_output()
 

@@ -311,14 +311,16 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def predict(self, model: PooledEncoder, inputs: Sequence[str], options: AnswerOptions) -> list[AnswerPrediction]:
         if not inputs:
             return []
+        finder = self.finder = self.finder.with_newest_index()  # one index for the call, whatever other threads do
         vectors, scores = self._encode(model, inputs, options.batch)
         empty = [not self.tokenizer.normal(given).strip() for given in inputs]
-        return self.finder.answer(vectors, scores, empty=empty, best=options.best)
+        return finder.answer(vectors, scores, empty=empty, best=options.best)
 
     def evaluate(self, model: PooledEncoder, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
         """Scores of a model's answers; answers of pairs that the index lacks are candidates for the time being."""
         if self.kind == "intents":
             return super().evaluate(model, rows, options)
+        self.finder = self.finder.with_newest_index()
         own = {*self.finder.index.answers.values()}
         wanted = dict.fromkeys([*(answer for _, answer in map(_clean, rows)), *([] if own else self.candidates)])
         texts, there = [text for text in wanted if text and text not in own], copy.copy(self)
