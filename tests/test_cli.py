@@ -64,7 +64,7 @@ def test_a_text_that_begins_with_a_dash_goes_after_two(model: Path) -> None:
 def test_each_line_of_the_input_is_answered_with_a_line(model: Path, dash: list[str]) -> None:
     lines = "\ufeffabc\r\n\n  \nx\u2028y\x85\x0bz\n" + "最后"
     done = run("predict", model, *dash, stdin=lines.encode())
-    assert done == (0, "cba!\n\n  !\nz\x0b\x85y\u2028x!\n后最!\n", "")
+    assert done == (0, "cba!\n\n  !\nz\\x0b\\u0085y\u2028x!\n后最!\n", "")
     assert run("predict", model, *dash, stdin=b"") == (0, "", "")
 
 
@@ -106,6 +106,18 @@ def test_json_is_an_object_a_line(model: Path) -> None:
     }
     assert "你好" in done.out
     assert second["input"] == "你好"
+
+
+def test_no_output_controls_the_terminal(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "a\x1b[2J\x9b\x07"
+    assert run("predict", model, hostile).out == "\\x07\\u009bJ2[\\x1ba!\n"
+    assert run("predict", model, hostile, "--stream").out == "\\x07\\u009bJ2[\\x1ba!\n"
+    written = run("predict", model, hostile, "--json").out
+    assert "\x9b" not in written
+    assert json.loads(written)["input"] == hostile
+    assert run("echo", model, "shout", "a\tb\n\x1bc").out == "A\tB\\n\\x1bC!\n", "one output a line"
+    monkeypatch.setattr(Echo, "writes_lines", True)
+    assert run("predict", model, "\ta\x1b").out == "\\x1ba\t!\n"
 
 
 def test_several_answers_are_numbered_by_their_rank(model: Path) -> None:
@@ -332,7 +344,7 @@ def test_wrong_data_is_refused_with_its_line(model: Path, tmp_path: Path) -> Non
 
 def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "tiny.toml"
-    recipe.write_text('about = "small [bold]"\nlicence = "CC BY 2.0"\n')
+    recipe.write_text('about = "small [bold]\\u001b"\nlicence = "CC BY 2.0"\n')
     (model / "recipe.toml").write_bytes(recipe.read_bytes())
     table = tmp_path / "pairs.tsv.gz"
     table.write_bytes(b"x" * 2**20)
@@ -345,7 +357,7 @@ def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pyt
     shown = [line.split() for line in done.out.splitlines() if "my-" in line]
     assert shown == [
         ["my-model", "echo", format_bytes(size).split()[0], "kB", "same", "12.5", "CC", "BY", "2.0"],
-        ["my-recipe", "small", "[bold]"],
+        ["my-recipe", "small", r"[bold]\x1b"],
         ["shipped:my-corpus", "1.0", "MB"],
     ]
     for kind in ("models", "recipes", "corpora"):

@@ -117,7 +117,7 @@ def predict(
             for note in answer.notes:
                 print_message(f"{name} {number}: {note}")
             if lines and not as_json:
-                print_output(_without_control(answer.text))
+                print_output(answer.text)
             else:
                 print_output(_as_json(text, answer) if as_json else _as_lines(answer, ranked=ranked))
         flush_output()
@@ -128,7 +128,7 @@ def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any
         for note in predictor.task.stream_notes(text):
             print_message(note)
         for piece in predictor.stream(text, inputs_before=number, **options):
-            print_output(_without_control(piece) if lines else _one_line(piece), end="")
+            print_output(piece if lines else _one_line(piece), end="")
             flush_output()
         print_output("")
         flush_output()
@@ -202,11 +202,6 @@ def _as_lines(answer: Prediction, *, ranked: bool) -> str:
 
 def _one_line(text: str) -> str:
     return text.translate({ord(mark): " " for mark in "\r\n\t"})
-
-
-def _without_control(text: str) -> str:
-    """The text without characters that would control a terminal; line breaks and tabs stay."""
-    return "".join(mark for mark in text if mark in "\n\t" or not (mark < " " or "\x7f" <= mark < "\xa0"))
 
 
 def _as_json(text: str, answer: Prediction) -> str:

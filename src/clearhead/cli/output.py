@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from clearhead.errors import ClearheadError, DataError, DiskFullError, TrainingError, out_of_memory
+from clearhead.formatting import escape_control
 
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 
@@ -16,8 +17,9 @@ class StdoutClosed(Exception):
 
 
 def print_output(text: str, end: str = "\n") -> None:
+    """Prints text or a line of JSON to stdout; control characters, which may come from a file, are escaped."""
     try:
-        print(text, end=end)
+        print(escape_control(text), end=end)
     except BrokenPipeError:
         raise StdoutClosed from None
 
@@ -31,8 +33,7 @@ def flush_output() -> None:
 
 def print_message(message: str) -> None:
     """Prints a message to stderr; control characters, which may come from a file, are escaped."""
-    plain = "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in message)
-    print(f"clearhead: {plain}", file=sys.stderr, flush=True)
+    print(f"clearhead: {escape_control(message)}", file=sys.stderr, flush=True)
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
@@ -43,7 +44,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
         program = context.command_path if context else "clearhead"
         return 2, f"{message() or 'a command is missing'} ({program} --help lists all options)"
     if isinstance(error, DataError):
-        return 2, str(error).replace("\n", "\\n")  # of a file's name
+        return 2, escape_control(str(error), keep="")  # one line, whatever a file's name is
     if isinstance(error, ClearheadError):
         return 1 if isinstance(error, (TrainingError, DiskFullError)) else 2, str(error)
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):

@@ -163,6 +163,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
+        from clearhead.formatting import escape_control
         from clearhead.predictor import load
 
         task.check_action(action)
@@ -170,7 +171,7 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         if predictor.task.name != task.name:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
         for line in predictor.act(action, *arguments or [], as_json=as_json):
-            print_output(line)
+            print_output(escape_control(line, keep="\t"))
         flush_output()
 
     run.__doc__ = f"What else a model for {task.name} can do.\n\n{listed}"
