@@ -493,9 +493,91 @@ def test_a_model_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:
 
 def test_help_and_version() -> None:
     assert run("--version") == (0, "clearhead 0.1.0\n", "")
-    for command in ("train", "predict", "evaluate", "models"):
-        assert command in run("--help").out
+    tasks = [task for name, task in TASKS.items() if task.actions and name != "echo"]
+    listed = run("--help").out
+    for command in ("train", "predict", "evaluate", "models", *(task.name for task in tasks)):
+        assert f"│ {command} " in listed
         assert run(command, "--help").code == 0
+
+
+# Streams that are closed
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments"),
+    [
+        ("stdout", ["--help"]),
+        ("stdout", ["--version"]),
+        ("stdout", ["models"]),
+        ("stdout", ["predict", "--help"]),
+        ("stdout", ["predict", "MODEL", "abc"]),
+        ("stderr", ["predict", "nowhere", "abc"]),
+        ("stderr", ["predict", "MODEL", "a" * 60]),
+    ],
+)
+def test_a_pipe_without_a_reader_ends_a_command_quietly(
+    model: Path, monkeypatch: pytest.MonkeyPatch, stream: str, arguments: list[str]
+) -> None:
+    streams = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as pipe:
+        for name, other in {**streams, stream: pipe}.items():
+            monkeypatch.setattr(sys, name, other)
+        assert cli.main([argument.replace("MODEL", str(model)) for argument in arguments]) == 141
+        assert os.fstat(writer).st_rdev == os.stat(os.devnull).st_rdev, "or Python would complain at its exit"
+    assert streams["stderr"].getvalue() == ""
+
+
+CLOSED = "clearhead: the standard output is closed; redirect it to a file, or to /dev/null\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["models"], ["predict", "MODEL", "abc"]])
+def test_a_closed_output_is_refused_in_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main([argument.replace("MODEL", str(model)) for argument in arguments]) == 2
+    assert capsys.readouterr().err == CLOSED
+
+
+def test_messages_for_a_closed_stderr_do_not_go_to_the_output(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["predict", str(model), "a" * 60]) == 0
+    assert cli.main(["predict", "nowhere", "a"]) == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == "a" * 60 + "!\n"
+
+
+def test_a_closed_input_is_refused_where_it_is_needed(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["predict", str(model), "abc"]) == 0
+    for command in (["predict", str(model)], ["predict", str(model), "-"], ["look", str(model), "-"]):
+        assert cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert "the standard input is closed; give an INPUT" in error
+        assert error.count("\n") == 1
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stream() -> None:
+    code = "import os; from clearhead.cli.output import prepare_streams; prepare_streams(); "
+    code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
+    closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(closed).returncode > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [(["\udcff.toml"], "RECIPE"), (["a.toml", "--set", "a=\udcff"], "--set"), (["a.toml", "--out", "\udcff"], "--out")],
+)
+def test_bytes_that_no_recipe_can_hold_are_refused_before_training(arguments: list[str], place: str) -> None:
+    done = run("train", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert done.err.startswith(f"clearhead: {place} is not UTF-8: byte 0xFF at place ")
 
 
 # As a program of its own
@@ -519,7 +601,7 @@ def test_a_pipe_that_closes_early_ends_it_quietly_in_utf8(model: Path) -> None:
         running.stdout.close()
         running.stdin.write(b"abc\n" * 3)
         running.stdin.flush()
-        assert running.wait(60) == 0
+        assert running.wait(60) == 141
         assert running.stderr.read() == b""
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,16 +23,24 @@ except ModuleNotFoundError:
 
 from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
 from clearhead.cli.options import Base, Device, Json, Model, Threads
-from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
+from clearhead.cli.output import (
+    describe_error,
+    discard_output,
+    flush_output,
+    prepare_streams,
+    print_message,
+    print_output,
+)
 from clearhead.cli.startup import INTERRUPTED, import_torch
-from clearhead.cli.stdin import batch_inputs, open_inputs
-from clearhead.cli.task_options import add_task_options, make_task_command, refuse_foreign_options
+from clearhead.cli.stdin import batch_inputs, decode_utf8, open_inputs
+from clearhead.cli.task_options import TASK_COMMANDS, add_task_options, make_task_command, refuse_foreign_options
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
     from clearhead.tasks import Prediction
 
 BATCH = 64
+READER_LEFT = 141  # the exit code when a pipe's reader has left, as shells have it for SIGPIPE
 
 
 def _print_version(wanted: bool) -> bool:
@@ -68,6 +75,8 @@ def train(
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume continues a run, --overwrite replaces it; choose one")
+    for place, text in [("RECIPE", recipe), *(("--set", change) for change in changes or []), ("--out", str(out))]:
+        decode_utf8(os.fsencode(text), place)  # the run's files repeat them as UTF-8
     import_torch(threads)
     from clearhead.train import run_training
 
@@ -151,33 +160,44 @@ def build_app(wanted: str | None) -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         help="Build, train and ship Transformers, and see what every head looks at.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 141 pipe closed.",
     )
     app.callback()(global_options)
     for name, command in COMMANDS.items():
         app.command(name)(add_task_options(command, name, load=name == wanted))
     if wanted is not None and wanted not in COMMANDS and (own := make_task_command(wanted)) is not None:
         app.command(wanted)(own)
+    for name, about in TASK_COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=about)(lambda: None)  # only listed
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; errors become one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # UTF-8 in every locale
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     try:
-        command = typer.main.get_command(build_app(next((one for one in given if not one.startswith("-")), None)))
-        with command.make_context("clearhead", given) as context:
-            command.invoke(context)
-        return 0
-    except typer.Exit as done:
-        return done.exit_code
-    except StdoutClosed:
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports a broken pipe at exit
-        return 0
+        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+    except (BrokenPipeError, SystemExit) as error:
+        if BrokenPipeError not in (type(error), type(error.__context__)):  # for rich exits because of one
+            raise
+        discard_output()
+        return READER_LEFT
+
+
+def _run_command(arguments: list[str]) -> int:
+    try:
+        command = typer.main.get_command(build_app(next((one for one in arguments if not one.startswith("-")), None)))
+        try:
+            with command.make_context("clearhead", arguments) as context:
+                command.invoke(context)
+            code = 0
+        except typer.Exit as done:
+            code = done.exit_code
+        flush_output()
+        return code
+    except BrokenPipeError:
+        raise
     except (KeyboardInterrupt, typer.Abort):
         if torchrun.rank() == 0:
             print_message("interrupted")

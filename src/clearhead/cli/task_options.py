@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.settings import Options
 
 SHARED = {"figures": "look"}  # commands with the options of another
+# Commands of single tasks, as `clearhead --help` lists them without importing the tasks
+TASK_COMMANDS = {"answers": "Add, remove or list the answers that a model for answers knows."}
 TITLE = 74  # characters of a panel's title in a terminal of 80 columns
 Action = Annotated[str, typer.Argument(metavar="ACTION", help="The action; see above.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the action.")]
