@@ -64,7 +64,7 @@ def test_a_text_that_begins_with_a_dash_goes_after_two(model: Path) -> None:
 def test_each_line_of_the_input_is_answered_with_a_line(model: Path, dash: list[str]) -> None:
     lines = "\ufeffabc\r\n\n  \nx\u2028y\x85\x0bz\n" + "最后"
     done = run("predict", model, *dash, stdin=lines.encode())
-    assert done == (0, "cba!\n\n  !\nz\x0b\x85y\u2028x!\n后最!\n", "")
+    assert done == (0, "cba!\n\n  !\nz\\x0b\\u0085y\u2028x!\n后最!\n", "")
     assert run("predict", model, *dash, stdin=b"") == (0, "", "")
 
 
@@ -108,9 +108,21 @@ def test_json_is_an_object_a_line(model: Path) -> None:
     assert second["input"] == "你好"
 
 
-def test_several_answers_are_numbered(model: Path) -> None:
+def test_no_output_controls_the_terminal(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "a\x1b[2J\x9b\x07"
+    assert run("predict", model, hostile).out == "\\x07\\u009bJ2[\\x1ba!\n"
+    assert run("predict", model, hostile, "--stream").out == "\\x07\\u009bJ2[\\x1ba!\n"
+    written = run("predict", model, hostile, "--json").out
+    assert "\x9b" not in written
+    assert json.loads(written)["input"] == hostile
+    assert run("echo", model, "shout", "a\tb\n\x1bc").out == "A\tB\\n\\x1bC!\n", "one output a line"
+    monkeypatch.setattr(Echo, "writes_lines", True)
+    assert run("predict", model, "\ta\x1b").out == "\\x1ba\t!\n"
+
+
+def test_several_answers_are_numbered_by_their_rank(model: Path) -> None:
     done = run("predict", model, "-", "--best", "2", stdin=b"aB\n\ncD\n")
-    assert done.out.splitlines() == ["1\t-0.5000\tBa!", "1\t-2.0000\tAB", "2\t\t", "3\t-0.5000\tDc!", "3\t-2.0000\tCD"]
+    assert done.out.splitlines() == ["1\t-0.5000\tBa!", "2\t-2.0000\tAB", "1\t\t", "1\t-0.5000\tDc!", "2\t-2.0000\tCD"]
 
 
 def test_notes_go_to_stderr(model: Path) -> None:
@@ -255,7 +267,7 @@ def test_a_task_may_have_a_command_of_its_own(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["echo", "MODEL", "shot", "word"], "echo: 'shot' is not known; did you mean 'shout'?"),
+        (["echo", "MODEL", "shot", "word"], "echo has no action 'shot'; did you mean 'shout'?"),
         (["echo", "MODEL"], "Missing argument"),
         (["echo", "nowhere", "shout", "word"], "there is no folder 'nowhere'"),
         (["echo", "zh-en", "shout", "word"], "zh-en is a model for translation, not for echo"),
@@ -332,7 +344,7 @@ def test_wrong_data_is_refused_with_its_line(model: Path, tmp_path: Path) -> Non
 
 def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "tiny.toml"
-    recipe.write_text('about = "small [bold]"\nlicence = "CC BY 2.0"\n')
+    recipe.write_text('about = "small [bold]\\u001b"\nlicence = "CC BY 2.0"\n')
     (model / "recipe.toml").write_bytes(recipe.read_bytes())
     table = tmp_path / "pairs.tsv.gz"
     table.write_bytes(b"x" * 2**20)
@@ -345,7 +357,7 @@ def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pyt
     shown = [line.split() for line in done.out.splitlines() if "my-" in line]
     assert shown == [
         ["my-model", "echo", format_bytes(size).split()[0], "kB", "same", "12.5", "CC", "BY", "2.0"],
-        ["my-recipe", "small", "[bold]"],
+        ["my-recipe", "small", r"[bold]\x1b"],
         ["shipped:my-corpus", "1.0", "MB"],
     ]
     for kind in ("models", "recipes", "corpora"):
@@ -481,9 +493,91 @@ def test_a_model_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:
 
 def test_help_and_version() -> None:
     assert run("--version") == (0, "clearhead 0.1.0\n", "")
-    for command in ("train", "predict", "evaluate", "models"):
-        assert command in run("--help").out
+    tasks = [task for name, task in TASKS.items() if task.actions and name != "echo"]
+    listed = run("--help").out
+    for command in ("train", "predict", "evaluate", "models", *(task.name for task in tasks)):
+        assert f"│ {command} " in listed
         assert run(command, "--help").code == 0
+
+
+# Streams that are closed
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments"),
+    [
+        ("stdout", ["--help"]),
+        ("stdout", ["--version"]),
+        ("stdout", ["models"]),
+        ("stdout", ["predict", "--help"]),
+        ("stdout", ["predict", "MODEL", "abc"]),
+        ("stderr", ["predict", "nowhere", "abc"]),
+        ("stderr", ["predict", "MODEL", "a" * 60]),
+    ],
+)
+def test_a_pipe_without_a_reader_ends_a_command_quietly(
+    model: Path, monkeypatch: pytest.MonkeyPatch, stream: str, arguments: list[str]
+) -> None:
+    streams = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as pipe:
+        for name, other in {**streams, stream: pipe}.items():
+            monkeypatch.setattr(sys, name, other)
+        assert cli.main([argument.replace("MODEL", str(model)) for argument in arguments]) == 141
+        assert os.fstat(writer).st_rdev == os.stat(os.devnull).st_rdev, "or Python would complain at its exit"
+    assert streams["stderr"].getvalue() == ""
+
+
+CLOSED = "clearhead: the standard output is closed; redirect it to a file, or to /dev/null\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["models"], ["predict", "MODEL", "abc"]])
+def test_a_closed_output_is_refused_in_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main([argument.replace("MODEL", str(model)) for argument in arguments]) == 2
+    assert capsys.readouterr().err == CLOSED
+
+
+def test_messages_for_a_closed_stderr_do_not_go_to_the_output(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["predict", str(model), "a" * 60]) == 0
+    assert cli.main(["predict", "nowhere", "a"]) == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == "a" * 60 + "!\n"
+
+
+def test_a_closed_input_is_refused_where_it_is_needed(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["predict", str(model), "abc"]) == 0
+    for command in (["predict", str(model)], ["predict", str(model), "-"], ["look", str(model), "-"]):
+        assert cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert "the standard input is closed; give an INPUT" in error
+        assert error.count("\n") == 1
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stream() -> None:
+    code = "import os; from clearhead.cli.output import prepare_streams; prepare_streams(); "
+    code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
+    closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(closed).returncode > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [(["\udcff.toml"], "RECIPE"), (["a.toml", "--set", "a=\udcff"], "--set"), (["a.toml", "--out", "\udcff"], "--out")],
+)
+def test_bytes_that_no_recipe_can_hold_are_refused_before_training(arguments: list[str], place: str) -> None:
+    done = run("train", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert done.err.startswith(f"clearhead: {place} is not UTF-8: byte 0xFF at place ")
 
 
 # As a program of its own
@@ -507,7 +601,7 @@ def test_a_pipe_that_closes_early_ends_it_quietly_in_utf8(model: Path) -> None:
         running.stdout.close()
         running.stdin.write(b"abc\n" * 3)
         running.stdin.flush()
-        assert running.wait(60) == 0
+        assert running.wait(60) == 141
         assert running.stderr.read() == b""
 
 

@@ -1,10 +1,13 @@
-"""Text for messages: sizes, durations and counts, and a suggestion for an unknown name."""
+"""Text for messages and numbers that users write: sizes, counts, escaped characters, a hint for an unknown name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
+
+DIGITS = 18  # of a number that fits into 64 bits
 
 
 def format_bytes(count: int) -> str:
@@ -37,6 +40,34 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
     ('1 step', '2,000 steps', '0 queries')
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def parse_whole_number(text: str) -> int | None:
+    """The number that ASCII digits write; None for any other text, and for more than 18 digits.
+
+    >>> parse_whole_number("042"), parse_whole_number("٣"), parse_whole_number("-1"), parse_whole_number("9" * 5000)
+    (42, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
+
+
+def escape_control(text: str, *, keep: str = "\n\t") -> str:
+    r"""The text with escaped control characters, which could otherwise clear a terminal or move its cursor.
+
+    The characters in `keep` stay. A line of JSON stays JSON: it has no character below U+0020, and the escapes of those
+    from U+007F on are JSON's own.
+
+    >>> print(escape_control("\x1b[2J \x9b"), escape_control("a\nb", keep=""))
+    \x1b[2J \u009b a\nb
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        mark = found[0]
+        if mark in keep:
+            return mark
+        return ascii(mark)[1:-1] if mark < " " else f"\\u{ord(mark):04x}"
+
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", escape, text)
 
 
 def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:

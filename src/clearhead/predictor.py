@@ -116,6 +116,10 @@ class Predictor:
                 return
             yield piece
 
+    def stream_notes(self, given: Any) -> list[str]:
+        """What the user should know about an input before its answer is streamed, such as that it is cut."""
+        return self.answerer.stream_notes(given) if isinstance(self.answerer, StreamingAnswerer) else []
+
     def look(self, text: Any, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
 
@@ -142,6 +146,19 @@ class Predictor:
         checked = self.task.read_options("evaluate", options)
         with torch.inference_mode():
             return self.answerer.evaluate(rows, checked)
+
+    def act(self, action: str, *arguments: str | int | Path, as_json: bool = False) -> list[str]:
+        """Does what `clearhead TASK MODEL ACTION ARGUMENT …` does, and returns the lines that it prints.
+
+        Models for answers have actions: `act("add", "When do you open?", "At nine.")`, `act("remove", 3)` and
+        `act("list")`. They change the model's folder; every process that has loaded it answers accordingly from its
+        next call on.
+        """
+        run = self.task.find_action(action).run
+        if self.folder is None:
+            raise ConfigError(f"{action} changes the folder of a model, and this model was not loaded from one")
+        with torch.inference_mode():
+            return run(self.answerer, self.folder, [str(argument) for argument in arguments], as_json)
 
     def read_rows(self, data: Examples, *, columns: Columns = None) -> list[Row]:
         """The rows of a file, or of examples that are given."""

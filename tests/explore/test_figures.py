@@ -728,14 +728,15 @@ def test_parts_of_a_text_have_figures_of_their_own(translation):
 
 def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_set, "cost", lambda: figures.cost([Cost("a", 8, 1.0, 1), Cost("a", 16, 4.0, 4)]))
-    done = run("figures", "--lesson", "--out", tmp_path, "--format", "svg", "--dark")
+    folder = tmp_path / "two\nlines"
+    done = run("figures", "--lesson", "--out", folder, "--format", "svg", "--dark")
     assert (done.code, done.err) == (0, "")
     assert [Path(line.split("\t")[0]).name for line in done.out.splitlines()] == [
         "saturation.svg",
         "positions.svg",
         "cost.svg",
     ]
-    for path in tmp_path.glob("*.svg"):
+    for path in folder.glob("*.svg"):
         ElementTree.parse(path)
 
 

@@ -45,6 +45,14 @@ def test_all_forms_of_weights_give_the_same():
     assert from_weights([weights, weights], TOKENS).names == ["encoder.0.self", "encoder.1.self"]
 
 
+def test_weights_that_are_written_to_later_are_shown_as_they_were():
+    _, _, weights = softmaxed()
+    before, array = weights[0].clone(), weights[0].numpy()
+    records = [from_weights(given, TOKENS) for given in (weights, array, [weights])]
+    array[:] = 0.0
+    assert all(torch.equal(record["encoder.0.self"].map[0], before) for record in records)
+
+
 @pytest.mark.parametrize(
     ("weights", "tokens", "says"),
     [

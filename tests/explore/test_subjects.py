@@ -142,7 +142,14 @@ def test_heads_are_chosen_by_name_and_number():
     assert subjects.select_heads(["encoder.1.self:0,3", "encoder.1.self:2"], forward) == {"encoder.1.self": [0, 2, 3]}
     assert subjects.select_heads(["encoder.*.self:1"], forward) == {f"encoder.{n}.self": [1] for n in range(3)}
     assert subjects.select_heads(["encoder.2.self"], forward) == {"encoder.2.self": [0, 1, 2, 3]}
-    for wrong in ("decoder.0.self:1", "encoder.1.self:x", "encoder.1.self:", ":1", "encoder.1.self:9"):
+    for wrong in (
+        "decoder.0.self:1",
+        "encoder.1.self:x",
+        "encoder.1.self:",
+        ":1",
+        "encoder.1.self:9",
+        "encoder.1.self:٣",
+    ):
         with pytest.raises(ConfigError, match="--heads"):
             subjects.select_heads([wrong], forward)
 

@@ -10,6 +10,7 @@ from clearhead import Decoder, EncoderDecoder, KeyValueCache, Mask, ModelConfig,
 from clearhead.decode import Writer, beam
 from clearhead.errors import LensError
 from clearhead.lens.analysis.ablation import ablate, count_heads, effect, head_effects
+from clearhead.lens.analysis.roles import HeadRole
 from tests.decode.models import END, KINDS, START, sources, translator
 
 CHOSEN = {"encoder.1.self": [5], "decoder.0.self": [0, 3], "decoder.1.cross": [2, 4]}
@@ -166,7 +167,8 @@ def test_a_compiled_model_notices_when_they_go_and_when_they_come_back():
         ({"decoder.0.crss": [0]}, r"no attention .* 'decoder.0.crss'; did you mean 'decoder.0.cross'\?"),
         ({"x": [0]}, r"there are encoder.0.self, encoder.1.self, decoder.0.self"),
         ({"encoder.0.self": [6]}, "'encoder.0.self' has heads 0 to 5, not 6"),
-        ({"encoder.0.self": [-1]}, "heads 0 to 5, not -1"),
+        ({"encoder.0.self": [-7]}, "heads 0 to 5, not -7"),
+        ({"encoder.0.self": slice("a", None)}, r"slice\('a', None, None\)"),
         ({"encoder.0.self": [True]}, "heads 0 to 5, not True"),
     ],
 )
@@ -176,9 +178,27 @@ def test_what_is_not_there_is_refused_with_what_is(heads, words):
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("heads", [{"encoder.0.self": 1.0}, {"encoder.0.self": "12"}, ["encoder.0.self"]])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"encoder.0.self": 1.0},
+        {"encoder.0.self": "12"},
+        ["encoder.0.self"],
+        "encoder.0.self",
+        ["encoder.0.self", "encoder.1.self"],
+        [("encoder.0.self", 1, 2)],
+        3,
+    ],
+)
 def test_what_names_no_heads_is_refused(heads):
     with pytest.raises(LensError, match="such as"), ablate(translator(), heads):
+        pass
+
+
+@pytest.mark.unchecked
+def test_a_pair_as_a_key_of_a_dict_is_refused_with_the_remedy():
+    refused = pytest.raises(LensError, match=r"\('decoder.0.self', 1\) is no name.* \[\('decoder.0.self', 1\)\]")
+    with refused, ablate(translator(), {("decoder.0.self", 1): [1]}):
         pass
 
 
@@ -212,6 +232,10 @@ def test_all_attentions_are_tried_unless_some_are_named():
     effects = head_effects(model, lambda: model(tokens, tokens).square().sum())
     assert count_heads(model) == {"encoder.0.self": 2, "decoder.0.self": 2, "decoder.0.cross": 2}
     assert {name: len(effect) for name, effect in effects.items()} == count_heads(model)
+    assert list(head_effects(model, lambda: model(tokens, tokens).square().sum(), "decoder.*")) == [
+        "decoder.0.self",
+        "decoder.0.cross",
+    ]
 
 
 def test_a_run_that_does_not_repeat_itself_is_refused():
@@ -228,6 +252,8 @@ def test_a_run_that_gives_several_numbers_is_refused():
         effect(model, lambda: model(torch.ones(1, 3, 6)), {"attention": [0]})
     with pytest.raises(LensError, match="one number, got 'many'"):
         effect(model, lambda: "many", {"attention": [0]})
+    with pytest.raises(LensError, match=r"run\(\) gave nan"):
+        effect(model, lambda: float("nan"), {"attention": [0]})
 
 
 def test_a_copy_has_all_its_heads():
@@ -237,6 +263,26 @@ def test_a_copy_has_all_its_heads():
         assert not model(torch.ones(1, 3, 6)).any()
         assert torch.equal(copied.to_out.weight, model.to_out.weight)
     assert torch.equal(copied(torch.ones(1, 3, 6)), model(torch.ones(1, 3, 6)))
+
+
+def test_heads_are_chosen_by_slices_from_the_end_by_pairs_and_by_roles():
+    model, (source, _) = translator().eval(), sources(3)
+    want = {"encoder.0.self": [2, 3, 5], "decoder.1.cross": [0, 1]}
+    found = [HeadRole("encoder.0.self", head, "first", 0.5, {"first": 0.5}) for head in (2, 3, 5)]
+    choices = [
+        {"encoder.0.self": [-1, 2, -3], "decoder.1.cross": slice(None, -4)},
+        {"encoder.0.self": slice(2, 4), "encoder.0.*": torch.tensor([-1]), "decoder.1.cross": slice(0, 2)},
+        [("encoder.0.self", 2), ("encoder.0.self", 3), ("encoder.0.self", -1), ("decoder.1.cross", [0, 1])],
+        [*found, ("decoder.1.cross", 0), ("decoder.1.cross", 1)],
+    ]
+    with torch.no_grad():
+        expected, one = without(model, want)(source, source), without(model, {"encoder.0.self": [2]})(source, source)
+        for chosen in choices:
+            with ablate(model, chosen):
+                assert torch.equal(model(source, source), expected)
+        for single in (found[0], ("encoder.0.self", 2)):
+            with ablate(model, single):
+                assert torch.equal(model(source, source), one)
 
 
 def test_attentions_are_chosen_by_patterns_and_numbers_as_watch_does():

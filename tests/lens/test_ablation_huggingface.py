@@ -9,7 +9,8 @@ import torch
 from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.ablation import ablate, count_heads, effect, head_effects
-from clearhead.lens.huggingface.discovery import find_output_weights
+from clearhead.lens.capture.output_projection import read_weight
+from clearhead.lens.huggingface.discovery import find_output_projections
 from tests.lens.huggingface_zoo import inputs, made, tokens
 
 SOME = ["bert", "gpt2", "llama", "gemma2", "gpt-oss", "t5", "marian", "whisper", "vit", "clip"]
@@ -19,9 +20,10 @@ def without(model: Any, heads: dict[str, list[int]]) -> Any:
     """A copy in which the slices of W_O that belong to these heads are zero, and nothing else is changed."""
     copied = copy.deepcopy(model)
     counts = count_heads(copied)
-    modules = dict(zip(heads, find_output_weights(copied, tuple(heads)).values(), strict=True))
+    modules = dict(zip(heads, find_output_projections(copied, tuple(heads)).values(), strict=True))
     with torch.no_grad():
-        for name, weight in modules.items():
+        for name, projection in modules.items():
+            weight = read_weight(projection)
             d = weight.shape[1] // counts[name]
             for head in heads[name]:
                 weight[:, head * d : (head + 1) * d] = 0

@@ -95,9 +95,12 @@ def test_several_add_up_with_heads_and_names_and_a_row_that_sees_nothing_is_zero
     ("wrong", "message"),
     [
         ({"source": [1]}, "does not read a text 'source'; it reads 'tokens'"),
-        ({"tokens": [-1]}, "whole numbers from 0 on, got -1"),
         ({"decoder.9.self": [0]}, "no attention of this model is called"),
-        ({"tokens": [True]}, "whole numbers from 0 on, got True"),
+        ({"tokens": [True]}, "whole numbers or slices, got True"),
+        ({"tokens": [1.0]}, "whole numbers or slices, got 1.0"),
+        ({"tokens": slice(0, 5, -1)}, r"positive step, got slice\(0, 5, -1\)"),
+        ({"tokens": slice(0.5)}, r"whole numbers and a positive step, got slice\(None, 0.5, None\)"),
+        ({("decoder.0.self", 1): [0]}, r"key \('decoder.0.self', 1\) is no name of an attention"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused_in_one_line(wrong, message):
@@ -105,6 +108,60 @@ def test_what_cannot_be_hidden_is_refused_in_one_line(wrong, message):
     with pytest.raises(LensError, match=message), hide(model, wrong):
         pass
     assert all(part.hidden_keys is None for part in model.modules() if isinstance(part, MultiHeadAttention))
+
+
+PLACES = [  # as Python indexes seven tokens
+    (slice(2, 5), [2, 3, 4]),
+    (slice(-2, None), [5, 6]),
+    (slice(1, -1, 2), [1, 3, 5]),
+    (slice(None, -9), []),
+    (slice(4, 99), [4, 5, 6]),
+    ([-1, 0, -7, slice(2, 4)], [0, 2, 3, 6]),
+    (-3, [4]),
+]
+
+
+@pytest.mark.parametrize(("given", "places"), PLACES)
+def test_slices_and_negative_positions_are_those_of_pythons_indexing(given, places):
+    model, (source, _) = translator("classic").eval(), sources(5)
+    with torch.no_grad():
+        want = model(source, source, mask_of(7, places))
+        with hide(model, {"source": given}):
+            assert torch.equal(model(source, source), want)
+
+
+@pytest.mark.parametrize("given", [[-2], slice(-2, -1), slice(3, 4)])
+def test_what_counts_from_the_end_of_a_prompt_stays_there_while_the_model_writes(given):
+    model, options = continuer("modern").eval(), {"end": END, "max_length": 6}
+    with hide(model, {"tokens": [3]}):
+        want = beam(Writer.continuing(model, [[5, 9, 14, 7, 3]]), beams=2, **options)
+    with hide(model, {"tokens": given}):
+        found = beam(Writer.continuing(model, [[5, 9, 14, 7, 3]]), beams=2, **options)
+    assert found == want != beam(Writer.continuing(model, [[5, 9, 14, 7, 3]]), beams=2, **options)
+
+
+def test_a_slice_without_end_hides_what_is_written_too():
+    model, prompt = continuer("modern").eval(), [5, 9, 14, 7, 3]
+    with hide(model, {"tokens": slice(-1, None)}), watch(model, keep="qk") as record:
+        greedy(Writer.continuing(model, [prompt]), end=END, max_length=4)
+    weights = record["decoder.0.self"].weights(0)
+    assert weights.shape[-1] > 5
+    assert not weights[..., 4:].any()
+    assert weights[..., :4].any()
+
+
+def test_a_position_that_no_text_has_is_refused_with_the_number_of_tokens():
+    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
+    short, long = torch.randint(11, (1, 3)), torch.randint(11, (1, 7))
+    with pytest.raises(LensError, match="no token -4 of 'tokens', which has 3"), hide(model, {"tokens": [-4]}):
+        model(short)
+    refused = pytest.raises(LensError, match="no token 7 of 'tokens' to hide: the longest text had 7")
+    with refused, hide(model, {"tokens": [1, 7]}):
+        model(short), model(long)
+    with hide(model, {"tokens": [6]}):
+        model(short), model(long)
+    with hide(model, {"tokens": [6]}):  # nothing ran
+        pass
 
 
 # Hugging Face
@@ -148,6 +205,27 @@ def test_hugging_face_generates_with_a_cache_as_without_one(family):
     assert not torch.allclose(torch.stack(found[0].scores[:1]), torch.stack(whole.scores[:1]))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_hugging_face_prompts_keep_the_places_that_count_from_their_end(family):
+    model, ids = made(family), tokens()
+    options = {"do_sample": False, "max_new_tokens": 4, "return_dict_in_generate": True, "output_scores": True}
+    with hide(model, {"tokens": [3, 9]}):
+        want = model.generate(ids, **options)
+    with hide(model, {"tokens": [-2, slice(3, -7)]}):
+        found = model.generate(ids, **options)
+        first = model(ids, use_cache=True)  # the model makes the cache
+        again = model(found.sequences[:, 11:12], past_key_values=first.past_key_values)
+    assert torch.equal(torch.stack(found.scores), torch.stack(want.scores))
+    torch.testing.assert_close(again.logits[:, -1].float(), found.scores[1])
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(LensError, match="the cache already held 11 tokens"), hide(model, {"tokens": [-2]}):
+        model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(LensError, match="no token -12 of 'tokens', which has 11"), hide(model, {"tokens": [-12]}):
+        model(ids)
+    with pytest.raises(LensError, match="no token 11 of 'tokens' to hide"), hide(model, {"tokens": [11]}):
+        model(ids)
+
+
 def test_a_hugging_face_row_that_sees_nothing_is_zero_and_watched_so():
     for attention in ("eager", "sdpa"):
         model = made("gpt2", attention)
@@ -181,4 +259,6 @@ def test_a_compiled_model_notices_what_is_hidden_and_shown_again():
             found = compiled(ids)
         assert torch.equal(compiled(ids), before)
         torch.testing.assert_close(found, model(ids, mask=mask_of(7, [1, 3])))
+        with hide(model, {"tokens": [-6, slice(3, -3)]}):
+            torch.testing.assert_close(compiled(ids), found)
     assert not torch.allclose(before, found)

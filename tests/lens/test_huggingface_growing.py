@@ -80,6 +80,15 @@ def test_a_context_is_seen_once_and_its_decoder_grows(family, cache):
         assert_sees(record[name], weights)
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_context_that_is_seen_in_double_precision_is_added_up_row_by_row(family):
+    model = copy.deepcopy(made(family)).double()
+    record, _ = generated(model, {"input_ids": tokens()})
+    given = {"input_ids": tokens(), "decoder_input_ids": record.calls[0].ids["target"]}
+    for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
+        assert_sees(record[name], weights)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
 def test_beams_keep_their_own_past(family):
     given = {"input_ids": tokens(), "attention_mask": padding("left")}
@@ -207,6 +216,20 @@ def test_a_loop_of_ones_own_grows_as_generate_does():
         for start, stop in ((7, 8), (8, 12), (12, 13), (13, 17)):
             out = model(text[:, start:stop], past_key_values=out.past_key_values)
     assert_grown(record, "mistral", torch.ones(3, 17).long())
+
+
+def test_a_mask_that_is_written_to_before_its_step_is_measured_counts_as_it_was():
+    model, text, maps = made("llama"), tokens(17), []
+    steps = torch.rand(17, 1, 1, 1, 17, generator=torch.Generator().manual_seed(0)) > 0.4
+    for shared in (steps.new_ones(1, 1, 1, 17), None):
+        cache = transformers.DynamicCache()
+        with watch(model) as record:
+            model(text[:, :5], past_key_values=cache)
+            for end in range(6, 18):
+                mask = steps[end - 1] if shared is None else shared.copy_(steps[end - 1])
+                model(text[:, end - 1 : end], past_key_values=cache, attention_mask=mask[..., :end])
+        maps.append(record["decoder.1.self"].map)
+    assert torch.equal(*maps)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

@@ -1,13 +1,17 @@
 """Names of attentions from their paths, for any family."""
 
+import re
+
 import pytest
 import torch
 import transformers
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from clearhead.lens.attention_names import find_by_path, suggest_attention
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import find_attentions, read_shapes
+from clearhead.lens.huggingface.discovery import find_attending_modules
 from tests.lens.huggingface_zoo import FAMILIES, WIDE, inputs, made, tokens
 from tests.model.checkpoints import LLAMA, shaken
 
@@ -65,6 +69,15 @@ def test_an_attention_by_itself_has_a_name_too():
     with torch.device("meta"):
         assert list(find_attentions(LlamaAttention(CONFIG, 0))) == ["attention"]
     assert find_attentions(nn.Linear(2, 3)) == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_path_of_a_module_leads_to_the_name_of_its_attention(family):
+    attending = find_attending_modules(made(family))
+    names = list(find_attentions(made(family)))
+    for path, name in zip(attending, names, strict=True):
+        assert suggest_attention(path, names) == f"did you mean {name!r}?"
+        assert find_by_path(re.sub(r"\d", "7", path), names) is None
 
 
 @torch.no_grad()

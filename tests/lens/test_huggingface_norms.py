@@ -1,5 +1,6 @@
 """norms=True on Hugging Face models: the map that merges the heads is the right one, and comes right after them."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import find_attentions, wrapped_attention
 from tests.lens.huggingface_zoo import FAMILIES, inputs, made, tokens
+from tests.lens.test_output_projection import Adapter, explicit
 from tests.model.checkpoints import shaken
 
 
@@ -62,3 +64,32 @@ def test_a_family_with_a_gate_before_the_map_is_refused():
     with watch(model) as record:
         model(tokens())
     assert record["decoder.0.self"].norms is None
+
+
+@pytest.mark.parametrize(("family", "place"), [("llama", "o_proj"), ("gpt2", "c_proj")])
+def test_adapted_projections_of_hugging_face_models_are_measured_as_they_compute(family, place):
+    torch.manual_seed(1)
+    model, values = copy.deepcopy(made(family)), {}
+    named = find_attentions(model)
+    for module in named.values():
+        setattr(module, place, Adapter(getattr(module, place)))
+    names = {module: name for name, module in named.items()}
+
+    def note(attend: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        values[names[module]] = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return attend(module, q, k, v, *args, **kwargs)
+
+    with watch(model, norms=True) as record:
+        text = model.generate(tokens(5), max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    with wrapped_attention(model, note):
+        model(text[:, :-1])
+    for name, module in named.items():
+        wanted = explicit(getattr(module, place), values[name])
+        assert (record[name].norms - wanted).abs().max() < 1e-5
+
+
+def test_a_projection_outside_of_what_is_watched_is_named():
+    part = made("bert").encoder.layer[0].attention.self
+    with pytest.raises(LensError, match="not in the watched BertSelfAttention; watch the model"):
+        watch(part, norms=True).__enter__()
+    assert isinstance(part, transformers.models.bert.modeling_bert.BertSelfAttention)

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from clearhead.errors import LensError
+from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.record.attention_record import Record
 from tests.lens.huggingface_zoo import assert_sees, tokens
@@ -132,36 +133,100 @@ def test_image_keys_in_the_cache_of_a_text_do_not_move_its_tokens():
         assert_sees(call[name], weights)
 
 
+ZAMBA = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 30,
+    "mamba_d_state": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+LAYERS = ["mamba", "mamba", "hybrid"] * 2
+
+
 def make_zamba() -> Any:
     """One attention with shared weights, which has no layer number of its own, among Mamba layers."""
-    config = transformers.ZambaConfig(
-        vocab_size=31,
-        hidden_size=16,
-        attention_hidden_size=32,
-        attention_head_dim=8,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=30,
-        attn_layer_period=3,
-        attn_layer_offset=1,
-        n_mamba_heads=2,
-        mamba_d_state=4,
-        mamba_dt_rank=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
+    own = {"attention_hidden_size": 32, "attention_head_dim": 8, "attn_layer_period": 3, "attn_layer_offset": 1}
+    config = transformers.ZambaConfig(**ZAMBA, **own, n_mamba_heads=2, mamba_dt_rank=2)
     return shaken(transformers.ZambaForCausalLM(config))
 
 
+def make_zamba2() -> Any:
+    """The same, but all attentions have the layer number −1."""
+    config = transformers.Zamba2Config(**ZAMBA, layers_block_type=LAYERS, mamba_ngroups=1, n_mamba_heads=4)
+    return shaken(transformers.Zamba2ForCausalLM(config))
+
+
+@pytest.mark.parametrize("make", [make_zamba, make_zamba2])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_layers_without_a_number_of_their_own_grow_with_any_cache(cache):
-    model = make_zamba()
-    with watch(model) as record:
+def test_layers_without_a_number_of_their_own_grow_with_any_cache(make, cache):
+    model = make()
+    numbers = [number for number, layer in enumerate(model.model.layers) if hasattr(layer, "mamba_decoder")]
+    first, last = (model.model.layers[number] for number in (numbers[0], numbers[-1]))
+    with watch(model) as record, watch(first) as first_part, watch(last) as last_part:
         model.generate(tokens(11), max_new_tokens=NEW, do_sample=False, cache_implementation=cache)
     (call,) = record.calls
     model.set_attn_implementation("eager")
     whole = model(call.ids["tokens"], output_attentions=True)
     for name, weights in zip(call.names, whole.attentions, strict=True):
         assert_sees(call[name], weights, within=1e-4)  # Mamba's own steps and its one pass differ by 5e-6
+    for number, part in ((numbers[0], first_part), (numbers[-1], last_part)):
+        assert len(part.calls) == 1
+        assert torch.equal(part[part.names[0]].map, call[f"decoder.{number}.self"].map)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_one_pass_of_layers_that_all_have_the_number_minus_one_is_recorded(use_cache):
+    model = make_zamba2()
+    with watch(model) as record:
+        model(tokens(11), use_cache=use_cache)
+    model.set_attn_implementation("eager")
+    whole = model(tokens(11), output_attentions=True, use_cache=False)
+    for name, weights in zip(record.names, whole.attentions, strict=True):
+        assert_sees(record[name], weights)
+
+
+def make_t5gemma2() -> Any:
+    """Its decoder attends to its own text and to the encoder's in one softmax."""
+    words = {"vocab_size": 31, "hidden_size": 24, "intermediate_size": 37, "head_dim": 10, "query_pre_attn_scalar": 10}
+    words |= {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "sliding_window": 5}
+    words |= {"layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0}
+    eyes = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 17}
+    eyes |= {"image_size": 10, "patch_size": 5, "vision_use_head": False, "model_type": "siglip_vision_model"}
+    marks = {"image_token_index": 30, "boi_token_index": 28, "eoi_token_index": 29, "mm_tokens_per_image": 4}
+    encoder = {"text_config": words, "vision_config": eyes, **marks}
+    return shaken(
+        transformers.T5Gemma2ForConditionalGeneration(transformers.T5Gemma2Config(encoder=encoder, decoder=words))
+    )
+
+
+def test_one_softmax_over_two_texts_is_recorded_and_a_cache_of_it_refused_with_the_reason():
+    model, source, target = make_t5gemma2(), tokens(11), tokens(7)
+    model.set_attn_implementation("eager")
+    for queries in (7, 1):
+        given = {"input_ids": source, "decoder_input_ids": target[:, :queries]}
+        out = model(**given, output_attentions=True)
+        with watch(model, layers="decoder.*") as record:
+            model(**given)
+        for layer in range(2):
+            weights = torch.cat([out.decoder_attentions[layer], out.cross_attentions[layer]], -1)
+            sight = record[f"decoder.{layer}.self"]
+            assert sight.queries.tolist() == list(range(queries))
+            torch.testing.assert_close(sight.map, weights)
+            apart = (torch.arange(queries)[:, None] - torch.arange(queries)).abs()
+            torch.testing.assert_close(sight.distance, (weights[..., :queries] * apart).sum(-1))
+    with watch(model, layers="decoder.*") as record:
+        model.generate(source, max_new_tokens=3, use_cache=False)
+    assert record.calls[-1]["decoder.0.self"].keys == 11 + 3
+    reason = "'decoder.0.self' attends to its own text and to the encoder's in one softmax.*use_cache=False"
+    with pytest.raises(LensError, match=reason), watch(model, layers="decoder.*"):
+        model.generate(source, max_new_tokens=3)
+    with pytest.raises(LensError, match="to target and source in one softmax, so 'source'"), hide(model, {"source": 1}):
+        pass
+    with hide(model, {"decoder.0.self": [1, 7 + 2]}), watch(model, layers="decoder.0.self", pixels=64) as record:
+        model(**given | {"decoder_input_ids": target})
+    assert (record["decoder.0.self"].map[..., [1, 7 + 2]] == 0).all()

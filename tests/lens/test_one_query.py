@@ -1,5 +1,7 @@
 """The measures of a single query, judged by the definition in float64; and how little a decoding step takes."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,6 +55,25 @@ def test_one_query_is_measured_without_tiles(every, monkeypatch):
     monkeypatch.setitem(METHODS, "single", lambda job: taken.append(job) or one_query.run(job))
     measure(torch.zeros(1, 2, every, 3), torch.zeros(1, 2, 11, 3), Mask.causal(), every=every)
     assert len(taken) == 1
+
+
+def find_memory(tensor: torch.Tensor) -> set[int]:
+    """The addresses of all elements."""
+    places = torch.empty_strided(tensor.shape, tensor.stride()).untyped_storage().nbytes() // 4
+    index = torch.arange(places).as_strided(tensor.shape, tensor.stride()) * tensor.itemsize
+    return {tensor.data_ptr() + place for place in index.flatten().tolist()}
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize(("backend", "queries"), [("defined", 1), ("single", 1), ("tiled", 1), ("tiled", 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_measure_shares_memory_with_another_or_with_what_went_in(backend, queries, top, dtype):
+    given = {"q": torch.randn(2, 3, queries, 7, dtype=dtype), "k": torch.randn(2, 3, 11, 7, dtype=dtype)}
+    found = measure(**given, top=top, spans={"all": slice(None)}, backend=backend)
+    tensors = {name: one for name, one in vars(found).items() if isinstance(one, torch.Tensor)} | given
+    memory = {name: find_memory(tensor) for name, tensor in tensors.items()}
+    for one, other in itertools.combinations(memory, 2):
+        assert not memory[one] & memory[other], f"{one} and {other} share memory"
 
 
 def test_several_queries_are_refused():

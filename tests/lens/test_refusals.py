@@ -143,6 +143,24 @@ def test_windows_that_make_no_sense(seen, window, words):
         seen.weights(**{"batch": 0, "head": 0, **window})
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.1.self_attn", ["'model.layers.1.self_attn'", "did you mean 'decoder.1.self'?"]),
+        ("decoder.layers.0.self_attention", ["did you mean 'decoder.0.self'?"]),
+        (1, ["called 1", "did you mean 'decoder.1.self'?"]),
+        (7, ["called 7", "there are decoder.0.self, decoder.1.self"]),
+        (("decoder.0.self", 2), ["record['decoder.0.self']", "sight.entropy[:, sight.place_of(2)]"]),
+        ((1, 2), ["(1, 2)", "did you mean 'decoder.1.self'?", "sight.place_of(2)"]),
+        (None, ["called None", "there are decoder.0.self"]),
+    ],
+)
+def test_a_record_says_how_an_attention_is_called(seen, name, words):
+    for place in (Record(calls=[seen.forward]), seen.forward):
+        with refused(RecordError, *words):
+            place[name]
+
+
 @pytest.mark.parametrize("query", [True, 1.0, None, "1"])
 def test_a_query_that_is_no_position(seen, query):
     with refused(RecordError, "'decoder.0.self' is chosen by its position", repr(query)):

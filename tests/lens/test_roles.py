@@ -11,7 +11,8 @@ from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.norms import coverage
-from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles, head_roles
+from clearhead.lens.analysis.role_measurement import head_roles
+from clearhead.lens.analysis.roles import CAVEAT, NONE, ROLES, HeadRoles
 from clearhead.lens.attention_names import find_attentions
 from tests.lens.handmade_heads import COMMA, WORDS, Built
 from tests.lens.huggingface_zoo import made, tokens
@@ -212,6 +213,15 @@ def test_it_prints_as_a_table_with_a_caveat(causal):
 def test_what_is_not_there_is_refused_with_what_is(causal, ask, words):
     with pytest.raises(LensError, match=words):
         ask(causal)
+
+
+@pytest.mark.unchecked
+def test_a_head_is_looked_up_by_the_name_of_its_attention_and_its_number():
+    roles = HeadRoles([("decoder.0.self", 0, {}), ("decoder.1.self", 0, {})])
+    with pytest.raises(LensError, match=r"such as roles\['decoder.0.self', 0\], got 'decoder.1.self'"):
+        roles["decoder.1.self"]
+    with pytest.raises(LensError, match=r"called 1; did you mean 'decoder.1.self'\?"):
+        roles[1, 0]
 
 
 def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():

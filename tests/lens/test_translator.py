@@ -8,7 +8,7 @@ import clearhead.shipped as shipped
 from clearhead.lens import watch
 from clearhead.lens.analysis.ablation import effect
 from clearhead.lens.analysis.norms import coverage
-from clearhead.lens.analysis.roles import head_roles
+from clearhead.lens.analysis.role_measurement import head_roles
 from clearhead.tasks.alignment import AlignedPair, score_heads, word_attentions
 
 PAIRS = [

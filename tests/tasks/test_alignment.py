@@ -173,7 +173,7 @@ def written(folder: Path, texts: str, gold: str) -> tuple[Path, Path]:
 
 
 def test_gold_files_are_read(tmp_path):
-    files = written(tmp_path, "我 爱 你 ||| i love you\n好 ||| good\n", "1-1 2p2 3-3\n\n")
+    files = written(tmp_path, "\ufeff我 爱 你 ||| i love you\n好 ||| good\n", "\ufeff1-1 2p2 3-3\n\n")
     first, second = read_alignments(*files)
     assert first == AlignedPair(["我", "爱", "你"], ["i", "love", "you"], {(0, 0), (2, 2)}, {(0, 0), (1, 1), (2, 2)})
     assert second == AlignedPair(["好"], ["good"], set(), set())

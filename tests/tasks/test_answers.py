@@ -214,7 +214,7 @@ def test_json_has_known_and_answers(run, capsys):
     assert main(["predict", str(run), "joke", "--best", "2", "--device", "cpu"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["1", "", "I don't know"]
-    assert len(lines) == 3
+    assert [line[0] for line in lines] == ["1", "2", "3"]
 
 
 def test_an_empty_question_is_not_known(predictor):
@@ -316,6 +316,40 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(copied, capsys):
     assert (bare.text, bare.matches) == ("I don't know", ())
 
 
+def test_a_loaded_model_answers_by_what_others_change_meanwhile(copied, predictor):
+    running, other = (clearhead.load(copied, device="cpu") for _ in range(2))
+    asking = "dinner song song dinner"
+    assert not running.predict(asking).known
+    assert running.act("add", "song dinner song", "音乐晚餐") == ["answer 3 (new): 1 question added: 音乐晚餐"]
+    assert running.predict(asking).text == other.predict(asking).text == "音乐晚餐"
+    finder = other.task.finder
+    assert other.predict(asking).known
+    assert other.task.finder is finder, "an index that nobody has changed is not read again"
+    assert other.evaluate([(asking, "音乐晚餐")])["accuracy"] == 1.0
+    assert other.act("remove", 3) == ["removed answer 3: 音乐晚餐"]
+    assert not running.predict(asking).known
+    assert json.loads(running.act("list", 0, as_json=True)[0])["text"] == "card lost"
+    with pytest.raises(ConfigError, match="answers has no action 'forget'; choose from add, remove, list"):
+        running.act("forget")
+    with pytest.raises(ConfigError, match="this model was not loaded from one"):
+        Predictor(predictor.model, predictor.task, name="new", device=torch.device("cpu")).act("list")
+
+
+def test_the_index_of_another_model_in_the_same_folder_is_not_taken(copied, tmp_path):
+    running = clearhead.load(copied, device="cpu")
+    before = running.predict("my card")
+    other = tmp_path / "other"
+    shutil.copytree(copied, other)
+    assert main(["answers", str(other), "remove", "0", "1", "--device", "cpu"]) == 0
+    listing = json.loads((other / "checksums.json").read_text())
+    listing["files"]["model.safetensors"] = "of other weights"
+    (other / "checksums.json").write_text(json.dumps(listing))
+    shutil.rmtree(copied)
+    assert running.predict("my card") == before
+    shutil.copytree(other, copied)
+    assert running.predict("my card") == before
+
+
 def test_a_file_is_added_whole_or_not_at_all(copied, tmp_path, capsys):
     file = tmp_path / "more.tsv"
     write_tsv(file, [("song song", "music"), ("dinner", ""), ("song", "music")])
@@ -339,9 +373,10 @@ def test_a_file_is_added_whole_or_not_at_all(copied, tmp_path, capsys):
         (["add", "no.tsv"], "no file no.tsv"),
         (["remove"], "remove needs the ids of answers"),
         (["remove", "x"], "the id of an answer is a number, not 'x'"),
+        (["remove", "٢"], "the id of an answer is a number, not '٢'"),
         (["remove", "99"], "no answer has the id 99"),
         (["list", "99"], "no answer has the id 99"),
-        (["lst"], "answers: 'lst' is not known; did you mean 'list'"),
+        (["lst"], "answers has no action 'lst'; did you mean 'list'"),
     ],
 )
 def test_wrong_actions_are_refused_in_one_line(run, capsys, arguments, said):

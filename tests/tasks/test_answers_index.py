@@ -1,5 +1,6 @@
 """The index of answers: exact search, stable ids, and changes that are whole or not there."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.errors import CheckpointError, ConfigError
-from clearhead.storage import CHECKSUMS, atomic_folder, verify_checksums
+from clearhead.errors import CheckpointError, ConfigError, DiskFullError
+from clearhead.storage import CHECKSUMS, atomic, atomic_folder, verify_checksums
 from clearhead.tasks.answers import answer_index
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, find_generation, replace_index
 
@@ -133,6 +134,29 @@ def test_a_kill_at_any_file_operation_leaves_the_old_index_or_the_new_one(tmp_pa
         assert not list(folder.glob(".*")), "what the killed process left is removed"
     assert sizes == sorted(sizes)
     assert {11, 12} == set(sizes), "old ones before the moment of the change, new ones after it"
+
+
+def full_disk(*arguments: object, **options: object) -> None:
+    for path in arguments:
+        if isinstance(path, Path):
+            path.write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("module", "writer"),
+    [(answer_index, "save_file"), (answer_index, "_write_entries"), (atomic, "write_json")],
+    ids=["vectors", "entries", "checksums"],
+)
+def test_a_full_disk_leaves_the_old_index_and_nothing_else(tmp_path, monkeypatch, module, writer):
+    folder = tmp_path / "model"
+    index = write_model(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(module, writer, full_disk)
+    with pytest.raises(DiskFullError, match=r"the disk is full: .*model/.* needs .*, and .* are free"):
+        replace_index(folder, index.remove([0]))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert AnswerIndex.load(folder).entries == index.entries
 
 
 def test_damaged_files_are_refused_by_name(tmp_path):

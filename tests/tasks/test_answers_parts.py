@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from clearhead.tasks.answers.hard_negatives import mine_negatives
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from clearhead.tasks.answers.contrastive_losses import (
     question_contrast,
     uniform_loss,
 )
-from clearhead.tasks.answers.hard_negatives import mine_negatives
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
 from clearhead.tasks.answers.question_examples import PairExamples, QuestionExamples
 from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf, split_words

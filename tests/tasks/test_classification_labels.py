@@ -115,6 +115,7 @@ def test_a_label_column_is_names_or_numbers():
     column = LabelColumn(multi_label=True, separator="|", names=("a", "b", "7"))
     assert column.parse(" b |0|b") == ("b", "a")
     assert column.parse("7") == ("7",), "a name that is a number is a name"
+    assert column.parse("٠") == ("٠",), "only ASCII digits write an index"
     with pytest.raises(DataError, match=r"train\.tsv:2: the label '9' is not one of the 3 in data"):
         column.collect(rows_of([("a", "0"), ("b", "9")]))
     assert LabelColumn(multi_label=True).collect(rows_of([("a", "x"), ("b", "")])) == {"x": 1}

@@ -118,6 +118,7 @@ def test_generated_data_have_parts_and_sizes():
         "made:counts.all": "write made:counts.train",
         "made:counts.dev:none": "write made:counts.train",
         "made:counts.dev:0": "write made:counts.train",
+        "made:counts.dev:٣": "write made:counts.train",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             Numbers.read(wrong)

@@ -305,6 +305,11 @@ def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
     assert scores["token_weighted_f1"] == round(sklearn.f1_score(one, other, average="weighted"), 4)
 
 
+def test_no_label_breaks_the_table():
+    names = [line.split()[0] for line in count_tags([["B-\x1b[2J\n"]], [["O"]]).format().splitlines()[2:4]]
+    assert names == ["B-\\x1b[2J\\n", "O"]
+
+
 def test_the_table_is_laid_out_as_in_the_literature():
     counts = count_tags([["B-LOC", "I-LOC", "O", "O"]], [["B-LOC", "O", "O", "O"]])
     assert counts.format() == "\n".join(

@@ -32,7 +32,9 @@ from tests.train.corpus import WORDS, sentences
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """What a user has: a folder, loaded."""
-    return clearhead.load(write(tmp_path_factory.mktemp("models") / "toy", learned().processor, learned().model), device="cpu")
+    return clearhead.load(
+        write(tmp_path_factory.mktemp("models") / "toy", learned().processor, learned().model), device="cpu"
+    )
 
 
 def texts(count: int, seed: int = 11) -> list[str]:
@@ -376,7 +378,9 @@ def test_what_has_a_reason_to_repeat_itself_may(translator):
     assert not request.has_looped(Hypothesis(fish * 4, -1.0, -1.0, True), processor.source.encode("鱼鱼鱼鱼"))
     assert request.has_looped(Hypothesis(fish * 30, -1.0, -1.0, True), processor.source.encode("鱼鱼鱼鱼"))
     assert not request.has_looped(Hypothesis(digits, -1.0, -1.0, True), processor.source.encode("一百万"))
-    assert request.has_looped(Hypothesis(digits, -1.0, -1.0, False), processor.source.encode("一百万")), "it never ended"
+    assert request.has_looped(Hypothesis(digits, -1.0, -1.0, False), processor.source.encode("一百万")), (
+        "it never ended"
+    )
 
 
 def test_an_answer_that_never_ends_is_cut_off_and_says_so(translator):
@@ -447,7 +451,9 @@ def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
 # examples
 
 
-def report_of(processor: TranslationProcessor, pairs: list[tuple[str, str]], **limits: float) -> tuple[PairExamples, Report]:
+def report_of(
+    processor: TranslationProcessor, pairs: list[tuple[str, str]], **limits: float
+) -> tuple[PairExamples, Report]:
     report = Report()
     recipe = recipe_of(data={"train": "corpus.tsv", **limits})
     return processor.examples(rows_of(pairs, "data/corpus.tsv"), report, recipe), report

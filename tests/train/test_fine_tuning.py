@@ -136,12 +136,14 @@ def test_layers_can_be_left_out_and_added(folder):
 def test_the_table_joins_neighbouring_layers_of_the_same_fate_only():
     sizes = {f"encoder.layers.{number}.x": 500_000 for number in range(12)}
     taken = {name: size for name, size in sizes.items() if ".3." not in name}
-    rows = summarise_transfer(Transfer(taken, {"encoder.layers.3.x": 500_000}, {"to_labels.bias": 2}))
+    left = {"to_labels.bias": 2, "\x1b[2J.weight": 3}  # names from a file may be anything
+    rows = summarise_transfer(Transfer(taken, {"encoder.layers.3.x": 500_000}, left))
     assert rows == [
         ("encoder layers 0–2", "3 (1.5 M)", "", ""),
         ("encoder layer 3", "", "1 (500.0 K)", ""),
         ("encoder layers 4–11", "8 (4.0 M)", "", ""),
         ("output head over the labels", "", "", "1 (2)"),
+        (r"\x1b[2J", "", "", "1 (3)"),
     ]
 
 

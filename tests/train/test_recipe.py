@@ -26,6 +26,13 @@ def test_overrides_are_values_of_their_kind(tmp_path):
     assert recipe.data.train == ["a", "b"]
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
+    path = write_recipe(tmp_path)
+    expected = read_recipe(str(path))
+    path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert read_recipe(str(path)) == expected
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -26,6 +26,7 @@ class _LayerBuffer:
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity, self.length = capacity, 0
+        self.first_length = 0  # after the first step
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.spare: tuple[Tensor | None, Tensor | None] = (None, None)  # where samples move when they are reordered
@@ -45,6 +46,7 @@ class _LayerBuffer:
         else:
             self.k, self.v = self._write(self.k, k, end), self._write(self.v, v, end)
         self.length = end
+        self.first_length = self.first_length if start else end
         return self.k[:, :end].transpose(1, 2), self.v[:, :end].transpose(1, 2)
 
     def _write(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
@@ -106,6 +108,10 @@ class KeyValueCache:
     def length_of(self, owner: Any) -> int:
         """The number of tokens cached for one attention; within a step the layers differ."""
         return self._buffers[owner].length if owner in self._buffers else 0
+
+    def first_length_of(self, owner: Any) -> int:
+        """The number of tokens that one attention got in the first step, which is the prompt."""
+        return self._buffers[owner].first_length if owner in self._buffers else 0
 
     def grow(
         self, owner: Any, k: Float[Tensor, "batch kv_heads new d"], v: Float[Tensor, "batch kv_heads new d_v"]

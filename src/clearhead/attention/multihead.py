@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.attention.backends.choice import attend, attention_weights
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
 from clearhead.attention.call import Scale
+from clearhead.attention.hidden_keys import HiddenKeys, hide_keys
 from clearhead.attention.masks import Mask, as_mask
 from clearhead.attention.positions import Alibi, Relative, Rotary, Turns
 from clearhead.attention.sdpa_logsumexp import observe_own_sdpa
@@ -102,7 +103,7 @@ class MultiHeadAttention(nn.Module):
         self.strength = nn.Parameter(torch.ones(heads)) if temperature == "learned" else None
         self.observer: Callable[[Seen], None] | None = None
         self.ablated_heads: Bool[Tensor, "heads 1 1"] | None = None  # their output is set to zero; see `ablate`
-        self.hidden_keys: Int[Tensor, " positions"] | None = None  # that no query sees; see `hide`
+        self.hidden_keys: tuple[HiddenKeys, ...] | None = None  # that no query sees; see `hide`
         self.reset_parameters()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,7 +160,8 @@ class MultiHeadAttention(nn.Module):
         # read once: another thread may reset them
         observer, ablated, hidden = self.observer, self.ablated_heads, self.hidden_keys
         if hidden is not None:
-            mask = hide_keys(mask, hidden, k.shape[2])
+            end = k.shape[2] if cache is None or context is not None else cache.first_length_of(self)
+            mask = hide_keys(mask, hidden, k.shape[2], end)
         if observer is None:
             merged = attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
         else:
@@ -274,21 +276,11 @@ class MultiHeadAttention(nn.Module):
         return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
 
 
-def hide_keys(mask: Mask | None, positions: Int[Tensor, " positions"], keys: int) -> Mask:
-    """The mask without the keys at these positions; those beyond the last key hide nothing.
-
-    >>> print(hide_keys(Mask.causal(), torch.tensor([1, 9]), keys=3))
-    ■··
-    ■··
-    ■·■
-    """
-    visible = ~torch.isin(torch.arange(keys, device=positions.device), positions)
-    rest = Mask.visible(visible.view(1, 1, 1, -1))
-    return rest if mask is None else as_mask(mask) & rest
-
-
-def _select_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Some rows of a projection, as a projection."""
+def _select_rows(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Some rows of a projection, as a projection; all are computed by a module that is no linear layer itself."""
+    if not isinstance(linear, nn.Linear):  # such as an adapter around one, which shows the weight of that as its own
+        whole: Tensor = linear(x)
+        return whole[..., rows]
     bias: Tensor | None = linear.bias
     return F.linear(x, effective_weight(linear)[rows], None if bias is None else bias[rows])
 

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,16 +23,32 @@ except ModuleNotFoundError:
 
 from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
 from clearhead.cli.options import Base, Device, Json, Model, Threads
-from clearhead.cli.output import StdoutClosed, describe_error, flush_output, print_message, print_output
+from clearhead.cli.output import (
+    describe_error,
+    discard_output,
+    flush_output,
+    prepare_streams,
+    print_message,
+    print_output,
+)
 from clearhead.cli.startup import INTERRUPTED, import_torch
-from clearhead.cli.stdin import batch_inputs, open_inputs
-from clearhead.cli.task_options import add_task_options, make_task_command, refuse_foreign_options
+from clearhead.cli.stdin import batch_inputs, decode_utf8, open_inputs
+from clearhead.cli.task_options import (
+    TASK_COMMANDS,
+    add_task_options,
+    find_task,
+    make_task_command,
+    refuse_foreign_options,
+)
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
-    from clearhead.tasks import Prediction
+    from clearhead.tasks import Prediction, Task
 
 BATCH = 64
+WITH_MODEL = ("predict", "evaluate", "look", "figures")  # commands whose first argument is a model
+HELP = {"--help", "-h"}
+READER_LEFT = 141  # the exit code when a pipe's reader has left, as shells have it for SIGPIPE
 
 
 def _print_version(wanted: bool) -> bool:
@@ -68,6 +83,8 @@ def train(
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume continues a run, --overwrite replaces it; choose one")
+    for place, text in [("RECIPE", recipe), *(("--set", change) for change in changes or []), ("--out", str(out))]:
+        decode_utf8(os.fsencode(text), place)  # the run's files repeat them as UTF-8
     import_torch(threads)
     from clearhead.train import run_training
 
@@ -91,7 +108,8 @@ def predict(
 
     The answer of a language model to a single INPUT keeps its line breaks; on a terminal it appears as it is written.
     An INPUT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
-    --batch 1, each before the next is read. --best gives lines of NUMBER, SCORE, ANSWER with tabs between.
+    --batch 1, each before the next is read. --best gives lines of RANK, SCORE, ANSWER with tabs between;
+    each INPUT begins again at rank 1.
     """
     if stream and as_json:
         raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
@@ -100,7 +118,7 @@ def predict(
     from clearhead.predictor import load
 
     predictor = load(model, device=device, base=base)
-    refuse_foreign_options(predictor.task, "predict", options)
+    refuse_foreign_options(predictor, "predict", options)
     checked = predictor.task.read_options("predict", options)
     if checked.json_only and not as_json:
         raise ConfigError(f"--{checked.json_only} has no effect without --json; add it")
@@ -116,18 +134,18 @@ def predict(
             for note in answer.notes:
                 print_message(f"{name} {number}: {note}")
             if lines and not as_json:
-                print_output(_without_control(answer.text))
+                print_output(answer.text)
             else:
-                print_output(_as_json(text, answer) if as_json else _as_line(answer, number if ranked else None))
+                print_output(_as_json(text, answer) if as_json else _as_lines(answer, ranked=ranked))
         flush_output()
 
 
 def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any], *, lines: bool) -> None:
     for number, text in enumerate(waiting):
-        for note in predictor.task.stream_notes(text):
+        for note in predictor.stream_notes(text):
             print_message(note)
         for piece in predictor.stream(text, inputs_before=number, **options):
-            print_output(_without_control(piece) if lines else _one_line(piece), end="")
+            print_output(piece if lines else _one_line(piece), end="")
             flush_output()
         print_output("")
         flush_output()
@@ -144,39 +162,64 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def build_app(wanted: str | None) -> typer.Typer:
-    """The app with all commands; only the `wanted` one has the options of the tasks, which are slow to import."""
+def build_app(wanted: str | None, task: Task | None = None) -> typer.Typer:
+    """The app with all commands; only the `wanted` one has options of tasks, which are slow to import.
+
+    They are those of `task`, or of all tasks.
+    """
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
         help="Build, train and ship Transformers, and see what every head looks at.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 141 pipe closed.",
     )
     app.callback()(global_options)
     for name, command in COMMANDS.items():
-        app.command(name)(add_task_options(command, name, load=name == wanted))
+        app.command(name)(add_task_options(command, name, load=name == wanted, task=task))
     if wanted is not None and wanted not in COMMANDS and (own := make_task_command(wanted)) is not None:
         app.command(wanted)(own)
+    for name, about in TASK_COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=about)(lambda: None)  # only listed
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; errors become one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # UTF-8 in every locale
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     try:
-        command = typer.main.get_command(build_app(next((one for one in given if not one.startswith("-")), None)))
-        with command.make_context("clearhead", given) as context:
+        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+    except (BrokenPipeError, SystemExit) as error:
+        if BrokenPipeError not in (type(error), type(error.__context__)):  # for rich exits because of one
+            raise
+        discard_output()
+        return READER_LEFT
+
+
+def _invoke(app: typer.Typer, arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("clearhead", arguments) as context:
             command.invoke(context)
         return 0
     except typer.Exit as done:
         return done.exit_code
-    except StdoutClosed:
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports a broken pipe at exit
-        return 0
+
+
+def _run_command(arguments: list[str]) -> int:
+    try:
+        wanted = next((text for text in arguments if not text.startswith("-")), None)
+        task = find_task(arguments[1:]) if wanted in WITH_MODEL and not HELP.intersection(arguments) else None
+        try:
+            code = _invoke(build_app(wanted, task), arguments)
+        except Exception as error:
+            if task is None or not hasattr(error, "option_name"):  # as click's NoSuchOption has
+                raise
+            code = _invoke(build_app(wanted), arguments)  # if another task has the option, the command says more
+        flush_output()
+        return code
+    except BrokenPipeError:
+        raise
     except (KeyboardInterrupt, typer.Abort):
         if torchrun.rank() == 0:
             print_message("interrupted")
@@ -189,21 +232,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _as_line(answer: Prediction, number: int | None) -> str:
-    if number is None:
+def _as_lines(answer: Prediction, *, ranked: bool) -> str:
+    """The answer in one line; `ranked` gives a line of rank, score and text for it and for each alternative."""
+    if not ranked:
         return _one_line(answer.text)
     return "\n".join(
-        f"{number}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}" for text, score in answer.ranking()
+        f"{rank}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}"
+        for rank, (text, score) in enumerate(answer.ranking(), 1)
     )
 
 
 def _one_line(text: str) -> str:
     return text.translate({ord(mark): " " for mark in "\r\n\t"})
-
-
-def _without_control(text: str) -> str:
-    """The text without characters that would control a terminal; line breaks and tabs stay."""
-    return "".join(mark for mark in text if mark in "\n\t" or not (mark < " " or "\x7f" <= mark < "\xa0"))
 
 
 def _as_json(text: str, answer: Prediction) -> str:

@@ -17,8 +17,8 @@ from clearhead.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
-    from clearhead.tasks import AnyTask
-    from clearhead.tasks.base import Baseline, Evaluation
+    from clearhead.tasks import Task
+    from clearhead.tasks.answerer import Baseline, Evaluation
     from clearhead.text import Row
 
 
@@ -59,46 +59,48 @@ def evaluate(
     from clearhead.predictor import load
 
     predictor = load(model, device=device, base=base)
-    refuse_foreign_options(predictor.task, "evaluate", options)
-    _refuse_missing(predictor.task, {"report": report, "confusion": figure is not None, "baseline": baseline})
+    refuse_foreign_options(predictor, "evaluate", options)
+    task, processor = predictor.task, predictor.processor
+    _refuse_missing(task, report=report, figure=figure is not None, baseline=baseline)
     names = parse_columns(columns) if columns else None
     # Read before the model answers: what is missing is refused at once.
-    training = _training_rows(predictor, train, names) if baseline and predictor.task.baseline_learns else []
+    training = _training_rows(predictor, train, names) if baseline and task.baseline_learns else []
     found = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
-    tables = predictor.task.report(found.rows, found.predictions) if report else ""
-    compared = predictor.task.baselines(predictor.model, training, found.rows) if baseline else []
+    tables = task.report(processor, found.rows, found.predictions) if report and task.report else ""
+    simple = task.baseline(processor, training, found.rows) if baseline and task.baseline else None
     if figure is not None:
         _draw(predictor, found, figure)
     scores = dict(found.scores)
     if "note" in scores:
         print_message(str(scores["note"]))
     if as_json:
-        _print_json(scores, tables, compared)
+        _print_json(scores, tables, simple)
     else:
         scores.pop("note", None)
         _print_scores(scores)
-        for one in compared:
-            print_output(f"\nbaseline: {one.name}")
-            _print_scores(one.scores)
+        if simple is not None:
+            print_output(f"\nbaseline: {simple.name}")
+            _print_scores(simple.scores)
         if tables:
             print_output(f"\n{tables}")
     flush_output()
 
 
-def _refuse_missing(task: AnyTask, wanted: Mapping[str, bool]) -> None:
-    """Refuses what the task does not have before anything is scored: the default methods raise."""
-    from clearhead.tasks import Task
-
-    for method, is_wanted in wanted.items():
-        if is_wanted and getattr(type(task), method) is getattr(Task, method):
-            getattr(task, method)([], [])
+def _refuse_missing(task: Task, *, report: bool, figure: bool, baseline: bool) -> None:
+    """Refuses what the task does not have, before anything is scored."""
+    if report and task.report is None:
+        raise ConfigError(f"{task.name} has no tables to report")
+    if figure and task.confusion is None:
+        raise ConfigError(f"{task.name} has no confusion matrix to draw")
+    if baseline and task.baseline is None:
+        raise ConfigError(f"{task.name} has no baseline to compare with")
 
 
 def _source(predictor: Predictor, data: Sequence[str], columns: str | None) -> Any:
     """One file, or a file for each column."""
     if len(data) == 1:
         return data[0]
-    names = parse_columns(columns) if columns else list(predictor.task.columns)
+    names = parse_columns(columns) if columns else list(predictor.processor.columns)
     if isinstance(names, dict):
         raise ConfigError(
             f"--columns {columns} is for a single CSV or JSONL; with one file per column, list the names in the order "
@@ -133,18 +135,16 @@ def _training_rows(predictor: Predictor, given: Sequence[str] | None, columns: A
 def _draw(predictor: Predictor, found: Evaluation, path: Path) -> None:
     from clearhead.explore.figures import confusion_matrix, save
 
-    labels, counts = predictor.task.confusion(found.rows, found.predictions)
+    assert predictor.task.confusion is not None, "checked before anything was scored"
+    labels, counts = predictor.task.confusion(predictor.processor, found.rows, found.predictions)
     save(confusion_matrix(labels, counts, title=predictor.name), path)
     print_message(f"wrote {path}")
 
 
-def _print_json(scores: Mapping[str, Any], tables: str, compared: Sequence[Baseline]) -> None:
+def _print_json(scores: Mapping[str, Any], tables: str, simple: Baseline | None) -> None:
     more: dict[str, Any] = {"report": tables} if tables else {}
-    shown = [{"name": one.name, **one.scores} for one in compared]
-    if shown:
-        more["baseline"] = shown[0]
-    if len(shown) > 1:
-        more["other_baselines"] = shown[1:]
+    if simple is not None:
+        more["baseline"] = {"name": simple.name, **simple.scores}
     print_output(json.dumps({**scores, **more}, ensure_ascii=False))
 
 

@@ -13,7 +13,7 @@ from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.stdin import read_text
 from clearhead.errors import ConfigError
-from clearhead.formatting import format_bytes
+from clearhead.formatting import escape_control, format_bytes
 
 
 def look(
@@ -135,7 +135,7 @@ def figures(
             print_message(note)
         planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title, when=rows)
     for path, description in figure_set.write_figures(planned, out, kind, dark=dark):
-        print_output(f"{path}\t{description}")
+        print_output(f"{escape_control(str(path), keep='')}\t{description}")
         flush_output()
 
 

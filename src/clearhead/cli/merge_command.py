@@ -22,9 +22,7 @@ def merge(
     from clearhead.model_folder import ModelFolder
     from clearhead.model_folder import merge as merge_folder
     from clearhead.predictor import find_model
-    from clearhead.tasks.file_inputs import FileInputs
 
     merge_folder(find_model(model), out, base=base)
-    task = ModelFolder.open(out).task()
-    example = f"{task.input_kind}{task.suffixes[0]}" if isinstance(task, FileInputs) else '"…"'
+    example = ModelFolder.open(out).processor().inputs.example
     print_message(f"wrote {out}; try it: clearhead predict {out} {example}")

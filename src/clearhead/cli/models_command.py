@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clearhead.cli.output import flush_output, print_output
-from clearhead.formatting import format_bytes
+from clearhead.cli.output import flush_output
+from clearhead.formatting import escape_control, format_bytes
 
 
 def models() -> None:
@@ -68,8 +68,8 @@ def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))  # a Text is shown as it is, brackets and all
+        table.add_row(*(Text(escape_control(cell, keep="")) for cell in row))  # a Text shows brackets as they are
     terminal, buffer = sys.stdout.isatty(), io.StringIO()
     console = Console(file=buffer, force_terminal=terminal, width=None if terminal else 200)
     console.print(table if rows else Text(f"no {title} are shipped"))
-    print_output("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n")
+    print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n")  # with rich's own colours

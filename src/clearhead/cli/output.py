@@ -1,38 +1,62 @@
-"""Output on stdout, messages on stderr, and the exit code and message for an error."""
+"""Output on stdout, messages on stderr, closed streams, and the exit code and message for an error."""
 
 from __future__ import annotations
 
 import errno
+import io
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
-from clearhead.errors import ClearheadError, DataError, DiskFullError, TrainingError, out_of_memory
+from clearhead.errors import ClearheadError, ConfigError, DataError, DiskFullError, TrainingError, out_of_memory
+from clearhead.formatting import escape_control
 
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 
 
-class StdoutClosed(Exception):
-    """The reader of stdout has closed it, as `| head` does."""
+class _ClosedOutput(io.TextIOBase):
+    """Takes the place of a standard output that was closed before the start; refuses all text."""
+
+    def write(self, text: str) -> int:
+        raise ConfigError("the standard output is closed; redirect it to a file, or to /dev/null")
+
+
+def prepare_streams() -> None:
+    """Sets the standard streams to UTF-8 in every locale, and replaces those that are closed."""
+    for descriptor in (0, 1, 2):  # what opens next would otherwise get this number, and what libraries print to it
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the end)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Discards what stdout and stderr still hold: their reader has left, and Python flushes them at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_output(text: str, end: str = "\n") -> None:
-    try:
-        print(text, end=end)
-    except BrokenPipeError:
-        raise StdoutClosed from None
+    """Prints text or a line of JSON to stdout; control characters, which may come from a file, are escaped."""
+    print(escape_control(text), end=end)
 
 
 def flush_output() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise StdoutClosed from None
+    sys.stdout.flush()
 
 
 def print_message(message: str) -> None:
     """Prints a message to stderr; control characters, which may come from a file, are escaped."""
-    plain = "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in message)
-    print(f"clearhead: {plain}", file=sys.stderr, flush=True)
+    print(f"clearhead: {escape_control(message)}", file=sys.stderr, flush=True)
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
@@ -43,7 +67,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
         program = context.command_path if context else "clearhead"
         return 2, f"{message() or 'a command is missing'} ({program} --help lists all options)"
     if isinstance(error, DataError):
-        return 2, str(error).replace("\n", "\\n")  # of a file's name
+        return 2, escape_control(str(error), keep="")  # one line, whatever a file's name is
     if isinstance(error, ClearheadError):
         return 1 if isinstance(error, (TrainingError, DiskFullError)) else 2, str(error)
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("clearhead"):

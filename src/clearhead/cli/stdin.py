@@ -20,7 +20,9 @@ def open_inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str
         if "-" in texts:
             raise ConfigError("- means the lines of the standard input; it cannot be combined with other texts")
         return (decode_utf8(os.fsencode(text), f"text {number}") for number, text in enumerate(texts, 1)), "text", batch
-    if sys.stdin is None or (not texts and sys.stdin.isatty()):
+    if sys.stdin is None:
+        raise ConfigError("there is nothing to answer: the standard input is closed; give an INPUT")
+    if not texts and sys.stdin.isatty():
         raise ConfigError("there is nothing to answer; give an INPUT, or - for the lines of the standard input")
     batch_size = 1 if batch == 1 or sys.stdin.isatty() else READ_AHEAD * batch
     return _read_lines(sys.stdin.buffer), "line", batch_size
@@ -31,7 +33,7 @@ def read_text(text: str | None) -> str | None:
     if text != "-":
         return None if text is None else decode_utf8(os.fsencode(text), "INPUT")
     if sys.stdin is None:
-        raise ConfigError("there is no standard input to read")
+        raise ConfigError("the standard input is closed; give an INPUT")
     raw = sys.stdin.buffer.read()
     _refuse_media(raw)
     return decode_utf8(raw, "the standard input").removeprefix("\ufeff").rstrip("\r\n")

@@ -1,13 +1,16 @@
 """Options that tasks add to `predict`, `evaluate`, `look` and `figures`, and commands of single tasks.
 
-Tasks are imported (and PyTorch with them) only for the command that is about to run.
+Tasks are imported (and PyTorch with them) only for the command that is about to run, and only the one of its model.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -19,24 +22,47 @@ from clearhead.cli.startup import import_torch
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from clearhead.tasks import AnyTask
+    from clearhead.predictor import Predictor
+    from clearhead.tasks import Task
     from clearhead.tasks.settings import Options
 
 SHARED = {"figures": "look"}  # commands with the options of another
+# Commands of single tasks, as `clearhead --help` lists them without importing the tasks
+TASK_COMMANDS = {"answers": "Add, remove or list the answers that a model for answers knows."}
 TITLE = 74  # characters of a panel's title in a terminal of 80 columns
 Action = Annotated[str, typer.Argument(metavar="ACTION", help="The action; see above.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the action.")]
 
 
-def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> Callable[..., None]:
-    """A command function whose `**options` are replaced by the options of all tasks (by none unless `load`).
+def find_task(arguments: Sequence[str]) -> Task | None:
+    """The task of the model that the arguments of a command name first; None if they name none of ours."""
+    import clearhead.shipped as shipped
+
+    name = next((text for text in arguments if not text.startswith("-")), "")
+    folders = [Path(name), Path(name, "model"), shipped.model(name.removeprefix("shipped:"))]
+    for folder in folders:
+        with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+            config = json.loads(Path(str(folder), "config.json").read_text(encoding="utf-8"))
+            wanted, objective = config["task"], config["settings"].get("objective")
+            import_torch(None)  # before the task does: how its threads wait is decided then
+            from clearhead.tasks import TASKS
+
+            return TASKS[wanted].select(objective)
+    return None
+
+
+def add_task_options(
+    command: Callable[..., None], name: str, *, load: bool, task: Task | None = None
+) -> Callable[..., None]:
+    """A command function whose `**options` are replaced by those of a task, or of all tasks (of none unless `load`).
 
     Whether the model's own task has an option is checked when it is known which that is.
     """
     own = inspect.signature(command, eval_str=True)
     fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     load = load and len(fixed) < len(own.parameters)  # only commands with **options take options of tasks
-    added = list(_make_parameters(SHARED.get(name, name), {one.name for one in fixed})) if load else []
+    taken = {parameter.name for parameter in fixed}
+    added = list(_make_parameters(SHARED.get(name, name), taken, task)) if load else []
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -49,38 +75,34 @@ def add_task_options(command: Callable[..., None], name: str, *, load: bool) -> 
     return run
 
 
-def refuse_foreign_options(task: AnyTask, command: str, options: Mapping[str, Any]) -> None:
+def refuse_foreign_options(predictor: Predictor, command: str, options: Mapping[str, Any]) -> None:
     """Refuses options that other tasks have and this one does not, in the spelling of the command line."""
     from clearhead.errors import ConfigError
     from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
+    task, objective = predictor.task, predictor.processor.settings.get("objective")
     own = option_names(task.options, command)
-    kinds = [kind for one in TASKS.values() for kind in one.option_kinds()]
-    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
     for name in options:
         if name not in own:
-            has = ", ".join(_flag(one, task.options.model_fields[one]) for one in own)
-            objective = task.settings.get("objective")  # of pretraining, which decides the options
+            kinds = [kind for each in TASKS.values() for kind in each.option_kinds]
+            fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+            has = ", ".join(_flag(option, task.options.model_fields[option]) for option in own)
             kind = task.name if objective is None else f'{task.name} with objective = "{objective}"'
             raise ConfigError(f"{kind} has no option {_flag(name, fields[name])}; it has {has}")
 
 
-def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Parameter]:
-    """An option for each name that some task has; tasks with the same name mean the same."""
+def _make_parameters(command: str, taken: set[str], task: Task | None) -> Iterator[inspect.Parameter]:
+    """An option for each name that the task, or some task, has; tasks with the same name mean the same."""
     import_torch(None)  # before the tasks do: how its threads wait is decided then
-    from clearhead.explore.huggingface_folder import HuggingFaceReader
-    from clearhead.tasks import TASKS
     from clearhead.tasks.settings import option_names
 
-    kinds: dict[str, Sequence[type[Options]]] = {name: task.option_kinds() for name, task in TASKS.items()}
-    if command == "look":
-        kinds["Hugging Face models"] = [HuggingFaceReader.options]
+    kinds = _list_option_kinds(command) if task is None else {task.name: [task.options]}
     owners: dict[str, dict[str, FieldInfo]] = {}  # of each option the tasks, with their fields
-    for task, own in kinds.items():
+    for owner, own in kinds.items():
         for kind in own:
             for name in option_names(kind, command):
-                owners.setdefault(name, {}).setdefault(task, kind.model_fields[name])
+                owners.setdefault(name, {}).setdefault(owner, kind.model_fields[name])
     for name, fields in owners.items():
         assert name not in taken, f"{next(iter(fields))}: {command} has an option {name} already"
         field = next(iter(fields.values()))
@@ -88,6 +110,15 @@ def _make_parameters(command: str, taken: set[str]) -> Iterator[inspect.Paramete
         default = field.default if all(one.default == field.default for one in fields.values()) else None
         annotation = _make_annotation(name, field, panel, default)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _list_option_kinds(command: str) -> dict[str, Sequence[type[Options]]]:
+    """The classes of options of every task by its name, and those of Hugging Face models, for the help."""
+    from clearhead.explore.huggingface_folder import HuggingFaceOptions
+    from clearhead.tasks import TASKS
+
+    kinds: dict[str, Sequence[type[Options]]] = {name: task.option_kinds for name, task in TASKS.items()}
+    return {**kinds, "Hugging Face models": [HuggingFaceOptions]} if command == "look" else kinds
 
 
 def _panel_title(tasks: Sequence[str], every: Sequence[str]) -> str:
@@ -151,8 +182,8 @@ def make_task_command(name: str) -> Callable[..., None] | None:
     return None if task is None or not task.actions else _make_action_command(task)
 
 
-def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
-    listed = "\n\n".join(f"{action}: {about}" for action, about in task.actions.items())
+def _make_action_command(task: Task) -> Callable[..., None]:
+    listed = "\n\n".join(f"{name}: {action.about}" for name, action in task.actions.items())
 
     def run(
         model: Model,
@@ -163,17 +194,15 @@ def _make_action_command(task: type[AnyTask]) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         from clearhead.errors import ConfigError
-        from clearhead.formatting import suggest_name
+        from clearhead.formatting import escape_control
         from clearhead.predictor import load
 
-        if action not in task.actions:
-            raise ConfigError(f"{task.name}: {action!r} is not known; {suggest_name(action, task.actions)}")
+        task.find_action(action)
         predictor = load(model, device=device, base=base)
-        if predictor.task.name != task.name or predictor.folder is None:
+        if predictor.task.name != task.name:
             raise ConfigError(f"{model} is a model for {predictor.task.name}, not for {task.name}")
-        lines = predictor.task.act(action, predictor.model, predictor.folder, arguments or [], as_json=as_json)
-        for line in lines:
-            print_output(line)
+        for line in predictor.act(action, *arguments or [], as_json=as_json):
+            print_output(escape_control(line, keep="\t"))
         flush_output()
 
     run.__doc__ = f"What else a model for {task.name} can do.\n\n{listed}"

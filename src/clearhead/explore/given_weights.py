@@ -68,9 +68,9 @@ def _shorten(value: Any) -> str:
 
 
 def _read_tensor(one: Any) -> Tensor:
-    """One array in float32, on the CPU."""
+    """A copy of one array in float32, on the CPU: the caller may write to the array later."""
     try:
-        return torch.as_tensor(one).detach().cpu().float()
+        return torch.as_tensor(one).detach().to("cpu", torch.float32, copy=True)
     except (TypeError, ValueError, RuntimeError) as problem:
         hint = "; load the model with attn_implementation='eager'" if one is None else ""
         raise DataError(f"weights are NumPy arrays or tensors, got {_shorten(one)}{hint}") from problem

@@ -188,10 +188,10 @@ def _find_ends(model: Any) -> tuple[int, ...]:
 
 def _has_norms(model: nn.Module) -> bool:
     """Whether the output projections of all attentions are found, so that norms of values can be measured."""
-    from clearhead.lens.huggingface.discovery import count_heads, find_output_weights
+    from clearhead.lens.huggingface.discovery import count_heads, find_output_projections
 
     try:
-        find_output_weights(model, tuple(count_heads(model)))
+        find_output_projections(model, tuple(count_heads(model)))
     except LensError:
         return False
     return True

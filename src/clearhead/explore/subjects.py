@@ -17,7 +17,7 @@ from clearhead.explore.live_model import MAX_SECONDS, LiveModel
 from clearhead.explore.page_file import check_page_path, count_heads, select_other_views, write_scenes
 from clearhead.explore.scene import list_views
 from clearhead.explore.server import Server
-from clearhead.formatting import format_duration
+from clearhead.formatting import format_duration, parse_whole_number
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward
 from clearhead.predictor import load
@@ -108,14 +108,15 @@ def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]
     for one in wanted:
         pattern, colon, numbers = one.partition(":")
         names = [name for name in forward.names if fnmatchcase(name, pattern)]
-        if not names or (colon and not all(part.strip().isdecimal() for part in numbers.split(","))):
+        written = [parse_whole_number(part.strip()) for part in numbers.split(",")] if colon else []
+        if not names or None in written:
             raise ConfigError(
                 f"--heads {one}: write NAME or NAME:0,3; the attentions are {', '.join(forward.names[:6])}"
                 f"{', …' if len(forward.names) > 6 else ''}"
             )
         for name in names:
             own = forward[name].heads
-            heads = [int(part) for part in numbers.split(",")] if colon else list(own)
+            heads = [head for head in written if head is not None] if colon else list(own)
             if missing := [head for head in heads if head not in own]:
                 raise ConfigError(f"--heads {one}: {name} has heads {own[0]} to {own[-1]}, not {missing[0]}")
             chosen[name] = sorted({*chosen.get(name, []), *heads})

@@ -11,7 +11,8 @@ from clearhead.lens.analysis.published_scores import (
     lookback_ratios,
     retrieval_scores,
 )
-from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles, head_roles
+from clearhead.lens.analysis.role_measurement import head_roles
+from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.measures.measure_dispatch import measure

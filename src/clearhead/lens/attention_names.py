@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -50,28 +50,84 @@ def unwrap_model(model: Any) -> Any:
     return model if inner is None else unwrap_model(inner)
 
 
-def check_name(name: str, known: Iterable[str]) -> None:
+CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
+PATH = re.compile(r"attn|attention|layer|block|\bh\.\d", re.IGNORECASE)  # of a module, rather than a name
+
+
+def check_name(name: Any, known: Iterable[str]) -> None:
     """Raises LensError for an unknown attention name, with the nearest match."""
     names = list(known)
     if name not in names:
-        more = f", … ({len(names)} in all)" if len(names) > 6 else ""
-        hint = suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}{more}")
-        raise LensError(f"no attention of this model is called {name!r}; {hint}")
+        raise LensError(f"no attention of this model is called {name!r}; {suggest_attention(name, names)}")
 
 
-def check_heads(name: str, heads: Collection[int] | Tensor, count: int) -> list[int]:
-    """Head indices as integers; raises LensError for one out of range.
+def suggest_attention(name: Any, names: Sequence[str]) -> str:
+    """The name of the attention that is meant, or else the first names of all.
 
-    >>> check_heads("encoder.0.self", (2, 0), count=3)
-    [2, 0]
+    >>> suggest_attention("model.layers.1.self_attn", ["decoder.0.self", "decoder.1.self"])
+    "did you mean 'decoder.1.self'?"
+    >>> suggest_attention(0, ["encoder.0.self", "decoder.0.self"])
+    'layer 0 has encoder.0.self, decoder.0.self'
+    """
+    meant = find_by_path(name, names) if isinstance(name, str) and PATH.search(name) else None
+    if meant is not None:
+        return f"did you mean {meant!r}?"
+    number = to_python_number(name)
+    layer = find_layer(number, names) if isinstance(number, int) else []
+    if layer:
+        return f"did you mean {layer[0]!r}?" if len(layer) == 1 else f"layer {number} has {', '.join(layer)}"
+    more = f", … ({len(names)} in all)" if len(names) > 6 else ""
+    return suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}{more}")
+
+
+def find_by_path(path: str, names: Sequence[str]) -> str | None:
+    """The name of the attention at the path of a module, "model.layers.0.self_attn"; None if several may be meant."""
+    parts = path.lower().split(".")
+    numbers = [part for part in parts if part.isdigit()]
+    kind = "cross" if CROSS.search(parts[-1]) else "self"
+
+    def rate(name: str) -> tuple[bool, int, int]:
+        *words, last = [part for part in name.lower().split(".") if not part.isdigit()]
+        return last == kind, sum(any(word in part for part in parts) for word in words), len(re.findall(r"\d+", name))
+
+    own = {name: [part for part in name.split(".") if part.isdigit()] for name in names}
+    rates = {name: rate(name) for name in names if own[name] and own[name] == numbers[: len(own[name])]}
+    best = [name for name, one in rates.items() if one == max(rates.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def find_layer(number: int, names: Iterable[str]) -> list[str]:
+    """The attentions of the layer with this number."""
+    return [name for name in names if re.search(rf"(^|\.){number}(\.|$)", name)]
+
+
+def check_key(name: Any) -> None:
+    """Raises LensError for a key of a dict that is neither the name of an attention nor a number of a layer."""
+    if isinstance(to_python_number(name), bool) or not isinstance(to_python_number(name), (str, int)):
+        pair = isinstance(name, tuple) and len(name) == 2 and isinstance(name[1], int)
+        instead = (
+            f"for one head, write a list of pairs instead of a dict, [{name!r}]" if pair else "write a key for each"
+        )
+        raise LensError(
+            f"the key {name!r} is no name of an attention, such as 'decoder.0.self', no pattern, and no number of a "
+            f"layer; {instead}"
+        )
+
+
+def check_heads(name: str, heads: Collection[int] | Tensor, count: int, *, negative: bool = False) -> list[int]:
+    """Head indices as integers from 0 on, of which `negative` ones count from the end; LensError for one out of range.
+
+    >>> check_heads("encoder.0.self", (2, 0, -1), count=3, negative=True)
+    [2, 0, 2]
     """
     if isinstance(heads, (str, bytes, Mapping)) or not isinstance(heads, Collection):
         raise LensError(f"the heads of {name!r} must be a list of numbers such as [0, 2], got {heads!r}")
     numbers = [to_python_number(head) for head in heads]
+    least = -count if negative else 0
     for head in numbers:
-        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < count:
+        if isinstance(head, bool) or not isinstance(head, int) or not least <= head < count:
             raise LensError(f"{name!r} has heads 0 to {count - 1}, not {head!r}")
-    return numbers
+    return [head % count for head in numbers]
 
 
 def to_python_number(number: Any) -> Any:
@@ -114,7 +170,7 @@ def select_layers(layers: Layers, names: list[str]) -> list[str]:
                 f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
             )
         if isinstance(one, int):
-            found = {name for name in names if re.search(rf"(^|\.){one}(\.|$)", name)}
+            found = set(find_layer(one, names))
         else:
             found = {name for name in names if name == one or fnmatchcase(name, one)}
         if not found:

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, attention_weights
+from clearhead.attention.hidden_keys import HiddenKeys, hide_keys
 from clearhead.attention.masks import as_mask
-from clearhead.attention.multihead import hide_keys
 from clearhead.errors import ConfigError
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import EncoderDecoder
@@ -53,7 +53,7 @@ class PointerGenerator(EncoderDecoder):
         self.copy_gate = nn.Linear(config.width, 1)
         self.copy_matches = nn.Parameter(torch.tensor([0.1, 0.2]))  # added to scores, times GAIN
         self.gate_matches = nn.Parameter(torch.zeros(RECENT))  # taken from the gate's logit, times GAIN
-        self.hidden_keys: Int[Tensor, " positions"] | None = None  # of the source, which are not copied; see `hide`
+        self.hidden_keys: tuple[HiddenKeys, ...] | None = None  # of the source, which are not copied; see `hide`
         for layer in (self.copy_query, self.copy_gate):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -72,7 +72,7 @@ class PointerGenerator(EncoderDecoder):
     ) -> Copying:
         """Copy weights and gate for each token of the target; `recent` has the last tokens read, the newest first."""
         if (hidden_keys := self.hidden_keys) is not None:
-            mask = hide_keys(mask, hidden_keys, source.shape[1])
+            mask = hide_keys(mask, hidden_keys, source.shape[1], source.shape[1])
         matches = find_continuations(source, recent)
         bonus = sum(GAIN * self.copy_matches[n] * found for n, found in enumerate(matches))
         queries, keys = _at_least_float(self.copy_query(hidden))[:, None], _at_least_float(context)[:, None]

@@ -56,7 +56,7 @@ def read_alignments(texts: str | Path, gold: str | Path) -> list[AlignedPair]:
 
 def _read_lines(path: str | Path) -> list[str]:
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         said = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise DataError(f"{path} cannot be read: {said}") from None

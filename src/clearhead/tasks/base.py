@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import suggest_name
 from clearhead.model import ModelConfig
 from clearhead.tasks.settings import Data, Options, TaskRecipe, option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace
@@ -388,11 +389,18 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """Yields the answer in pieces, each as soon as it is generated."""
         raise ConfigError(f"{self.name} produces its whole answer at once and cannot stream it")
 
+    @classmethod
+    def check_action(cls, action: str) -> None:
+        """Refuses an action that is none of `actions`."""
+        if action not in cls.actions:
+            hint = suggest_name(action, cls.actions) if cls.actions else "it has none"
+            raise ConfigError(f"{cls.name} has no action {action!r}; {hint}")
+
     def act(
         self, action: str, model: ModelT, folder: Path, arguments: Sequence[str], *, as_json: bool = False
     ) -> list[str]:
         """Runs one of `actions` with the model in this folder; returns the lines to print."""
-        raise ConfigError(f"{self.name} has no action {action!r}")
+        raise NotImplementedError(f"{self.name} has actions, but no method `act`")
 
     # Attention
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from clearhead.errors import ConfigError, DataError
-from clearhead.formatting import suggest_name
+from clearhead.formatting import parse_whole_number, suggest_name
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.processor import Columns, Files
 from clearhead.text.corpora import Row, read
@@ -95,9 +95,10 @@ class FileInputs(TextInputs, ABC):
         kind, _, part = name.partition(".")
         if kind not in cls.generators:
             raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, cls.generators)}")
-        if part not in PARTS or (count and not (count.isdecimal() and int(count))):
+        number = parse_whole_number(count)
+        if part not in PARTS or (count and not number):
             raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
-        made = cls.generators[kind](part, int(count) if count else None)
+        made = cls.generators[kind](part, number)
         return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
 
     def load_rows(self, rows: Iterable[Row]) -> list[Row]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.formatting import escape_control
+
 
 class LabelScores(NamedTuple):
     """Precision, recall, F1 and support of one label, or their average over all labels."""
@@ -44,18 +46,19 @@ def label_table(
 def format_label_table(table: dict[str, LabelScores], labels: Sequence[str]) -> str:
     """The table as text, with an empty line between labels and averages.
 
-    >>> print(format_label_table(label_table([["好"], ["b"]], [["好"], ["好"]], ["好", "b"]), ["好", "b"]))
+    >>> print(format_label_table(label_table([["好"], ["\\n"]], [["好"], ["好"]], ["好", "\\n"]), ["好", "\\n"]))
                   precision  recall      f1  support
     好               0.5000  1.0000  0.6667        1
-    b                0.0000  0.0000  0.0000        1
+    \\n               0.0000  0.0000  0.0000        1
     <BLANKLINE>
     micro avg        0.5000  0.5000  0.5000        2
     macro avg        0.2500  0.5000  0.3333        2
     weighted avg     0.2500  0.5000  0.3333        2
     """
-    width = max(_columns(name) for name in table)
+    shown = [escape_control(name, keep="") for name in table]
+    width = max(map(_columns, shown))
     lines = [f"{' ' * width}  precision  recall      f1  support"]
-    for name, row in table.items():
+    for name, row in zip(shown, table.values(), strict=True):
         if len(lines) == len(labels) + 1:
             lines.append("")
         padded = name + " " * (width - _columns(name))

@@ -76,10 +76,22 @@ class Task:
             raise ConfigError(f"objective {objective!r} is not known; {suggest_name(str(objective), self.variants)}")
         return self.variants[objective]
 
+    def find_action(self, name: str) -> Action:
+        """One of the actions, by its name."""
+        if name not in self.actions:
+            hint = suggest_name(name, self.actions) if self.actions else "it has none"
+            raise ConfigError(f"{self.name} has no action {name!r}; {hint}")
+        return self.actions[name]
+
     @property
     def options(self) -> type[Options]:
         """The options of predict, evaluate and look."""
         return self.answerer.options
+
+    @property
+    def option_kinds(self) -> list[type[Options]]:
+        """The classes of options that models of this task may have: those of its variants."""
+        return [variant.options for variant in self.variants.values()] or [self.options]
 
     @property
     def streams(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from clearhead.formatting import format_duration
+from clearhead.formatting import escape_control, format_duration
 from clearhead.model import Model
 from clearhead.storage import atomic_file
 
@@ -227,17 +226,8 @@ class ProgressReport(Observer):
 
 
 def print_message(text: str) -> None:
-    """Prints a message to stderr."""
+    """Prints a message to stderr; control characters, which may come from a file, are escaped."""
     print(escape_control(text), file=sys.stderr, flush=True)
-
-
-def escape_control(text: str) -> str:
-    """Text with escaped control characters: a file's name or content may contain terminal commands.
-
-    >>> print(escape_control(chr(27) + "[2J"))
-    \\x1b[2J
-    """
-    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def _shorten(text: str, place: int = 0, width: int = 60) -> str:

@@ -157,7 +157,7 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
             )
         path = found
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     for override in overrides:

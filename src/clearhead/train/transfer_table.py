@@ -6,6 +6,7 @@ import io
 import re
 import sys
 
+from clearhead.formatting import escape_control
 from clearhead.tasks.pretrained import Transfer
 
 COLUMNS = ("taken", "new", "left")
@@ -46,7 +47,10 @@ def summarise_transfer(transfer: Transfer) -> list[tuple[str, ...]]:
             rows[-1] = joined, {column: rows[-1][1][column] + counts[column] for column in counts}
         else:
             rows.append((part, counts))
-    return [(part, *(_format_sizes(counts.get(column, [])) for column in COLUMNS)) for part, counts in rows]
+    return [
+        (escape_control(part, keep=""), *(_format_sizes(counts.get(column, [])) for column in COLUMNS))
+        for part, counts in rows
+    ]
 
 
 def find_part(name: str) -> tuple[int, str]:

@@ -6,8 +6,9 @@ Where a head looks is not why a model answers. What changes when it is switched 
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from typing import Any
@@ -19,7 +20,15 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import check_heads, check_name, find_attentions, select_layers, to_python_number
+from clearhead.lens.analysis.roles import HeadRole
+from clearhead.lens.attention_names import (
+    Layers,
+    check_heads,
+    check_key,
+    find_attentions,
+    select_layers,
+    to_python_number,
+)
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
     Result,
@@ -29,7 +38,8 @@ from clearhead.lens.huggingface.interposition import (
 )
 
 Number = float | Tensor
-HeadChoice = Mapping[Any, int | Collection[int] | Tensor | None]  # by name, pattern or number
+HeadNumbers = int | slice | Collection[int] | Tensor | None
+HeadChoice = Mapping[Any, HeadNumbers] | HeadRole | Iterable[Any]  # attentions are named, or given by pattern or number
 
 
 @contextmanager
@@ -37,7 +47,8 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     """Within it these heads contribute nothing: their part of the input of W_O is zero. The bias of W_O stays.
 
     Attentions are chosen as `watch` chooses them, by name, by a pattern such as "decoder.*.cross", or by the number of
-    the layer; heads by their numbers, or None for all of them.
+    the layer; heads by their numbers, from the end if negative, by a slice, or None for all of them. A list of pairs
+    such as [("decoder.0.self", 1)] chooses single heads, as what `roles.of("induction")` returns does.
 
     Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
 
@@ -50,19 +61,12 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     ...     attention(torch.ones(1, 3, 6)).abs().max().item()
     0.0
     """
-    if not isinstance(heads, Mapping):
-        raise LensError(
-            'heads must be a dict from attention names to head numbers, such as {"encoder.0.self": [2, 5]}, '
-            f"got {heads!r}"
-        )
     counts, ours = count_heads(model), find_attentions(model)
     chosen: dict[str, Tensor] = {}
-    for wanted, numbers in heads.items():
+    for wanted, numbers in _list_choices(heads):
         for name in select_layers(wanted, list(counts)):
-            one = to_python_number(numbers)
-            own = range(counts[name]) if one is None else [one] if isinstance(one, int) else one
             place = chosen.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
-            place[check_heads(name, own, counts[name])] = True
+            place[_select_heads(name, numbers, counts[name])] = True
     with (
         disable_heads({ours[name]: one for name, one in chosen.items()}, _set_own_heads)
         if ours
@@ -71,15 +75,52 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
         yield
 
 
+def _list_choices(heads: Any) -> list[tuple[str | int, Any]]:
+    """Pairs of an attention and its heads."""
+    if isinstance(heads, Mapping):
+        for name in heads:
+            check_key(name)
+        return list(heads.items())
+    single = isinstance(heads, HeadRole) or (isinstance(heads, tuple) and _is_pair(heads))
+    several = [heads] if single else heads if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
+    pairs = [(one.name, one.head) if isinstance(one, HeadRole) else one for one in several]
+    if strange := [one for one in pairs if not _is_pair(one)]:
+        raise LensError(
+            'heads must be a dict from attention names to head numbers, such as {"encoder.0.self": [2, 5]}, or a list '
+            f'of pairs, such as [("encoder.0.self", 2)], got {strange[0]!r:.80}'
+        )
+    return pairs
+
+
+def _is_pair(value: Any) -> bool:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return False
+    return isinstance(value[0], (str, int)) and not isinstance(value[1], str)
+
+
+def _select_heads(name: str, numbers: Any, count: int) -> list[int]:
+    """Head numbers from 0 on, as Python's indexing has them; LensError for one out of range."""
+    heads = to_python_number(numbers)
+    if heads is None:
+        return list(range(count))
+    if isinstance(heads, slice):
+        try:
+            return list(range(count)[heads])
+        except (TypeError, ValueError):
+            raise LensError(f"the heads of {name!r} must be a slice of whole numbers, got {heads!r}") from None
+    return check_heads(name, [heads] if isinstance(heads, int) else heads, count, negative=True)
+
+
 def head_effects(
     model: nn.Module,
     run: Callable[[], Number],
-    names: Sequence[str] | None = None,
+    names: Layers = None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Float[Tensor, " heads"]]:
     """The change of a number when each head is switched off in turn: one tensor (heads,) per attention.
 
+    `names` are attentions, patterns or numbers of layers, as for `watch`; None is all.
     `run` uses the model and returns the number: a loss (heads that matter have positive effects), or the
     log-probability of a certain output (there negative ones). Nothing else may change from run to run: put the model
     into eval mode, and fix random seeds. `progress(done, total)` is called after each head.
@@ -90,9 +131,8 @@ def head_effects(
     torch.Size([2])
     """
     counts = count_heads(model)
-    chosen = list(counts) if names is None else list(names)
-    for name in chosen:
-        check_name(name, counts)
+    wanted = [None] if names is None else [names] if isinstance(names, (str, int)) else names
+    chosen = list(dict.fromkeys(name for one in wanted for name in select_layers(one, list(counts))))
     before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in chosen)
     effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in chosen}
     for name in chosen:
@@ -137,6 +177,8 @@ def _run_to_number(run: Callable[[], Number]) -> float:
 
 def _run_repeatably(run: Callable[[], Number]) -> float:
     once, again = _run_to_number(run), _run_to_number(run)
+    if not math.isfinite(once):
+        raise LensError(f"run() gave {once}: the effect of a head on it is not a number")
     if not abs(once - again) <= 1e-3 * abs(once) + 1e-6:
         raise LensError(
             f"run() gave {once:.6g} and then {again:.6g} without any change; "
@@ -151,7 +193,6 @@ def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
 
 
 def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    from clearhead.lens.analysis.ablation import disable_interposed_heads
     from clearhead.lens.huggingface import find_attentions as theirs
 
     modules = theirs(model)

@@ -14,15 +14,24 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
+from clearhead.attention.hidden_keys import HiddenKeys
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 from clearhead.lens.analysis.ablation import count_heads
-from clearhead.lens.attention_names import find_attentions, select_layers, to_python_number
+from clearhead.lens.attention_names import check_key, find_attentions, select_layers, to_python_number
 from clearhead.lens.huggingface.arguments import HIDING_VALUE, classify_function
-from clearhead.lens.huggingface.cache_positions import ForwardPass, find_cache, read_layer_states
-from clearhead.lens.huggingface.discovery import AttentionInfo, describe_attentions
+from clearhead.lens.huggingface.cache_positions import (
+    ForwardPass,
+    find_cache,
+    list_outputs,
+    read_layer_number,
+    read_layer_states,
+)
+from clearhead.lens.huggingface.discovery import AttentionInfo, describe_attentions, reads_both_texts
+from clearhead.lens.huggingface.discovery import find_attentions as find_huggingface_attentions
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
     Result,
@@ -32,7 +41,7 @@ from clearhead.lens.huggingface.interposition import (
 )
 
 TEXTS = ("source", "target", "tokens")
-TokenChoice = Mapping[str, int | Collection[int] | Tensor]  # positions by text, or by name or pattern of attentions
+TokenChoice = Mapping[Any, int | slice | Collection[Any] | Tensor]  # by text, or by name, pattern or number
 
 
 @contextmanager
@@ -42,8 +51,9 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
     Tokens are named by text and position. Of an encoder-decoder, "source" is what the encoder and the cross-attention
     read, "target" what the decoder reads; of every other model there is one text, "tokens". A single attention can be
     named, too, or several by a pattern such as "decoder.*.cross". Positions count the tokens that go in, from 0,
-    padding included; with a cache those of earlier steps come first. A position that a text does not reach hides
-    nothing.
+    padding included; with a cache those of earlier steps come first. They are numbers or a slice, as in Python's
+    indexing; negative ones count from the end of the text in the first pass of a cache, and a slice without end goes on
+    while the text grows. A number that no pass reached is refused at the end; a slice is cut.
 
     It is the same as a mask, `Mask.hidden`, over these keys: hidden from all queries, the token itself included, and a
     query that sees nothing gets zeros. The token is not removed: its own hidden state is computed on, and what reads
@@ -55,25 +65,25 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
 
     >>> from clearhead.attention import MultiHeadAttention
     >>> attention = MultiHeadAttention(width=6, heads=2, bias=False)
-    >>> with hide(attention, {"tokens": [0, 1, 2]}):
+    >>> with hide(attention, {"tokens": slice(0, 3)}):
     ...     attention(torch.ones(1, 3, 6)).abs().max().item()
     0.0
     """
     if not isinstance(tokens, Mapping):
-        raise LensError(f'tokens must be a dict from texts to positions, such as {{"source": [3]}}, got {tokens!r}')
-    names, ours = list(count_heads(model)), find_attentions(model)
-    chosen: dict[str, frozenset[int]] = {}
+        raise LensError(f'tokens must be a dict from texts to positions, such as {{"source": [3]}}, got {tokens!r:.80}')
+    count_heads(model)  # refuses a model without attention
+    ours = find_attentions(model)
+    modules: Mapping[str, nn.Module] = ours or find_huggingface_attentions(model)
+    chosen: list[tuple[nn.Module, HiddenKeys]] = []
     for wanted, positions in tokens.items():
-        numbers = _check_positions(wanted, positions)
-        for name in _find_readers(wanted, names):
-            chosen[name] = chosen.get(name, frozenset()) | numbers
-    if ours:
-        hidden: dict[nn.Module, frozenset[int]] = {ours[name]: numbers for name, numbers in chosen.items()}
-        if "source" in tokens:  # what copies from the source attends to it, too
-            copying = [one for one in model.modules() if hasattr(one, "hidden_keys") and one not in set(ours.values())]
-            hidden |= dict.fromkeys(copying, _check_positions("source", tokens["source"]))
-    with _hide_positions(hidden, _set_own_keys) if ours else _hide_huggingface_keys(model, chosen):
+        numbers, others = _read_positions(wanted, positions)
+        readers = [modules[name] for name in _find_readers(wanted, modules)]
+        if ours and wanted == "source":  # what copies from the source attends to it, too
+            readers += [one for one in model.modules() if hasattr(one, "hidden_keys") and one not in set(ours.values())]
+        chosen += [(module, HiddenKeys(str(wanted), _put_beside(module, numbers), others)) for module in readers]
+    with _hide_keys(chosen, _set_own_keys) if ours else _hide_huggingface_keys(model, chosen):
         yield
+    _refuse_unreached([hidden for _, hidden in chosen])
 
 
 def name_texts(names: Collection[str]) -> dict[str, str]:
@@ -93,79 +103,122 @@ def _is_cross(name: str) -> bool:
     return name.partition(":")[0].split(".")[-1] == "cross"
 
 
-def _find_readers(wanted: Any, names: list[str]) -> list[str]:
+def _find_readers(wanted: Any, modules: Mapping[str, nn.Module]) -> list[str]:
     """The attentions whose keys belong to a text, or that have this name, pattern or number."""
+    check_key(wanted)
     if wanted not in TEXTS:
-        return select_layers(wanted, names)
-    texts = name_texts(names)
-    found = [name for name in names if texts[name] == wanted]
+        return select_layers(wanted, list(modules))
+    if both := [name for name, module in modules.items() if reads_both_texts(module)]:
+        raise LensError(
+            f"{both[0]!r} attends to target and source in one softmax, so {wanted!r} has no keys of its own there: "
+            f"hide keys of an attention by its name, such as {{{both[0]!r}: [1]}}; the source's follow the target's"
+        )
+    texts = name_texts(list(modules))
+    found = [name for name in modules if texts[name] == wanted]
     if not found:
         known = " and ".join(f"{text!r}" for text in TEXTS if text in texts.values())
         raise LensError(f"this model does not read a text {wanted!r}; it reads {known}")
     return found
 
 
-def _check_positions(wanted: Any, positions: Any) -> frozenset[int]:
+def _read_positions(wanted: Any, positions: Any) -> tuple[list[int], tuple[int | slice, ...]]:
+    """Positions that count from the start, in order; and the others: numbers from the end, and slices."""
     one = to_python_number(positions)
-    given = [one] if isinstance(one, int) else one
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Collection, Tensor)):
-        raise LensError(f"the positions of {wanted!r} must be a list of numbers such as [0, 2], got {positions!r}")
-    numbers = [to_python_number(number) for number in given]
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise LensError(f"the positions of {wanted!r} must be whole numbers from 0 on, got {number!r}")
-    return frozenset(numbers)
+    several = [one] if isinstance(one, (int, slice)) else one
+    if isinstance(several, (str, bytes, Mapping)) or not isinstance(several, (Collection, Tensor)):
+        raise LensError(
+            f"the positions of {wanted!r} must be a list of numbers such as [0, 2], or a slice such as slice(2, 5), "
+            f"got {positions!r:.80}"
+        )
+    numbers, others = set[int](), list[int | slice]()
+    for place in map(to_python_number, several):
+        if isinstance(place, slice):
+            edges = [to_python_number(edge) for edge in (place.start, place.stop, place.step)]
+            if not all(edge is None or _is_whole(edge) for edge in edges) or (edges[2] or 1) < 1:
+                raise LensError(f"a slice of {wanted!r} must have whole numbers and a positive step, got {place!r}")
+            others.append(slice(*edges))
+        elif not _is_whole(place):
+            raise LensError(f"the positions of {wanted!r} must be whole numbers or slices, got {place!r:.80}")
+        elif place < 0:
+            others.append(place)
+        else:
+            numbers.add(place)
+    return sorted(numbers), tuple(others)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _put_beside(module: nn.Module, numbers: list[int]) -> Int[Tensor, " positions"]:
+    """The numbers as a tensor on the device of a module."""
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    with torch.inference_mode(False):  # an inference tensor could not be used outside
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+
+
+def _refuse_unreached(hidden: list[HiddenKeys]) -> None:
+    """Raises LensError for a position from the start that no pass reached, if any pass is known."""
+    reached: dict[str, int] = {}
+    for one in hidden:
+        reached[one.text] = max(reached.get(one.text, 0), one.reached)
+    for one in hidden:
+        last, tokens = int(one.positions.max()) if len(one.positions) else -1, reached[one.text]
+        if 0 < tokens <= last:
+            raise LensError(
+                f"there was no token {last} of {one.text!r} to hide: the longest text had {tokens}, numbered from 0; "
+                f"for tokens that may come, use a slice such as slice({last}, {last + 1})"
+            )
 
 
 _lock = threading.RLock()
-_hidden: WeakKeyDictionary[nn.Module, list[frozenset[int]]] = WeakKeyDictionary()
+_hidden: WeakKeyDictionary[nn.Module, tuple[HiddenKeys, ...]] = WeakKeyDictionary()
+Put = Callable[[nn.Module, tuple[HiddenKeys, ...]], None]
 
 
 @contextmanager
-def _hide_positions(
-    chosen: Mapping[nn.Module, frozenset[int]], put: Callable[[nn.Module, Tensor | None], None]
-) -> Iterator[None]:
-    """Within it, `put` has set on each module the union of all hidden positions; nested and threaded uses combine."""
+def _hide_keys(chosen: list[tuple[nn.Module, HiddenKeys]], put: Put) -> Iterator[None]:
+    """Within it, `put` has set on each module all that hides keys of it; nested and threaded uses combine."""
     with _lock:
-        for module, positions in chosen.items():
-            _hidden.setdefault(module, []).append(positions)
-            put(module, _combine(module))
+        for module, hidden in chosen:
+            _hidden[module] = (*_hidden.get(module, ()), hidden)
+            put(module, _hidden[module])
     try:
         yield
     finally:
         with _lock:
-            for module, positions in chosen.items():
-                _hidden[module].remove(positions)
-                put(module, _combine(module))
+            for module, hidden in chosen:
+                _hidden[module] = tuple(one for one in _hidden[module] if one is not hidden)
+                put(module, _hidden[module])
 
 
-def _combine(module: nn.Module) -> Tensor | None:
-    several = _hidden[module]
-    if not several:
-        return None
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    with torch.inference_mode(False):  # an inference tensor could not be used outside
-        return torch.tensor(sorted(frozenset().union(*several)), dtype=torch.long, device=device)
-
-
-def _set_own_keys(module: nn.Module, positions: Tensor | None) -> None:
-    vars(module)["hidden_keys"] = positions
+def _set_own_keys(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
+    vars(module)["hidden_keys"] = hidden or None
 
 
 HIDDEN = "_clearhead_hidden_keys"  # attribute of a module: the positions that no query sees
 
 
-class HiddenKeys:
-    """The hidden positions of a Hugging Face module; a copied module gets None instead."""
+class HiddenState:
+    """What hides keys of a Hugging Face module; a copied module gets None instead."""
 
-    def __init__(self, positions: Tensor, passes: CachePasses, info: AttentionInfo) -> None:
-        self.positions, self.passes, self.info = positions, passes, info
+    def __init__(self, hidden: tuple[HiddenKeys, ...], passes: CachePasses, info: AttentionInfo) -> None:
+        self.hidden, self.passes, self.info = hidden, passes, info
 
     def find_visible(self, module: nn.Module, queries: int, keys: int) -> Tensor:
         """Which of these keys are not hidden: (keys,). A cache that slides hands over only the last ones."""
-        where = self.passes.current(module).locate(getattr(module, "layer_idx", None), queries, keys, self.info)
-        places = torch.arange(where.first_key, where.first_key + keys, device=self.positions.device)
-        return ~torch.isin(places, self.positions)
+        current = self.passes.current(module)
+        where = current.locate(read_layer_number(module), queries, keys, self.info)
+        tokens = where.first_key + where.keys
+        places = torch.arange(where.first_key, where.first_key + keys, device=self.hidden[0].positions.device)
+        end = tokens
+        if self.info.grows and not self.info.cross and any(one.others for one in self.hidden):
+            end = self.passes.find_end(current, tokens, self.hidden[0].text)
+        hidden = torch.zeros_like(places, dtype=torch.bool)
+        for one in self.hidden:
+            one.reached = max(one.reached, tokens)
+            hidden |= one.find(places, end)
+        return ~hidden
 
     def __reduce__(self) -> Any:
         return (type(None), ())
@@ -176,6 +229,7 @@ class CachePasses:
 
     def __init__(self) -> None:
         self._thread = threading.local()
+        self._ends: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # tokens of the first pass, by cache
 
     def current(self, module: nn.Module) -> ForwardPass:
         found: ForwardPass | None = getattr(self._thread, "current", None)
@@ -188,34 +242,54 @@ class CachePasses:
             self._thread.current = ForwardPass(module, cache, read_layer_states(cache))
         elif whole:
             self._thread.current = None
+        if whole:
+            self._thread.tokens = None
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """For a forward hook of the whole model: its output may have a cache that the model made in this pass."""
+        cache, tokens = find_cache(list_outputs(output)), getattr(self._thread, "tokens", None)
+        if cache is not None and tokens is not None:
+            self._ends[cache] = tokens
+
+    def find_end(self, current: ForwardPass, tokens: int, text: str) -> int:
+        """How many tokens went in with the first pass of the cache, of the `tokens` that are there now."""
+        if not current.length:
+            self._thread.tokens = tokens
+            if current.cache is not None:
+                self._ends[current.cache] = tokens
+        elif current.cache not in self._ends:
+            raise LensError(
+                f"positions of {text!r} that count from its end need its first pass inside `hide`: the cache already "
+                f"held {current.length} tokens; count from 0, or enter `hide` before"
+            )
+        return tokens if current.cache is None else self._ends[current.cache]
 
 
 _passes: WeakKeyDictionary[nn.Module, CachePasses] = WeakKeyDictionary()  # one for all that is hidden in a model
 
 
 @contextmanager
-def _hide_huggingface_keys(model: nn.Module, chosen: Mapping[str, frozenset[int]]) -> Iterator[None]:
+def _hide_huggingface_keys(model: nn.Module, chosen: list[tuple[nn.Module, HiddenKeys]]) -> Iterator[None]:
     from transformers import PreTrainedModel
 
-    known = {info.name: (module, info) for module, info in describe_attentions(model).items()}
-    modules = {known[name][0]: positions for name, positions in chosen.items()}
-    infos, passes = dict(known.values()), _passes.setdefault(model, CachePasses())
+    infos, passes = describe_attentions(model), _passes.setdefault(model, CachePasses())
 
-    def put(module: nn.Module, positions: Tensor | None) -> None:
-        if positions is None:
+    def put(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
+        if not hidden:
             del vars(module)[HIDDEN]
             remove_wrap(module, hide_interposed_keys)
             return
         if vars(module).get(HIDDEN) is None:
             add_wrap(module, hide_interposed_keys, outermost=True)
-        vars(module)[HIDDEN] = HiddenKeys(positions, passes, infos[module])
+        vars(module)[HIDDEN] = HiddenState(hidden, passes, infos[module])
 
     with ExitStack() as stack:
         for part in {model, *(one for one in model.modules() if isinstance(one, PreTrainedModel))}:
             begin = functools.partial(passes.begin, whole=part is model)
             stack.callback(part.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        stack.enter_context(intercept_interfaces(modules))
-        stack.enter_context(_hide_positions(modules, put))
+        stack.callback(model.register_forward_hook(passes.end).remove)
+        stack.enter_context(intercept_interfaces([module for module, _ in chosen]))
+        stack.enter_context(_hide_keys(chosen, put))
         yield
 
 
@@ -223,7 +297,7 @@ def hide_interposed_keys(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
     """Attention wrapper that masks the hidden keys of a module."""
-    hidden: HiddenKeys | None = getattr(module, HIDDEN, None)
+    hidden: HiddenState | None = getattr(module, HIDDEN, None)
     if hidden is None:  # restored by another thread just now, or a copy
         return attend(module, q, k, v, mask, *args, **kwargs)
     kind, (queries, keys) = classify_function(attend.function, attend.eager), (q.shape[2], k.shape[2])

@@ -1,28 +1,19 @@
-"""Head roles: formulas and thresholds, head_roles() which measures them on a model, and the table of all heads."""
+"""Head roles: their formulas and thresholds, and HeadRoles, the table of all heads with the role of each."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.errors import LensError
-from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
-from clearhead.lens.attention_names import check_name, find_attentions
-from clearhead.lens.capture.watch_context import watch
-from clearhead.lens.capture.watch_settings import Probe
-from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE
+from clearhead.lens.attention_names import check_name
 
 NEAR = 2  # tokens on either side that are local
 LOCAL_FACTOR = 4  # times as many keys as are near, for `local`
-UNKNOWN = "Induction and duplicates were not measured: that needs a text of 10 tokens, and a vocabulary to draw from."
-UNREAD = "Delimiters were not measured: that needs the tokens of every forward pass, as inputs."
-Numbers = int | Sequence[int]
 CAVEAT = "Where a head looks is not why the model answers: switch it off (ablate) to see what it does."
 NONE = "none of these"
 SYNONYMS = {  # names of roles in papers, and ours
@@ -141,6 +132,9 @@ class HeadRoles:
         )
 
     def __getitem__(self, place: tuple[str, int]) -> HeadRole:
+        if not isinstance(place, tuple) or len(place) != 2:
+            name, head, *_ = self.heads[0] if self.heads else ("decoder.0.self", 0)
+            raise LensError(f"roles are indexed by a name and a head, such as roles[{name!r}, {head}], got {place!r}")
         name, head = place
         check_name(name, dict.fromkeys(one.name for one in self.heads))
         found = [one for one in self.heads if one.name == name]
@@ -168,204 +162,3 @@ def check_role(role: str) -> None:
     if role not in ROLES:
         hint = f"it is {SYNONYMS[role]} here" if role in SYNONYMS else f"there are {', '.join(ROLES)}"
         raise LensError(f"no role is called {role!r}; {hint}")
-
-
-@torch.no_grad()
-def head_roles(
-    model: nn.Module,
-    inputs: Tensor | tuple[Tensor, ...] | None = None,
-    *,
-    run: Callable[..., Any] | None = None,
-    delimiters: Collection[int] = (),
-    pad: int | None = None,
-    vocabulary: Numbers | tuple[Numbers, Numbers] | None = None,
-    layers: str | int | Sequence[str | int] | None = None,
-    rows: float | None = None,
-    near: int = NEAR,
-    seed: int = 0,
-    thresholds: Mapping[str, float] | None = None,
-) -> HeadRoles:
-    """Every head of a model with its score in each role, and the role that it gets; `ROLES` has the formulas.
-
-    `inputs` are token numbers (batch, tokens), of an encoder-decoder (source, target). `run(*inputs)` is how the model
-    is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. What holds `pad`
-    tokens is read without them (by `run`: their queries do not count). Queries that see fewer than 5 keys do not count
-    either; for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
-
-    Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`
-    (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
-
-    Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured. How well
-    heads of a translator align words is measured by `clearhead.tasks.alignment.score_heads`.
-    """
-    texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
-    if not texts and run is None:
-        raise LensError("head_roles needs inputs (token ids), or run=, a function that calls the model")
-    if run is None:
-        _check_texts(texts)
-    called = partial(_run_model, model) if run is None else run
-    runs = [texts] if run is not None or pad is None else _remove_pads(texts, pad)
-    tally = _Tally(near, frozenset(delimiters), pad)
-    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_make_neighbour_probes(near)) as record:
-        for some in runs:
-            called(*some)
-    known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
-    for call, some in zip(record.calls, known, strict=True):
-        tally.count_text(call, some)
-    drawn = _draw_repeats(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
-    if drawn:
-        size = drawn[0].shape[1] // 2
-        with watch(model, layers=layers, pixels=0, top=0, probes=make_repeat_probes(size)) as record:
-            called(*drawn)
-        for call in record.calls:
-            tally.count_repeats(call, size)
-    notes = [] if drawn else [UNKNOWN]
-    if delimiters and not any("delimiter" in found for found in tally.sums.values()):
-        notes.append(UNREAD)
-    return HeadRoles(tally.scores(), thresholds, notes)
-
-
-class _Tally:
-    """Weighted sums and counts per head and role, from which scores are means."""
-
-    def __init__(self, near: int, delimiters: frozenset[int], pad: int | None) -> None:
-        self.near, self.delimiters, self.pad = near, delimiters, pad
-        self.sums: dict[str, dict[str, list[Tensor]]] = {}
-        self.heads: dict[str, tuple[int, ...]] = {}
-
-    def count_text(self, call: Forward, texts: tuple[Tensor, ...]) -> None:
-        for sight in (call[name] for name in call.names):
-            of_queries, of_keys = (_find_tokens(sight, texts, side) for side in ("queries", "keys"))
-            visible, keys, place = sight.visible, sight.keys, sight.queries
-            assert visible is not None, "a sight that was just taken has all measures"
-            real = (sight.logsumexp != -torch.inf) & counts_queries("first", visible)  # NaN counts: it must show
-            if of_queries is not None and self.pad is not None:
-                real &= (of_queries[:, place] != self.pad)[:, None]
-            self.add(sight, "first", sight.first, real)
-            self.add(sight, "broad", sight.entropy / visible.clamp(min=2).double().log(), real)
-            if of_keys is not None and self.delimiters and sight.received is not None:
-                chosen = torch.isin(of_keys, torch.tensor(sorted(self.delimiters)))[:, None]
-                self.add(sight, "delimiter", sight.received * chosen, sight.received)
-            if sight.cross:
-                continue
-            for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
-                inside = (place + step >= 0) & (place + step < keys)
-                self.add(sight, role, sight.probes[str(step)], real & inside)
-            local = torch.stack([sight.probes[str(step)] for step in range(-self.near, self.near + 1)]).sum(0)
-            self.add(sight, "local", local, real & counts_queries("local", visible, self.near))
-
-    def count_repeats(self, call: Forward, size: int) -> None:
-        for sight in (call[name] for name in call.names):
-            if not sight.cross:
-                again = (sight.queries >= size).expand(sight.logsumexp.shape)
-                for role in ("induction", "duplicate"):
-                    self.add(sight, role, sight.probes[role], again)
-
-    def add(self, sight: Sight, role: str, values: Tensor, counts: Tensor) -> None:
-        """Values of all heads, (batch, heads, …), and how much each counts."""
-        found = self.sums.setdefault(sight.name, {}).setdefault(role, [])
-        self.heads[sight.name] = sight.heads
-        if counts.dtype == torch.bool:
-            values = values * counts
-        found.append(torch.stack([values.double().sum((0, 2)), counts.expand(values.shape).double().sum((0, 2))]))
-
-    def scores(self) -> Iterator[tuple[str, int, dict[str, float]]]:
-        for name, roles in self.sums.items():
-            total = {role: torch.stack(found).sum(0) for role, found in roles.items()}
-            for place, head in enumerate(self.heads[name]):
-                yield (
-                    name,
-                    head,
-                    {
-                        role: float(value[place] / count[place])
-                        for role, (value, count) in total.items()
-                        if count[place] > 0
-                    },
-                )
-
-
-def _check_texts(texts: tuple[Any, ...]) -> None:
-    for text in texts:
-        if not isinstance(text, Tensor) or text.dtype not in (torch.int32, torch.int64) or text.ndim != 2:
-            got = f"{text.dtype} of shape {tuple(text.shape)}" if isinstance(text, Tensor) else repr(text)[:60]
-            raise LensError(
-                "inputs must be token ids shaped (batch, tokens), for an encoder-decoder a tuple (source, target); "
-                f"got {got}. For other inputs pass run=, a function that calls the model"
-            )
-        if not text.numel():
-            raise LensError(f"there are no tokens in inputs of shape {tuple(text.shape)}")
-
-
-def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
-    """The token ids of the queries or of the keys; None where unknown."""
-    if not texts:
-        return None
-    source = (sight.cross and side == "keys") or (not sight.cross and "encoder" in sight.name.split("."))
-    tokens = texts[0 if source else -1].cpu()
-    needed = sight.keys if side == "keys" else max(sight.queries.tolist(), default=-1) + 1
-    return tokens[:, :needed] if len(tokens) == len(sight.entropy) and tokens.shape[1] >= needed else None
-
-
-def _make_neighbour_probes(near: int) -> dict[str, Probe]:
-    if near < 1:
-        raise LensError(f"near must be at least 1, got {near}")
-    return {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
-
-
-def _remove_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
-    """The texts without pads, batched by length."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for sample in range(len(texts[0])):
-        groups.setdefault(tuple(int((text[sample] != pad).sum()) for text in texts), []).append(sample)
-    return [
-        tuple(torch.stack([text[one][text[one] != pad] for one in samples]) for text in texts)
-        for sizes, samples in groups.items()
-        if min(sizes)
-    ]
-
-
-def _run_model(model: nn.Module, *texts: Tensor) -> None:
-    """One forward pass over token numbers, of a model of ours or of Hugging Face's."""
-    device = next(model.parameters()).device
-    if find_attentions(model):
-        model(*(text.to(device) for text in texts))
-        return
-    given: dict[str, Any] = {
-        name: text.to(device) for name, text in zip(("input_ids", "decoder_input_ids"), texts, strict=False)
-    }
-    known = inspect.signature(model.forward).parameters
-    # All scores over a vocabulary, of a long text, would take more memory than all the rest.
-    given |= {name: value for name, value in (("logits_to_keep", 1), ("use_cache", False)) if name in known}
-    model(**given)
-
-
-def _find_vocabularies(
-    model: nn.Module, vocabulary: Numbers | tuple[Numbers, ...] | None, count: int
-) -> list[Sequence[int]] | None:
-    """The token ids to draw from for each text, or None if unknown."""
-    config = getattr(model, "config", None)
-    if vocabulary is None:
-        target = getattr(config, "vocabulary", getattr(config, "vocab_size", None))
-        if not isinstance(target, int):
-            return None
-        vocabulary = target if count < 2 else (getattr(config, "source_vocabulary", None) or target, target)
-    several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
-    if len(several) != count:
-        raise LensError(
-            f"{len(several)} vocabularies for {count} texts; give a tuple of {count}, or one number or list for all"
-        )
-    return [range(one) if isinstance(one, int) else list(one) for one in several]
-
-
-def _draw_repeats(
-    texts: tuple[Tensor, ...], vocabularies: list[Sequence[int]] | None, without: Collection[int | None], seed: int
-) -> tuple[Tensor, ...]:
-    """Random distinct tokens followed by the same tokens again, no longer than the shortest text."""
-    if vocabularies is None or not texts:
-        return ()
-    numbers = [[one for one in some if one not in without] for some in vocabularies]
-    size = min([PASSAGE, *(len(some) for some in numbers), *(text.shape[1] // 2 for text in texts)])
-    if size < MIN_VISIBLE:
-        return ()
-    chance = torch.Generator().manual_seed(seed)
-    return tuple(draw_repeated_tokens(some, size, chance=chance) for some in numbers)

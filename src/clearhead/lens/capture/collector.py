@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from clearhead.attention import Mask, Seen
@@ -16,12 +16,12 @@ from clearhead.attention.call import Call, check_call
 from clearhead.attention.call_slices import slice_heads
 from clearhead.errors import LensError
 from clearhead.formatting import format_bytes
-from clearhead.lens.analysis.norms import value_norms
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
 from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.host_transfer import HostTransfer
 from clearhead.lens.capture.joint_measuring import JointMeasuring
+from clearhead.lens.capture.output_projection import make_value_norms
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,
@@ -169,14 +169,14 @@ class Collector:
         cross: bool = False,
         static: bool = False,
         appended: bool = False,
-        out: Float[Tensor, "width features"] | None = None,
+        out: nn.Module | None = None,
     ) -> None:
         """Measures one attention on its device and sends the results to the CPU.
 
         `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
         one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
         not reordered with its samples. `appended`: its keys and values are those of the step before and new ones, in
-        memory that nobody will write to, so that it can be measured later. `out` is the output weight, for norms.
+        memory that nobody will write to, so that it can be measured later. `out` is the output projection, for norms.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return
@@ -205,13 +205,14 @@ class Collector:
                 joins=True,
             )
 
-    def _make_norms(self, name: str, call: Call, out: Tensor | None) -> Callable[[slice], Tensor] | None:
+    def _make_norms(self, name: str, call: Call, out: nn.Module | None) -> Callable[[slice], Tensor] | None:
         if not self.settings.detail.norms:
             return None
         if out is None:
             raise LensError(f"norms=True needs the output projection of {name!r}, which is not known; omit norms")
         chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
-        return lambda keys: value_norms(call.v[:, :, keys], out, call.q.shape[1])[:, chosen]
+        norms = make_value_norms(out, call.q.shape[1], name)
+        return lambda keys: norms(call.v[:, :, keys])[:, chosen]
 
     def _find_attention(
         self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool, sharing: int

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, Seen
-from clearhead.attention.multihead import effective_weight
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.compiled_graphs import (
     AttentionObserver,
@@ -71,8 +70,7 @@ def _make_listener(name: str, attention: MultiHeadAttention, collector: Collecto
             seen = split_beams(seen, cache.beams)
             written = cache.length - seen.q.shape[2]  # the first layer has taken this step's tokens already
             first_query = written if written >= 0 else None
-        out = effective_weight(attention.to_out) if collector.settings.detail.norms else None
-        collector.record_attention(name, seen, first_query=first_query, cross=seen.cross, out=out)
+        collector.record_attention(name, seen, first_query=first_query, cross=seen.cross, out=attention.to_out)
 
     return listen
 

@@ -218,7 +218,7 @@ def _read_flash_mask(got: AttentionArguments, keys: int) -> Mask | None:
         left = None if window is None else window - 1
         parts.append(Mask.window(left, 0 if got.causal else left))
     if got.mask is not None:
-        real = got.mask.bool()
+        real = got.mask.to(torch.bool, copy=True)  # a step may wait to be measured, and its mask be written to
         parts.append(Mask.visible(real[:, None, None, :keys]))
         if queries > 1:
             parts.append(Mask.visible(real[:, None, -queries:, None]))

@@ -25,10 +25,21 @@ def find_cache(values: Iterable[Any]) -> Any | None:
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
+def list_outputs(output: Any) -> list[Any]:
+    """The values that a model returns."""
+    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []
+
+
 def _get_layers(cache: Any) -> Sequence[Any]:
     """The layers of a cache, of an encoder-decoder's those of self-attention."""
     layers: Sequence[Any] = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
     return layers
+
+
+def read_layer_number(module: nn.Module) -> int | None:
+    """The number of a module's cache layer; None where layers share a module, as Zamba's (None) and Zamba2's (−1)."""
+    number = getattr(module, "layer_idx", None)
+    return number if isinstance(number, int) and number >= 0 else None
 
 
 class LayerCacheState(NamedTuple):
@@ -126,6 +137,14 @@ class ForwardPass:
         if known.cross:
             return Location(self.length, 0, keys)
         state = self._find_state(layer, queries, keys, known)
+        if known.joint:
+            if self.length or (state is not None and state.slots is not None):
+                raise LensError(
+                    f"{known.name!r} attends to its own text and to the encoder's in one softmax: of its {keys} keys "
+                    "the encoder's come last, and a cache puts new ones before them, so that positions would move; "
+                    "call generate(…, use_cache=False), or run one forward pass over source and answer"
+                )
+            return Location(None, 0, keys)
         if self.cache is None or state is None or (state.length and keys == queries):
             return Location(None if known.grows else 0, 0, keys)
         total = state.length + queries
@@ -173,7 +192,7 @@ def find_context_layers(known: Mapping[nn.Module, AttentionInfo]) -> frozenset[i
     """The cache layers that hold only keys of another text or picture, as Mllama's do."""
     numbers: dict[bool, set[int]] = {True: set(), False: set()}
     for module, info in known.items():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and (info.cross or info.grows):
+        layer = read_layer_number(module)
+        if layer is not None and (info.cross or info.grows):
             numbers[info.cross].add(layer)
     return frozenset(numbers[True] - numbers[False])

@@ -8,17 +8,17 @@ cross-attention; the rest is dropped as long as names stay distinct.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import WRAPPERS
+from clearhead.lens.attention_names import CROSS, WRAPPERS
 from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
 from clearhead.lens.huggingface.interface_usage import calls_interface, keeps_keys
 
@@ -100,7 +100,6 @@ def _is_called_attention(path: str, module: nn.Module) -> bool:
     return named is not None and any(True for _ in module.parameters())
 
 
-CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decoder|enc_?dec|src_attn", re.IGNORECASE)
 # Words without information: common names of submodules.
 PLAIN = {"model", "models", "transformer", "layers", "layer", "blocks", "block", "h", "backbone", "base_model"}
 SIDES = re.compile(r"^(?:.+_)?(encoder|decoder)(?:_transformer|_model)?$")
@@ -114,19 +113,24 @@ class AttentionInfo(NamedTuple):
     name: str
     cross: bool
     grows: bool  # with a cache, if there is one
-    out: Float[Tensor, "width features"] | None  # the weight that merges its heads
+    joint: bool  # whether one softmax goes over its own text, and after that over the encoder's
+    out: nn.Module | None  # the projection that merges its heads
 
 
 def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[nn.Module, AttentionInfo]:
-    """Every attention of a model with its facts; those named in `with_out` with their output weight."""
+    """Every attention of a model with its facts; those named in `with_out` with their output projection."""
     attending = find_attending_modules(model)
     paths = {module: path for path, module in attending.items()}
     named = _name_attentions(attending)
-    outs = {named[name]: _find_output_weight(model, name, paths[named[name]]) for name in with_out}
+    outs = {named[name]: _find_output_projection(model, name, paths[named[name]]) for name in with_out}
     alone = not any("decoder" in name.split(".") for name in named)
     return {
         module: AttentionInfo(
-            name, is_cross(paths[module], module), _grows_with_cache(name, module, alone), outs.get(module)
+            name,
+            is_cross(paths[module], module),
+            _grows_with_cache(name, module, alone),
+            reads_both_texts(module),
+            outs.get(module),
         )
         for name, module in named.items()
     }
@@ -135,6 +139,12 @@ def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[
 def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
     """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
     return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
+
+
+def reads_both_texts(module: nn.Module) -> bool:
+    """Whether a decoder's keys are those of its own text, followed by the encoder's, as T5Gemma2 has them."""
+    kind: Any = type(module)
+    return "merged_attention_mask" in inspect.signature(kind.forward).parameters
 
 
 class AttentionPlace(NamedTuple):
@@ -305,13 +315,13 @@ def _read_integer(place: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_weights(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, Float[Tensor, "width features"]]:
-    """W_O of these attentions, (width, heads · d_v); LensError for a family that is not known to merge that way."""
+def find_output_projections(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, nn.Module]:
+    """The modules that merge the heads of these attentions; LensError for a family where that is not known."""
     infos = describe_attentions(model, names)
     return {module: info.out for module, info in infos.items() if info.out is not None}
 
 
-def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
+def _find_output_projection(model: nn.Module, name: str, path: str) -> nn.Module:
     module = model.get_submodule(path)
     place = PLACES.get(type(module).__name__)
     if place is None:
@@ -320,8 +330,10 @@ def _find_output_weight(model: nn.Module, name: str, path: str) -> Tensor:
             f"supported are {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
     around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
-    linear = around.get_submodule(place.removeprefix("^"))
-    weight = getattr(linear, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise LensError(f"norms=True needs the weight of the output projection of {name!r}; {linear} has none")
-    return weight.T if type(linear).__name__ == "Conv1D" else weight
+    try:
+        return around.get_submodule(place.removeprefix("^"))
+    except AttributeError:
+        raise LensError(
+            f"norms=True needs the output projection of {name!r}, which is not in the watched {type(model).__name__}; "
+            "watch the model that it belongs to, and choose the attention with layers="
+        ) from None

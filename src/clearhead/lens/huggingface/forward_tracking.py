@@ -27,7 +27,9 @@ from clearhead.lens.huggingface.cache_positions import (
     find_cache,
     find_context_layers,
     is_appended,
+    list_outputs,
     place_by_mask,
+    read_layer_number,
     read_layer_states,
 )
 from clearhead.lens.huggingface.discovery import (
@@ -112,14 +114,16 @@ class ForwardTracker:
             raise LensError(got.refusal)
         refuse_unmeasurable(got.q, known.name)
         self.attentions_seen.add(module)
-        layer = getattr(module, "layer_idx", None)
+        layer = read_layer_number(module)
         where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
         if got.kind == UNKNOWN:
             seen = find_reading(got, where.keys, frame.masks, known.name)
         else:
             seen = to_seen(got, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
-        if first_query is None:
+        if known.joint:
+            first_query, tokens = 0, got.q.shape[2]
+        elif first_query is None:
             first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
         counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
         appended = is_appended(frame.cache, layer, got.k)
@@ -153,9 +157,8 @@ class ForwardTracker:
                 del frames[n:]
                 break
         cache = find_cache(named.values())
-        frame = ForwardPass(
-            module, cache, self._read_states(cache, named.get("hidden_states")), frames[-1] if frames else None
-        )
+        states = self._read_states(cache, before=True, coming=named.get("hidden_states"))
+        frame = ForwardPass(module, cache, states, frames[-1] if frames else None)
         vectors = named.get("inputs_embeds") is not None and not frame.reads
         around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
         ids = {} if frame.reads or around else self._find_token_ids(module, named)
@@ -199,7 +202,7 @@ class ForwardTracker:
         if self._frames:
             return
         self._thread.last_growth = frame.growth
-        cache = find_cache(_list_outputs(output)) if frame.cache is None else frame.cache
+        cache = find_cache(list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
             alive = {key: one for key, one in self._thread.growths.items() if one.cache() is not None}
@@ -207,12 +210,18 @@ class ForwardTracker:
             self._listen(cache)
         self.collector.end()
 
-    def _read_states(self, cache: Any, coming: Tensor | None = None) -> dict[int, LayerCacheState]:
-        """Cache states of the watched layers; other layers may already hold the tokens `coming`.
+    def _read_states(
+        self, cache: Any, *, before: bool = False, coming: Tensor | None = None
+    ) -> dict[int, LayerCacheState]:
+        """Cache states of the watched layers; `before` a pass, other layers may already hold the tokens `coming`.
 
-        All have, if a layer by itself has no entry in the cache: it uses the keys of one before it.
+        All have, if a layer by itself has no entry in the cache: it uses the keys of one before it. A layer that does
+        not know its number (Zamba) holds as few tokens as any, since it has not run.
         """
         held = {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
+        if before and held and self.layers is not None and not self.layers:
+            length = min(state.length for state in held.values())
+            return {n: state._replace(length=length) for n, state in held.items()}
         own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
         if own or not held:
             return own
@@ -311,11 +320,11 @@ def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 
 def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
-    """The layer indices in a part of a model; None for a complete model."""
+    """The layer indices in a part of a model; none if its layers do not know theirs; None for a complete model."""
     if wholes:
         return None
-    numbers = {getattr(module, "layer_idx", None) for module in attending}
-    return frozenset(number for number in numbers if isinstance(number, int))
+    numbers = {read_layer_number(module) for module in attending}
+    return frozenset(number for number in numbers if number is not None)
 
 
 def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
@@ -335,7 +344,3 @@ def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return kwargs
     names = list(_get_signature(kind).parameters)[1:]
     return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}
-
-
-def _list_outputs(output: Any) -> list[Any]:
-    return list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, tuple) else []

@@ -33,7 +33,8 @@ class Spans(NamedTuple):
 def recover_mask(seen: Bool[Tensor, "..."], *, causal: bool, window: int | None = None) -> Mask | None:
     """A structured mask equal to dense booleans: full, causal or a window, with padding at either end or both.
 
-    If there is none it is the dense mask. None means that all is visible. A single query cannot distinguish a causal
+    If there is none it is the dense mask; that of one query is a copy, since decoding steps wait to be measured, and
+    their mask may be written to. None means that all is visible. A single query cannot distinguish a causal
     mask from a full one, nor a window from padding: `causal` and `window` decide. The device is synchronised once.
 
     >>> seen = torch.ones(3, 3).tril().bool() & torch.tensor([[False, True, True]])
@@ -48,7 +49,7 @@ def recover_mask(seen: Bool[Tensor, "..."], *, causal: bool, window: int | None 
             band = [] if left is None and right is None else [Mask.window(left, right)]
             parts = [*band, *(mask.to(seen.device) for mask in found)]
             return functools.reduce(Mask.__and__, parts) if parts else None
-    return Mask.visible(seen)
+    return Mask.visible(seen.clone() if seen.ndim < 2 or seen.shape[-2] == 1 else seen)
 
 
 def _find_spans(seen: Tensor) -> Spans | None:

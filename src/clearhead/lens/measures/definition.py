@@ -27,7 +27,7 @@ class Measures:
     """Statistics of one attention. `queries` are the measured ones: all, or every n-th.
 
     A query that sees nothing has a logsumexp of −inf, a peak_key of −1, and 0 everywhere else. If its weights
-    are NaN, its keys are −1, too.
+    are NaN, its keys are −1, too. No float tensor shares memory with another: the lens adds to some in place.
     """
 
     logsumexp: Float[Tensor, "batch heads queries"]  # ln Σ exp(score), sinks included
@@ -136,7 +136,7 @@ def measure_by_definition(job: MeasureJob) -> Measures:
         logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
         entropy=torch.special.entr(weights).sum(-1),
         peak=peak,
-        peak_key=_resize_last_axis(ranked, 1, -1)[..., 0],
+        peak_key=_resize_last_axis(ranked, 1, -1)[..., 0].clone(),
         distance=(weights * apart).sum(-1),
         first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
         top_keys=top_keys,

@@ -25,7 +25,7 @@ def explain_refusal(job: MeasureJob) -> str | None:
 
 
 def run(job: MeasureJob) -> Measures:
-    """The measures from the weights of one query: O(keys) memory."""
+    """The measures from the weights of one query: O(keys) memory. None is a view of another."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]
     columns, mask = _find_visible_keys(call, row)
     scores = _compute_scores(call, row, columns, mask)
@@ -49,9 +49,9 @@ def run(job: MeasureJob) -> Measures:
         logsumexp=logsumexp,
         entropy=torch.special.entr(weights).sum(-1, keepdim=True),
         peak=largest[..., :1],
-        peak_key=order[..., :1],
+        peak_key=order[..., :1].clone(),
         distance=(weights * apart).sum(-1, keepdim=True),
-        first=first,
+        first=first.clone(),
         top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
         top_weights=_resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
@@ -101,9 +101,9 @@ def _sum_pixels(received: Tensor, height: int, width: int) -> Tensor:
     """The weights as a row of the map."""
     if not height:
         return received.new_zeros(*received.shape[:2], 0)
-    return (
-        received if width == 1 else F.pad(received, (0, -received.shape[-1] % width)).unflatten(-1, (-1, width)).sum(-1)
-    )
+    if width == 1:
+        return received.clone()
+    return F.pad(received, (0, -received.shape[-1] % width)).unflatten(-1, (-1, width)).sum(-1)
 
 
 def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:

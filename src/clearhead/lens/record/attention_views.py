@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.errors import RecordError
-from clearhead.formatting import format_count, suggest_name
-from clearhead.lens.attention_names import to_python_number, to_python_numbers
+from clearhead.formatting import format_count
+from clearhead.lens.attention_names import suggest_attention, to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import Measures, check_counts
 from clearhead.lens.measures.selections import FAR
 from clearhead.lens.record.exact_windows import HeadWindows, Positions
@@ -376,8 +376,15 @@ class Sight(Measures):
         return f"Sight({self.name!r}: {' × '.join(sizes)}{', q and k kept' if self.kept is not None else ''})"
 
 
-def check_seen_name(name: str, names: Sequence[str]) -> None:
+def check_seen_name(name: Any, names: Sequence[str]) -> None:
     """Raises RecordError for an unrecorded attention name, with the nearest match."""
+    if isinstance(name, tuple) and len(name) == 2:
+        wanted, head = name
+        attention = repr(wanted) if wanted in names else "its name"
+        hint = "" if wanted in names else f"; {suggest_attention(wanted, names)}"
+        raise RecordError(
+            f"a record is indexed by the name of an attention alone, got {name!r}: take sight = record[{attention}], "
+            f"and of head {head!r} such as sight.entropy[:, sight.place_of({head!r})]{hint}"
+        )
     if name not in names:
-        hint = suggest_name(name, names, f"there are {', '.join(names[:6]) or 'none'}")
-        raise RecordError(f"no attention called {name!r} was recorded; {hint}")
+        raise RecordError(f"no attention called {name!r} was recorded; {suggest_attention(name, names)}")

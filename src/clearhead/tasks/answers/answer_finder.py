@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors
+from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, IndexSource, Vectors
 from clearhead.tasks.answers.answer_ranking import NOBODY, Ranking, rank_intents, rank_pairs
 from clearhead.tasks.answers.answer_settings import RANKED, UNKNOWN, AnswerPrediction, AnswersSection, Match
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians
@@ -33,6 +33,7 @@ class AnswerFinder:
         self.labels, self.section, self.similarity_unit = list(labels), section, similarity_unit
         self._known_labels = frozenset(labels)
         self.index = AnswerIndex.empty(width)
+        self.source: IndexSource | None = None  # None: the index was made here
         self.calibration: Calibration | None = None
         self.gaussians: Gaussians | None = None
 
@@ -140,6 +141,7 @@ class AnswerFinder:
     def with_answers(self, texts: Sequence[str], vectors: Vectors) -> AnswerFinder:
         """A copy that can find further answers by their own text."""
         other = copy.copy(self)
+        other.source = None
         entries = [Entry(number, text, None) for number, text in zip(self.index.assign_ids(texts), texts, strict=True)]
         other.index = self.index.extend(entries, vectors)
         return other
@@ -152,6 +154,20 @@ class AnswerFinder:
 
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote, as far as it is there."""
+        self.source = IndexSource.read(folder)  # before the index, so that no later change is missed
         self.index = AnswerIndex.load(folder) or self.index
         if (folder / GAUSSIANS).exists():
             self.gaussians = Gaussians(**load_file(folder / GAUSSIANS))
+
+    def with_newest_index(self) -> AnswerFinder:
+        """This finder, or a copy with the index that another process has put in force in the model folder meanwhile.
+
+        A model folder that was removed, or that another model has replaced, changes nothing.
+        """
+        if self.source is None or not self.source.has_changed():
+            return self
+        other, newest = copy.copy(self), IndexSource.read(self.source.folder)
+        other.source = newest._replace(model=self.source.model)
+        if newest.model == self.source.model:
+            other.index = AnswerIndex.load(newest.folder) or self.index
+        return other

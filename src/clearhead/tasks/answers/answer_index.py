@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from clearhead.errors import CheckpointError, ConfigError, PackageError
-from clearhead.storage import CHECKSUMS, check_format, commit_files, flush_to_disk, read_json
+from clearhead.storage import (
+    CHECKSUMS,
+    check_format,
+    commit_files,
+    flush_to_disk,
+    move_into_place,
+    read_json,
+    temporary_folder,
+)
 
 FORMAT = 1
 NAME = re.compile(r"answers-(\d+)\.(jsonl|safetensors)")
@@ -116,9 +124,7 @@ class AnswerIndex:
     def save(self, folder: Path, generation: int = 1) -> list[str]:
         """Writes both files; returns their names."""
         names = [f"answers-{generation}.jsonl", f"answers-{generation}.safetensors"]
-        header = {"format": FORMAT, "next_id": self.next_id}
-        lines = [json.dumps(line, ensure_ascii=False) for line in (header, *(one._asdict() for one in self.entries))]
-        (folder / names[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        _write_entries(folder / names[0], self)
         save_file({"vectors": self.vectors}, folder / names[1])
         (folder / names[1]).chmod((folder / names[0]).stat().st_mode)
         return names
@@ -126,8 +132,13 @@ class AnswerIndex:
     @classmethod
     def load(cls, folder: Path) -> AnswerIndex | None:
         """The index in force in a folder; None if it has none."""
-        generation = find_generation(folder)
-        return None if generation is None else cls._load(folder, generation)
+        while (generation := find_generation(folder)) is not None:
+            try:
+                return cls._load(folder, generation)
+            except CheckpointError:
+                if find_generation(folder) == generation:  # else it was replaced twice meanwhile
+                    raise
+        return None
 
     @classmethod
     def _load(cls, folder: Path, generation: int) -> AnswerIndex:
@@ -144,6 +155,37 @@ class AnswerIndex:
         return cls(entries, vectors, int(header["next_id"]))
 
 
+class IndexSource(NamedTuple):
+    """The model folder that an index was read from, as it was then."""
+
+    folder: Path
+    identity: tuple[int, ...]  # of its checksums.json, which every change replaces; empty: there is none
+    model: Mapping[str, str]  # checksums of its other files: the index of another model is of no use
+
+    @classmethod
+    def read(cls, folder: Path) -> IndexSource:
+        identity = _file_identity(folder / CHECKSUMS)
+        files = read_json(folder / CHECKSUMS).get("files", {}) if identity else {}
+        return cls(folder, identity, {name: checksum for name, checksum in files.items() if not NAME.fullmatch(name)})
+
+    def has_changed(self) -> bool:
+        return _file_identity(self.folder / CHECKSUMS) != self.identity
+
+
+def _file_identity(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:  # the folder was removed, for instance
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _write_entries(path: Path, index: AnswerIndex) -> None:
+    header = {"format": FORMAT, "next_id": index.next_id}
+    lines = [json.dumps(line, ensure_ascii=False) for line in (header, *(entry._asdict() for entry in index.entries))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def find_generation(folder: Path) -> int | None:
     """The number of the index in force: that checksums.json lists, or, before it is written, that exists."""
     listing = folder / CHECKSUMS
@@ -155,12 +197,22 @@ def find_generation(folder: Path) -> int | None:
 def replace_index(folder: Path, index: AnswerIndex) -> None:
     """Puts an index in force: whatever happens on the way, the folder has the old one or the new one, whole."""
     old = find_generation(folder) or 0
-    names = index.save(folder, old + 1)
-    for name in names:
-        flush_to_disk(folder / name)
-    commit_files(folder, added=names, removed=[f"answers-{old}.{kind}" for kind in ("jsonl", "safetensors")])
+    try:
+        with temporary_folder(folder / f"answers-{old + 1}.safetensors") as fresh:
+            names = index.save(fresh, old + 1)
+            for name in names:
+                flush_to_disk(fresh / name)
+                move_into_place(fresh / name, folder / name)
+        commit_files(folder, added=names, removed=[f"answers-{old}.{kind}" for kind in ("jsonl", "safetensors")])
+    finally:
+        _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes all index files but those in force and those of the change before."""
+    newest = find_generation(folder) or 0
     for path in folder.iterdir():
-        if (found := NAME.fullmatch(path.name)) and int(found[1]) < old:
+        if (found := NAME.fullmatch(path.name)) and int(found[1]) not in (newest, newest - 1):
             path.unlink()
 
 

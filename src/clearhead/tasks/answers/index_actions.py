@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.formatting import format_count
+from clearhead.formatting import format_count, parse_whole_number
 from clearhead.storage import hold_lock
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, replace_index
 
@@ -124,9 +124,10 @@ def _read_pairs(arguments: Sequence[str], read: Read) -> list[tuple[str, str]]:
 
 
 def _parse_id(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"the id of an answer is a number, not {text!r}; clearhead answers MODEL list shows all")
-    return int(text)
+    number = parse_whole_number(text)
+    if number is None:
+        raise ConfigError(f"the id of an answer is a number, not {text!r:.60}; clearhead answers MODEL list shows all")
+    return number
 
 
 def _list_answers(index: AnswerIndex, ids: Sequence[int], as_json: bool) -> list[str]:

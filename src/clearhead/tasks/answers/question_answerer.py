@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 
 
 class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptions]):
-    """Finds answers in the processor's index, or in another one that is given."""
+    """Finds answers in the index in force, or in another one that is given."""
 
     options = AnswerOptions
 
     def __init__(self, processor: AnswerProcessor, model: PooledEncoder, finder: AnswerFinder | None = None) -> None:
         super().__init__(processor, model)
-        self.finder = processor.finder if finder is None else finder
+        self._given_finder = finder
+
+    def find_finder(self) -> AnswerFinder:
+        """The finder that was given, or the processor's with the index that other processes may have changed."""
+        if self._given_finder is not None:
+            return self._given_finder
+        self.processor.finder = self.processor.finder.with_newest_index()
+        return self.processor.finder
 
     @torch.no_grad()
     def predict(
@@ -38,21 +45,23 @@ class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptio
     ) -> list[AnswerPrediction]:
         if not inputs:
             return []
+        finder = self.find_finder()  # one index for the call, whatever other threads do
         vectors, scores = self.processor.encode_questions(self.model, inputs, options.batch)
         empty = [not self.processor.tokenizer.normal(question).strip() for question in inputs]
-        return self.finder.answer(vectors, scores, empty=empty, best=options.best)
+        return finder.answer(vectors, scores, empty=empty, best=options.best)
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
         """Scores of the model's answers; answers of pairs that the index lacks are candidates for the time being."""
         if self.processor.kind == "intents":
             return super().evaluate(rows, options)
-        known = {*self.finder.index.answers.values()}
+        finder = self.find_finder()
+        known = {*finder.index.answers.values()}
         right = [answer for _, answer in map(clean_pair, rows)]
         wanted = dict.fromkeys([*right, *([] if known else self.processor.candidates)])
         texts = [text for text in wanted if text and text not in known]
         vectors = self.processor.encode_entries(self.model, texts, options.batch).numpy()
-        extended = QuestionAnswerer(self.processor, self.model, self.finder.with_answers(texts, vectors))
+        extended = QuestionAnswerer(self.processor, self.model, finder.with_answers(texts, vectors))
         return Answerer.evaluate(extended, rows, options)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction], options: AnswerOptions) -> Scores:

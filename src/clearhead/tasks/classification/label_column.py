@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clearhead.errors import DataError
+from clearhead.formatting import parse_whole_number
 from clearhead.text import Row
 
 
@@ -49,6 +50,7 @@ class LabelColumn:
         return {label: counts[label] for label in (self.names or sorted(counts)) if label in counts}
 
     def _name(self, part: str) -> str:
-        if part in self.names or not part.isdecimal():
+        number = parse_whole_number(part)
+        if part in self.names or number is None:
             return part
-        return self.names[int(part)] if int(part) < len(self.names) else part
+        return self.names[number] if number < len(self.names) else part

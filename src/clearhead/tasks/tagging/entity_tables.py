@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from clearhead.formatting import escape_control
 from clearhead.tasks.tagging.schemes import Span, tag_order, write_tags
 from clearhead.tasks.tagging.sentences import Sentence
 
@@ -64,11 +65,11 @@ class Counts:
 
     def format(self) -> str:
         """The table as scikit-learn's classification_report prints it, with three digits."""
-        shown = self.names()
+        rows = {escape_control(name, keep=""): self.line(name) for name in self.names()}
         averages = {"micro avg": self.micro(), "macro avg": self.macro(), "weighted avg": self.weighted()}
-        width = max(map(len, [*shown, *averages]))
+        width = max(map(len, [*rows, *averages]))
         lines = ["".join([" " * (width + 1), *(f" {header:>9}" for header in HEADERS)]), ""]
-        lines += [_format_line(name, self.line(name), width) for name in shown]
+        lines += [_format_line(name, line, width) for name, line in rows.items()]
         lines += ["", *(_format_line(name, line, width) for name, line in averages.items())]
         return "\n".join(lines)
 
