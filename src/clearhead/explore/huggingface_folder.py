@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
-from clearhead.tasks.trace import Trace
+from clearhead.tasks.trace import ContinuableTracer, Trace
 
 MAX_SCORES = 2**28  # tokens × vocabulary: for longer texts no probabilities are computed
 MAX_NEW_TOKENS = 64  # that an encoder-decoder writes by default
@@ -56,9 +56,8 @@ def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any)
         if shown:
             bars.enable_progress_bar()
     model.requires_grad_(False)
-    return LiveModel(
-        model, HuggingFaceReader(tokenizer), path.resolve().name, **{"norms": _has_norms(model), **options}
-    )
+    tracer = HuggingFaceTracer(model, tokenizer)
+    return LiveModel(tracer, path.resolve().name, **{"norms": _has_norms(model), **options})
 
 
 class HuggingFaceOptions(Options):
@@ -66,16 +65,19 @@ class HuggingFaceOptions(Options):
     most: int | None = option(None, "Maximum number of tokens that the model writes.", ge=1)
 
 
-class HuggingFaceReader:
+class HuggingFaceTracer(ContinuableTracer):
     """Traces Hugging Face encoders, decoders and encoder-decoders on a text, with their own tokenizer."""
 
-    name: ClassVar[str] = "text"
-    options: ClassVar[type[Options]] = HuggingFaceOptions
+    name = "text"
+    options = HuggingFaceOptions
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.token_name = tokenizer, make_namer(tokenizer)
+        self.model, self.tokenizer, self.token_name = model, tokenizer, make_namer(tokenizer)
 
-    def traces(self, model: Any, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
+    def with_model(self, model: Any) -> HuggingFaceTracer:
+        return HuggingFaceTracer(model, self.tokenizer)
+
+    def traces(self, given: str, *, answer: str | None, options: HuggingFaceOptions) -> list[Trace]:
         """One trace. A decoder reads the text and then the given answer, or `most` tokens that it generates.
 
         An encoder-decoder generates 64 tokens at most by default.
@@ -83,45 +85,45 @@ class HuggingFaceReader:
         numbers, beams, most = self._tokenize(given), options.beams or 1, options.most
         if not numbers:
             return []
-        positions = count_positions(model)
+        positions = count_positions(self.model)
         if positions is not None and len(numbers) > positions:
             raise DataError(f"the text has {len(numbers):,} tokens; the model reads {positions:,} at most")
-        if model.config.is_encoder_decoder:
-            return [self._trace_encoder_decoder(model, numbers, answer, beams, most or MAX_NEW_TOKENS)]
-        if not model.can_generate():
+        if self.model.config.is_encoder_decoder:
+            return [self._trace_encoder_decoder(numbers, answer, beams, most or MAX_NEW_TOKENS)]
+        if not self.model.can_generate():
             return [Trace({"tokens": numbers})]
-        more = self._generate(model, numbers, beams, most) if answer is None and most else []
+        more = self._generate(numbers, beams, most) if answer is None and most else []
         if answer is not None:
             more = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         whole, text = [*numbers, *more], self.tokenizer.decode(more)
         return [Trace({"tokens": whole}, [*whole[1:], -1], text, answer is not None, prompt=len(numbers))]
 
-    def _trace_encoder_decoder(self, model: Any, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
+    def _trace_encoder_decoder(self, source: list[int], answer: str | None, beams: int, most: int) -> Trace:
         if answer is None:
-            target = self._generate(model, source, beams, most)
+            target = self._generate(source, beams, most)
         else:
             target = list(self.tokenizer(text_target=answer)["input_ids"])
-        trace = self._trace_target(model, source, target)
+        trace = self._trace_target(source, target)
         return trace if answer is None else trace._replace(text=answer, given=True)
 
-    def _trace_target(self, model: Any, source: list[int], target: list[int]) -> Trace:
-        start = _find_start(model)
-        target = [number for number in target if number not in (start, model.config.pad_token_id)] or [start]
+    def _trace_target(self, source: list[int], target: list[int]) -> Trace:
+        start = _find_start(self.model)
+        target = [number for number in target if number not in (start, self.model.config.pad_token_id)] or [start]
         trace = Trace({"source": source, "target": [start, *target[:-1]]}, target)
         return trace._replace(text=self.written_text(trace))
 
-    def continue_trace(self, model: Any, trace: Trace, written: Sequence[int], *, options: HuggingFaceOptions) -> Trace:
+    def continue_trace(self, trace: Trace, written: Sequence[int], *, options: HuggingFaceOptions) -> Trace:
         """The same text with an answer that begins with these tokens; it has `most` or 64 in all, if so many fit."""
         beams, most = options.beams or 1, options.most or MAX_NEW_TOKENS
-        ended = written[-1] in _find_ends(model)
+        ended = written[-1] in _find_ends(self.model)
         if "source" in trace.reads:
             most = max(1, most - len(written))
-            target = list(written) if ended else self._generate(model, trace.reads["source"], beams, most, written)
-            return self._trace_target(model, trace.reads["source"], target)._replace(forced=len(written))
+            target = list(written) if ended else self._generate(trace.reads["source"], beams, most, written)
+            return self._trace_target(trace.reads["source"], target)._replace(forced=len(written))
         tokens, prompt = [*trace.reads["tokens"][:1], *written], min(trace.prompt, len(written))
-        room = (count_positions(model) or len(tokens) + most) - len(tokens)
+        room = (count_positions(self.model) or len(tokens) + most) - len(tokens)
         most = min(room, most + prompt - len(tokens))
-        more = self._generate(model, tokens, beams, most) if most > 0 and not ended else []
+        more = self._generate(tokens, beams, most) if most > 0 and not ended else []
         whole = [*tokens, *more]
         made = Trace({"tokens": whole}, [*whole[1:], -1], prompt=prompt, forced=len(written))
         return made._replace(text=self.written_text(made))
@@ -131,32 +133,33 @@ class HuggingFaceReader:
         tokens = list(trace.writes) if pair else trace.reads["tokens"][trace.prompt :]
         return str(self.tokenizer.decode(tokens, skip_special_tokens=pair))
 
-    def _generate(
-        self, model: Any, numbers: list[int], beams: int, most: int | None, begin: Sequence[int] = ()
-    ) -> list[int]:
+    def _generate(self, numbers: list[int], beams: int, most: int | None, begin: Sequence[int] = ()) -> list[int]:
         """What the model writes, after the tokens `begin` of an answer."""
-        given = torch.tensor([numbers], device=model.device)
+        given = torch.tensor([numbers], device=self.model.device)
         chosen: dict[str, Any] = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
         if begin:
-            chosen["decoder_input_ids"] = torch.tensor([[_find_start(model), *begin]], device=model.device)
-        found: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
-        return found if model.config.is_encoder_decoder else found[len(numbers) :]
+            chosen["decoder_input_ids"] = torch.tensor([[_find_start(self.model), *begin]], device=self.model.device)
+        found: list[int] = self.model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
+        return found if self.model.config.is_encoder_decoder else found[len(numbers) :]
 
-    def run_trace(self, model: Any, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
-        tensors = {kind: torch.tensor([numbers], device=model.device) for kind, numbers in trace.reads.items()}
+    def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
+        tensors = {kind: torch.tensor([numbers], device=self.model.device) for kind, numbers in trace.reads.items()}
         if "source" in tensors:
-            found = model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
+            found = self.model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
             scores: Tensor | None = getattr(found, "logits", None)
             return None if scores is None else scores[0]
-        tokens, known = tensors["tokens"], inspect.signature(model.forward).parameters
+        tokens, known = tensors["tokens"], inspect.signature(self.model.forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
         if not trace.writes:
-            model(input_ids=tokens, **options)
+            self.model(input_ids=tokens, **options)
             return None
-        if tokens.numel() * int(model.config.get_text_config().vocab_size) > MAX_SCORES and "logits_to_keep" in known:
-            model(input_ids=tokens, **options, logits_to_keep=1)
+        if (
+            tokens.numel() * int(self.model.config.get_text_config().vocab_size) > MAX_SCORES
+            and "logits_to_keep" in known
+        ):
+            self.model(input_ids=tokens, **options, logits_to_keep=1)
             return None
-        written: Tensor = model(input_ids=tokens, **options).logits[0]
+        written: Tensor = self.model(input_ids=tokens, **options).logits[0]
         return written
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:

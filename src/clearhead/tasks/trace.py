@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.settings import Options
+
+if TYPE_CHECKING:
+    from typing import Self
 
 AnswererT = TypeVar("AnswererT", bound=AnyAnswerer)
 MOST_NAMED = 8  # unknown words in a note
@@ -69,6 +72,10 @@ class Tracer(ABC):
     context: int | None = None  # the most tokens that are read at once while a text is written, if there is a limit
 
     @abstractmethod
+    def with_model(self, model: Any) -> Self:
+        """This tracer with another model of the same kind, such as other module objects over the same weights."""
+
+    @abstractmethod
     def traces(self, given: Any, *, answer: str | None, options: Any) -> list[Trace]:
         """The tokens of an input and its answer, one trace for each forward pass."""
 
@@ -106,6 +113,9 @@ class TaskTracer(Tracer, Generic[AnswererT]):
     def __init__(self, name: str, answerer: AnswererT) -> None:
         self.name, self.answerer, self.model = name, answerer, answerer.model
         self.options, self.inputs = answerer.options, answerer.processor.inputs
+
+    def with_model(self, model: Any) -> Self:
+        return type(self)(self.name, type(self.answerer)(self.answerer.processor, model))
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         tokenizer = self.answerer.processor.input_tokenizer()

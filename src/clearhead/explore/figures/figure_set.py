@@ -26,7 +26,6 @@ from clearhead.explore.recorded_media import read_media
 from clearhead.explore.subjects import select_heads
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE
-from clearhead.tasks import Summarisation
 from clearhead.tasks.media import PictureInput
 
 
@@ -115,7 +114,7 @@ class _CallFigures:
     def plan(self) -> Iterator[PlannedFigure]:
         forward, kinds = self.forward, self.kinds
         crossing = [kind for kind, names in kinds.items() if forward[names[0]].cross]
-        if crossing and forward.about.get("task") == Summarisation.name:
+        if crossing and forward.about.get("task") == "summarisation":
             draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
             yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
         yield from self._plan_media(crossing) if self.media is not None else self._plan_alignments(crossing)
