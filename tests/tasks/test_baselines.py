@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import DataError, PackageError
-from clearhead.tasks.base import Baseline
+from clearhead.tasks import TASKS
+from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.train import run_training
 from clearhead.train.data import find_repeated, read_training_rows
@@ -74,20 +76,23 @@ def test_a_model_that_loses_says_so_in_its_card(run):
     card = (run / "model" / "README.md").read_text()
     assert "the model LOSES to its baseline on dev: accuracy" in card
     assert "TF-IDF (words, 1–2-grams) with logistic regression" in card
-    task = clearhead.load(run, device="cpu").task
     better = {"test": {"accuracy": 0.5}, "dev": {"accuracy": 0.1}, "baseline": {"name": "B", "accuracy": 0.4}}
-    assert compare_with_baseline(task, better) == "the model beats its baseline on test: accuracy 0.5 against 0.4 (B)"
+    assert (
+        compare_with_baseline(better, "accuracy")
+        == "the model beats its baseline on test: accuracy 0.5 against 0.4 (B)"
+    )
 
 
 def test_evaluate_prints_the_baseline_of_the_training_rows_alone(run, capsys, monkeypatch):
     monkeypatch.chdir(run.parent)
     seen = []
 
-    def spy(self, train, rows):
+    def spy(processor, train, rows):
         seen.append((len(train), len(rows)))
         return Baseline("a spy", {"accuracy": 0.25})
 
-    monkeypatch.setattr(clearhead.tasks.Classification, "baseline", spy)
+    spied = replace(TASKS["classification"], baseline=spy)
+    monkeypatch.setitem(TASKS._loaded, "classification", spied)
     assert main(["evaluate", str(run), "train.tsv", "--baseline", "--json", "--device", "cpu"]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["baseline"] == {"name": "a spy", "accuracy": 0.25}
@@ -131,8 +136,8 @@ def test_training_rows_are_those_of_the_run(run):
 
 
 def test_inputs_that_are_in_train_and_dev_are_found(run):
-    task = clearhead.load(run, device="cpu").task
+    processor = clearhead.load(run, device="cpu").processor
     train = rows_of([("a dog", "animal"), ("soup ", "food"), ("now", "time")])
     dev = rows_of([("soup", "animal"), ("Soup", "food"), ("now", "time")], "dev.tsv")
-    assert [row.line for row in find_repeated(task, train, dev)] == [1, 3]
-    assert find_repeated(task, train, []) == []
+    assert [row.line for row in find_repeated(processor, train, dev)] == [1, 3]
+    assert find_repeated(processor, train, []) == []

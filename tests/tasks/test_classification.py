@@ -12,14 +12,19 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.attention import Mask
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
-from clearhead.tasks import Classification
-from clearhead.tasks.classification import LabelOptions, LabelPrediction, TextExamples
-from clearhead.tasks.classification.classifier_examples import hide_tokens
+from clearhead.tasks.classification.classification_task import TASK
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer
+from clearhead.tasks.classification.classifier_examples import TextExamples, hide_tokens
+from clearhead.tasks.classification.classifier_objective import ClassifierObjective
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
+from clearhead.tasks.classification.classifier_settings import LabelOptions
+from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.metrics import label_scores
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -156,23 +161,24 @@ def test_an_empty_text_is_answered_too(classifier):
 
 
 def test_batched_equals_single(classifier):
-    task, model = classifier.task, classifier.task.build().double().eval()
+    model = classifier.processor.build().double().eval()
     model.load_state_dict(classifier.model.state_dict())
+    answerer = ClassifierAnswerer(classifier.processor, model)
     inputs = [*(text for text, _ in labelled(17, seed=4)), "", "cat " * 50, "未知 😀"]
-    together = task.predict(model, inputs, LabelOptions())
+    together = answerer.predict(inputs, LabelOptions())
     for batch in (1, 7):
-        for one, other in zip(task.predict(model, inputs, LabelOptions(batch=batch)), together, strict=True):
+        for one, other in zip(answerer.predict(inputs, LabelOptions(batch=batch)), together, strict=True):
             assert one.label == other.label
             assert one.scores == pytest.approx(other.scores, abs=1e-12)
 
 
 def test_a_saved_model_answers_as_before(classifier, tmp_path):
-    task, model = classifier.task, classifier.model
-    clearhead.model_folder.write(tmp_path / "copy", task=task, model=model, metrics={}, card="# a test\n")
+    parts = {"task": TASK, "processor": classifier.processor, "model": classifier.model}
+    clearhead.model_folder.write(tmp_path / "copy", **parts, metrics={}, card="# a test\n")
     loaded = clearhead.load(tmp_path / "copy", device="cpu")
     inputs = [text for text, _ in labelled(13, seed=6)]
     assert loaded.predict(inputs) == classifier.predict(inputs)
-    assert loaded.task.labels == ["animal", "food", "time"]
+    assert loaded.processor.labels == ["animal", "food", "time"]
 
 
 def test_there_is_nothing_to_stream(classifier):
@@ -190,9 +196,9 @@ def test_options_of_a_search_are_refused(classifier):
 
 def test_scores_are_those_counted_by_hand(classifier, monkeypatch):
     said = {"1": "a", "2": "b", "3": "b", "4": "b", "5": "c"}
-    monkeypatch.setattr(classifier.task, "labels", ["a", "b", "c"])
+    monkeypatch.setattr(classifier.processor, "labels", ["a", "b", "c"])
     monkeypatch.setattr(
-        classifier.task, "predict", lambda model, inputs, options: [LabelPrediction(said[text]) for text in inputs]
+        classifier.answerer, "predict", lambda inputs, options: [LabelPrediction(said[text]) for text in inputs]
     )
     scores = classifier.evaluate([("1", "a"), ("2", "a"), ("3", "b"), ("4", "c"), ("5", "c"), ("1", "")])
     # a: 1 hit, 2 right, 1 answered; b: 1 hit, 1 right, 3 answered; c: 1 hit, 2 right, 1 answered
@@ -215,38 +221,39 @@ def test_labels_that_training_never_saw_count_as_wrong_with_a_note(classifier):
     assert found.scores["accuracy"] == round(2 / 3, 4)
     said = "row with a label that is not in the training data, counted as wrong"
     assert found.scores["note"] == f"1 {said} (first example:2)"
-    task, predictions = classifier.task, found.predictions
-    assert "plant            0.0000  0.0000  0.0000        1" in task.report(found.rows, predictions)
-    labels, counts = task.confusion(found.rows, predictions)
+    processor, answered = classifier.processor, (classifier.processor, found.rows, found.predictions)
+    assert "plant            0.0000  0.0000  0.0000        1" in TASK.report(*answered)
+    labels, counts = TASK.confusion(*answered)
     assert (labels[-1], counts.sum(), counts[-1].sum(), counts[:, -1].sum()) == ("plant", 3, 1, 0)
     assert classifier.evaluate([("animal", "a dog")])["accuracy"] == 0.0
     report = Report()
-    examples = task.examples(found.rows, report)
+    examples = processor.examples(found.rows, report)
     assert examples.counts.tolist() == [1, 0, 1], "the loss on dev leaves them out"
     assert str(report) == f"kept 3 of 3; flaws: 1 {said} (example:2)"
     batch = examples.collate(Batch(np.array([0, 1, 2]), (int(examples.lengths.max()),)))
     known = examples.collate(Batch(np.array([0, 2]), (int(examples.lengths.max()),)))
     with torch.no_grad():
-        torch.testing.assert_close(task.loss(classifier.model, batch), task.loss(classifier.model, known))
+        loss = ClassifierObjective(processor, recipe_of()).loss
+        torch.testing.assert_close(loss(classifier.model, batch), loss(classifier.model, known))
     with pytest.raises(DataError, match="no text with a known label is left to use"):
-        task.examples(found.rows[1:2], Report())
+        processor.examples(found.rows[1:2], Report())
 
 
 def test_integers_and_booleans_are_labels_in_jsonl(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": true}\n{"text": "c", "label": "x"}\n')
-    assert [row.values for row in Classification.read(file)] == [("a", "1"), ("b", "true"), ("c", "x")]
+    assert [row.values for row in ClassifierProcessor.read(file)] == [("a", "1"), ("b", "true"), ("c", "x")]
     named = tmp_path / "named.jsonl"
     named.write_text('{"t": "a", "y": -3}\n')
-    assert [row.values for row in Classification.read(named, {"text": "t", "label": "y"})] == [("a", "-3")]
+    assert [row.values for row in ClassifierProcessor.read(named, {"text": "t", "label": "y"})] == [("a", "-3")]
     for wrong, kind in (("1.5", "a number with a fraction"), ("null", "null"), ("[1]", "a list")):
         file.write_text('{"text": "a", "label": "x"}\n{"text": "a", "label": ' + wrong + "}\n")
         said = f"rows.jsonl:2: 'label' must be a text, an integer, true or false, not {kind}"
         with pytest.raises(DataError, match=said):
-            list(Classification.read(file))
+            list(ClassifierProcessor.read(file))
     file.write_text('{"text": 3, "label": 1}\n')
     with pytest.raises(DataError, match="'text' must be a text, not a number"):
-        list(Classification.read(file))
+        list(ClassifierProcessor.read(file))
 
 
 @pytest.mark.parametrize("looking", [1, 2])
@@ -284,7 +291,7 @@ def test_a_look_is_one_pass_over_the_text(classifier):
     assert isinstance(record, Record)
     assert record.names == ["encoder.0.self"]
     (call,) = record.calls
-    tokenizer = classifier.task.tokenizer
+    tokenizer = classifier.processor.tokenizer
     enclosed = [tokenizer.start, *tokenizer.encode("here is the dog"), tokenizer.end]
     assert call.ids["tokens"].tolist() == [enclosed]
     assert (call.about["text"], call.about["task"]) == ("animal", "classification")
@@ -301,26 +308,26 @@ def test_a_look_is_one_pass_over_the_text(classifier):
 
 
 def test_rows_that_cannot_be_used_are_reported_with_their_reasons():
-    task = Classification.prepare(rows_of(labelled(30, seed=1)), recipe_of())
+    processor = ClassifierProcessor.prepare(rows_of(labelled(30, seed=1)), recipe_of())
     pairs = [("a dog", "animal"), ("a tree", "plant"), (" \u200b", "food"), ("soup", ""), ("cat " * 30, "animal")]
     report = Report()
-    examples = task.examples(rows_of(pairs), report, recipe_of(data={"train": "x.tsv", "longest": 20}))
+    examples = processor.examples(rows_of(pairs), report, recipe_of(data={"train": "x.tsv", "longest": 20}))
     assert str(report) == (
         "kept 1 of 5; dropped 1 with a label that is not in the training data (train.tsv:2), 1 without a text "
         "(train.tsv:3), 1 without a label (train.tsv:4), 1 longer than 20 tokens (train.tsv:5)"
     )
     assert (len(examples), examples.where(0)) == (1, "data/train.tsv:1")
-    assert len(task.examples(rows_of(pairs), Report())) == 3, "only training has a limit, and needs a known label"
+    assert len(processor.examples(rows_of(pairs), Report())) == 3, "only training has a limit, and needs a known label"
     with pytest.raises(
         DataError, match=r"no text with a known label is left to use: kept 0 of 1; dropped 1 without a label"
     ):
-        task.examples(rows_of([("a dog", "")]), Report())
+        processor.examples(rows_of([("a dog", "")]), Report())
 
 
 @pytest.mark.parametrize(("labels", "said"), [(["yes", "yes", ""], "yes"), (["", "", ""], "none")])
 def test_one_label_is_nothing_to_learn(labels, said):
     with pytest.raises(DataError, match=f"at least two different labels are needed; found {said}$"):
-        Classification.prepare(rows_of([("a", label) for label in labels]), recipe_of())
+        ClassifierProcessor.prepare(rows_of([("a", label) for label in labels]), recipe_of())
 
 
 def test_a_file_with_one_label_leaves_no_run(tmp_path):
@@ -355,23 +362,23 @@ def test_other_examples_have_another_fingerprint():
 
 def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
     pairs = labelled(30, seed=1)
-    task = Classification.prepare(rows_of(pairs), recipe_of())
-    task.configure(recipe_of(loss={"label_smoothing": 0.3}))
+    processor = ClassifierProcessor.prepare(rows_of(pairs), recipe_of())
+    objective = ClassifierObjective(processor, recipe_of(loss={"label_smoothing": 0.3}))
     torch.manual_seed(2)
-    model = task.build().double()
-    examples = task.examples(rows_of(pairs[:5]), Report())
+    model = processor.build().double()
+    examples = processor.examples(rows_of(pairs[:5]), Report())
     batch = examples.collate(Batch(np.arange(5), (int(examples.lengths.max()) + 2,)))
     plain = smoothed = 0.0
     model.eval()
     for text, label in pairs[:5]:
-        (answer,) = task.predict(model, [text], LabelOptions())
+        (answer,) = ClassifierAnswerer(processor, model).predict([text], LabelOptions())
         logs = {name: math.log(share) for name, share in answer.scores.items()}
         plain -= logs[label]
         smoothed -= 0.7 * logs[label] + 0.3 * sum(logs.values()) / 3
-    assert task.loss(model, batch).item() == pytest.approx(plain, abs=1e-9)
+    assert objective.loss(model, batch).item() == pytest.approx(plain, abs=1e-9)
     for module in model.modules():
         module.training = isinstance(module, type(model))  # as in training, but without dropout
-    assert task.loss(model, batch).item() == pytest.approx(smoothed, abs=1e-9)
+    assert objective.loss(model, batch).item() == pytest.approx(smoothed, abs=1e-9)
 
 
 # folders
@@ -387,10 +394,10 @@ def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings, said):
-    task = Classification.prepare(rows_of(labelled(30, seed=1)), recipe_of())
-    task.save(tmp_path)
+    processor = ClassifierProcessor.prepare(rows_of(labelled(30, seed=1)), recipe_of())
+    processor.save(tmp_path)
     with pytest.raises(CheckpointError, match=said):
-        Classification.load(tmp_path, task.config, settings)
+        ClassifierProcessor.load(tmp_path, processor.config, settings)
 
 
 def test_learned_positions_must_have_room_for_start_and_end():
@@ -408,18 +415,18 @@ def test_hidden_tokens_are_guessed_with_the_weight_of_the_recipe(tmp_path):
         values["model"] = {"width": 20, "heads": 5, "dropout": 0.0}
         values["loss"] = {"token_dropout": 0.5, "masked": masked}
         recipe = check_recipe(values, "test")
-        task = Classification.prepare(rows, recipe)
-        task.configure(recipe)
-        examples = task.examples(rows, Report())
+        processor = ClassifierProcessor.prepare(rows, recipe)
+        examples = processor.examples(rows, Report())
         batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
         torch.manual_seed(0)
-        model = task.build().train()
+        model = processor.build().train()
         torch.manual_seed(1)
-        trained = task.loss(model, batch).item()
+        trained = ClassifierObjective(processor, recipe).loss(model, batch).item()
         torch.manual_seed(1)
-        kept = (task.tokenizer.start, task.tokenizer.end)
-        tokens = hide_tokens(batch.tokens, 0.5, task.tokenizer.pad, kept)
-        guesses = model.logits(task._hidden_states(model, tokens, batch.lengths)).log_softmax(-1)
+        tokenizer = processor.tokenizer
+        tokens = hide_tokens(batch.tokens, 0.5, tokenizer.pad, (tokenizer.start, tokenizer.end))
+        hidden = model(tokens, mask=Mask.padding(batch.lengths, queries=True))
+        guesses = model.logits(hidden).log_softmax(-1)
         right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][tokens != batch.tokens]
         return trained, -right.mean().item() * len(rows)
 

@@ -17,15 +17,18 @@ from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
 from clearhead.model.output_heads import BUCKETS, GAIN
 from clearhead.predictor import Predictor
-from clearhead.tasks import Classification
-from clearhead.tasks.classification import LabelOptions
 from clearhead.tasks.classification.calibration import (
     choose_thresholds,
     expected_calibration_error,
     fit_temperature,
     undo_temperature,
 )
+from clearhead.tasks.classification.classification_task import TASK
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
 from clearhead.tasks.classification.classifier_examples import hide_tokens
+from clearhead.tasks.classification.classifier_objective import ClassifierObjective
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
+from clearhead.tasks.classification.classifier_settings import LabelOptions
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_losses import scores_divergence
 from clearhead.tasks.label_tables import count_confusions, label_table
@@ -96,19 +99,19 @@ def test_its_scores_are_those_of_scikit_learn(tagger, many):
     assert found.scores["accuracy"] == pytest.approx((right == given_).all(1).mean(), abs=5e-5)
     assert found.scores["macro_f1"] > 0.8
     assert {"calibration_error", "calibration_error_before"} <= set(found.scores)
-    assert "micro avg" in tagger.task.report(found.rows, found.predictions)
+    assert "micro avg" in TASK.report(tagger.processor, found.rows, found.predictions)
     with pytest.raises(ConfigError, match="texts with several labels have no confusion matrix; --report"):
-        tagger.task.confusion(found.rows, found.predictions)
+        TASK.confusion(tagger.processor, found.rows, found.predictions)
 
 
 def test_thresholds_and_temperature_are_saved_with_the_model(tagger, many):
     stored = json.loads((many / "model" / "config.json").read_text())["settings"]
-    assert stored["thresholds"] == tagger.task.thresholds
-    assert stored["temperature"] == tagger.task.temperature != 1.0
+    assert stored["thresholds"] == tagger.processor.thresholds
+    assert stored["temperature"] == tagger.processor.temperature != 1.0
     assert len(stored["thresholds"]) == 3
     metrics = json.loads((many / "model" / "metrics.json").read_text())
     assert "macro_f1" in metrics["baseline"]
-    assert tagger.task.metric == "macro_f1"
+    assert tagger.processor.metric == "macro_f1"
 
 
 def test_a_label_column_is_names_or_numbers():
@@ -163,8 +166,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_pair_is_read_with_a_separator_and_segments(pairs):
     predictor = clearhead.load(pairs, device="cpu")
-    task, tokenizer = predictor.task, predictor.task.tokenizer
-    assert (task.pairs, task.columns, task.config.segments) == (True, ("text", "other", "label"), 2)
+    processor, tokenizer = predictor.processor, predictor.processor.tokenizer
+    assert (processor.pairs, processor.columns, processor.config.segments) == (True, ("text", "other", "label"), 2)
     written = predictor.predict("a dog\ta cat")
     assert predictor.predict([("a dog", "a cat")]) == [written]
     assert predictor.predict("a cat\ta dog").scores != written.scores
@@ -190,32 +193,37 @@ def test_segments_change_the_scores_of_a_pair(pairs):
 # the loss
 
 
-def small_task(**sections) -> tuple[Classification, torch.nn.Module, object]:
-    rows = rows_of(labelled(31, seed=1))
-    task = Classification.prepare(rows, recipe_of(**sections))
-    task.configure(recipe_of(**sections))
+def small_task(**sections) -> tuple[ClassifierObjective, torch.nn.Module, object]:
+    rows, recipe = rows_of(labelled(31, seed=1)), recipe_of(**sections)
+    processor = ClassifierProcessor.prepare(rows, recipe)
     torch.manual_seed(2)
-    model = task.build().double()
+    model = processor.build().double()
     for module in model.modules():
         module.training = isinstance(module, type(model))  # as in training, but without dropout
-    examples = task.examples(rows[:7], Report())
-    return task, model, examples.collate(Batch(np.arange(7), (int(examples.lengths.max()),)))
+    examples = processor.examples(rows[:7], Report())
+    return (
+        ClassifierObjective(processor, recipe),
+        model,
+        examples.collate(Batch(np.arange(7), (int(examples.lengths.max()),))),
+    )
 
 
 def test_balanced_weights_are_those_of_scikit_learn():
-    task, model, batch = small_task(loss={"class_weights": "balanced"})
+    objective, model, batch = small_task(loss={"class_weights": "balanced"})
     counts = torch.tensor([11.0, 10.0, 10.0])  # of 31
-    assert torch.allclose(task.weights, 31 / (3 * counts))
-    scores = task._label_scores(model, batch.tokens, batch.lengths)
-    wanted = F.cross_entropy(scores, batch.labels, task.weights.double(), reduction="sum")
-    assert task.loss(model, batch).item() == pytest.approx(wanted.item(), abs=1e-9)
+    assert torch.allclose(objective.weights, 31 / (3 * counts))
+    scores = score_labels(objective.processor, model, batch.tokens, batch.lengths)
+    wanted = F.cross_entropy(scores, batch.labels, objective.weights.double(), reduction="sum")
+    assert objective.loss(model, batch).item() == pytest.approx(wanted.item(), abs=1e-9)
     model.eval()
-    assert task.loss(model, batch).item() == pytest.approx(F.cross_entropy(scores, batch.labels).item() * 7, abs=1e-9)
+    assert objective.loss(model, batch).item() == pytest.approx(
+        F.cross_entropy(scores, batch.labels).item() * 7, abs=1e-9
+    )
 
 
 def test_weights_by_name_must_be_those_of_labels():
-    task, _, _ = small_task(loss={"class_weights": {"food": 3.0}})
-    assert task.weights.tolist() == [1.0, 3.0, 1.0]
+    objective, _, _ = small_task(loss={"class_weights": {"food": 3.0}})
+    assert objective.weights.tolist() == [1.0, 3.0, 1.0]
     with pytest.raises(ConfigError, match=r"loss\.class_weights: no label is called 'foot'; did you mean 'food'"):
         small_task(loss={"class_weights": {"foot": 3.0}})
     for wrong in ("even", {"food": 0}):
@@ -224,9 +232,9 @@ def test_weights_by_name_must_be_those_of_labels():
 
 
 def test_r_drop_adds_nothing_where_both_passes_agree_and_the_divergence_where_not():
-    task, model, batch = small_task(loss={"r_drop": 5.0})
+    objective, model, batch = small_task(loss={"r_drop": 5.0})
     plain, _, _ = small_task()
-    assert task.loss(model, batch).item() == pytest.approx(plain.loss(model, batch).item(), abs=1e-9)
+    assert objective.loss(model, batch).item() == pytest.approx(plain.loss(model, batch).item(), abs=1e-9)
     one, other = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, -1.0]])
     p, q = one.softmax(-1), other.softmax(-1)
     wanted = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
@@ -275,22 +283,23 @@ def test_a_temperature_undoes_scores_that_are_too_sure(many_labels):
 
 
 def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_report():
-    task, model, _ = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
+    objective, model, _ = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
+    processor, answerer = objective.processor, ClassifierAnswerer(objective.processor, model)
     rows = rows_of(labelled(31, seed=1))
     with torch.no_grad():
         model.eval().ngrams.rows.weight.normal_()
     model.divide_scores(0.5)  # too sure
-    before = task.predict(model, [row.values[0] for row in rows], LabelOptions())
-    task.calibrate(model, [], rows)
-    after = task.predict(model, [row.values[0] for row in rows], LabelOptions())
+    before = answerer.predict([row.values[0] for row in rows], LabelOptions())
+    objective.calibrate(model, [], rows)
+    after = answerer.predict([row.values[0] for row in rows], LabelOptions())
     assert [one.label for one in before] == [one.label for one in after]
-    assert task.temperature > 1
-    scores = task.score(rows, after, LabelOptions())
-    shares, temperature = np.array([list(one.scores.values()) for one in before]), task.temperature
+    assert processor.temperature > 1
+    scores = answerer.score(rows, after, LabelOptions())
+    shares, temperature = np.array([list(one.scores.values()) for one in before]), processor.temperature
     wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
     assert np.allclose([list(one.scores.values()) for one in after], wanted)
-    task.temperature = 1.0
-    assert task.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
+    processor.temperature = 1.0
+    assert answerer.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
 
 
 @settings(max_examples=15, deadline=None)
@@ -376,27 +385,32 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     model = {"width": 20, "heads": 5, "positions": "learned", "max_length": 12}
     recipe = recipe_of(model=model, data={"train": "x.tsv", "longest": 10})
     rows = rows_of([*labelled(30, seed=1), ("cat " * 25, "animal")])
-    task = Classification.prepare(rows, recipe)
-    model = task.build().eval()
-    [answer] = task.predict(model, [rows[-1].values[0]], LabelOptions())
-    windows = text_windows([task.tokenizer.encode(rows[-1].values[0])], 12, task.tokenizer.start, task.tokenizer.end)
+    processor = ClassifierProcessor.prepare(rows, recipe)
+    answerer, tokenizer = ClassifierAnswerer(processor, processor.build().eval()), processor.tokenizer
+    model, text = answerer.model, rows[-1].values[0]
+    [answer] = answerer.predict([text], LabelOptions())
+    windows = text_windows([tokenizer.encode(text)], 12, tokenizer.start, tokenizer.end)
     assert len(windows) > 1
     assert answer.notes == [f"the text is longer than the model's 12 positions: the mean over {len(windows)} windows"]
     with torch.no_grad():
-        scores = [task._label_scores(model, torch.tensor([one]), torch.tensor([len(one)])) for one in windows]
+        lengths = [torch.tensor([len(window)]) for window in windows]
+        tokens = [torch.tensor([window]) for window in windows]
+        scores = [score_labels(processor, model, *one) for one in zip(tokens, lengths, strict=True)]
     wanted = torch.cat(scores).mean(0).softmax(-1)
-    assert [answer.scores[label] for label in task.labels] == pytest.approx(wanted.tolist(), abs=1e-6)
-    assert len(task.traces(model, rows[-1].values[0], answer=None, options=LabelOptions())) == len(windows)
+    assert [answer.scores[label] for label in processor.labels] == pytest.approx(wanted.tolist(), abs=1e-6)
+    traces = TASK.tracer(TASK.name, answerer).traces(text, answer=None, options=LabelOptions())
+    assert len(traces) == len(windows)
     dev = Report()
-    examples = task.examples(rows, dev)
+    examples = processor.examples(rows, dev)
     assert len(examples) == 31
     assert str(dev) == "kept 31 of 31, 1 longer than the model's 12 positions (the loss is of the first ones)"
     assert int(examples.lengths.max()) <= 12
 
 
 def test_ten_thousand_characters_are_classified(tmp_path):
-    task = Classification.prepare(rows_of(labelled(30, seed=1)), recipe_of())
-    [answer] = task.predict(task.build().eval(), ["cat dog " * 1250], LabelOptions())
+    processor = ClassifierProcessor.prepare(rows_of(labelled(30, seed=1)), recipe_of())
+    answerer = ClassifierAnswerer(processor, processor.build().eval())
+    [answer] = answerer.predict(["cat dog " * 1250], LabelOptions())
     assert answer.notes == []
     assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-5)
 
@@ -405,11 +419,11 @@ def test_ten_thousand_characters_are_classified(tmp_path):
 
 
 def test_runs_of_tokens_have_scores_of_their_own():
-    task, model, batch = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
-    plain = task._label_scores(model, batch.tokens, batch.lengths)
+    objective, model, batch = small_task(model={"width": 20, "heads": 5, "ngrams": 2})
+    plain = score_labels(objective.processor, model, batch.tokens, batch.lengths)
     with torch.no_grad():
         model.ngrams.rows.weight.normal_()
-    moved = task._label_scores(model, batch.tokens, batch.lengths) - plain
+    moved = score_labels(objective.processor, model, batch.tokens, batch.lengths) - plain
     place = int(batch.lengths.argmin())
     tokens = batch.tokens[place, : batch.lengths[place]].tolist()
     hashes = [one + 1 for one in tokens] + [
