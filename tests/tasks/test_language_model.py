@@ -10,7 +10,10 @@ import torch.nn.functional as F
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.tasks import LanguageModel
+from clearhead.tasks.language_model.language_answerer import LanguageAnswerer
+from clearhead.tasks.language_model.language_processor import LanguageProcessor
+from clearhead.tasks.language_model.language_settings import LanguageOptions
+from clearhead.tasks.language_model.language_task import TASK, LanguageObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -70,8 +73,8 @@ def predictor(run):
     return clearhead.load(run)
 
 
-def make_task(texts=tuple(LINES), **model):
-    """A task and its untrained model in float64, with a context of 13."""
+def make_parts(texts=tuple(LINES), **model):
+    """A processor and its untrained model in float64, with a context of 13."""
     values = {"width": 20, "heads": 5, "kv_heads": 5, "layers": 2, "feedforward": 17, "dropout": 0.0, **model}
     recipe = check_recipe(
         {
@@ -83,12 +86,12 @@ def make_task(texts=tuple(LINES), **model):
         "test",
     )
     rows = [Row((text,), "a.txt", line) for line, text in enumerate(texts, 1)]
-    task = LanguageModel.prepare(rows, recipe)
+    processor = LanguageProcessor.prepare(rows, recipe)
     torch.manual_seed(5)
-    return task, task.build().double().eval(), rows, recipe
+    return processor, processor.build().double().eval(), rows, recipe
 
 
-def loss_alone(task, model, tokens):
+def loss_alone(model, tokens):
     """The summed loss of a document by itself, by the definition."""
     read, wanted = torch.tensor([tokens[:-1]]), torch.tensor(tokens[1:])
     return float(F.cross_entropy(model.logits(model(read))[0], wanted, reduction="sum").detach())
@@ -111,23 +114,24 @@ def loss_alone(task, model, tokens):
 )
 def test_packed_rows_give_each_document_the_loss_that_it_has_alone(model):
     texts = ["ab", "abc", "hello you", "x", "the cat sat on it", "秋日登高", "no"]
-    task, network, rows, _ = make_task(texts, **model)
-    examples = task.examples(rows, Report())
+    processor, network, rows, recipe = make_parts(texts, **model)
+    examples = processor.examples(rows, Report())
     assert examples.packed.packed
     total = 0.0
     for row in rows:
-        document = [task.tokenizer.start, *task.tokenizer.encode(row.values[0]), task.tokenizer.end]
+        document = [processor.tokenizer.start, *processor.tokenizer.encode(row.values[0]), processor.tokenizer.end]
         pieces = [document[begin : begin + 14] for begin in range(0, len(document) - 1, 13)]
-        total += sum(loss_alone(task, network, piece) for piece in pieces)
+        total += sum(loss_alone(network, piece) for piece in pieces)
     batch = examples.collate(Batch(torch.arange(len(examples)).numpy(), (13,)))
     assert len(set(batch.documents[0].tolist())) > 1 or len(set(batch.documents[1].tolist())) > 1
-    assert float(task.loss(network, batch).detach()) == pytest.approx(total, rel=1e-12)
+    loss = LanguageObjective(processor, recipe).loss
+    assert float(loss(network, batch).detach()) == pytest.approx(total, rel=1e-12)
     assert examples.counts.sum() == sum(len(text) + 1 for text in texts)
 
 
 def test_no_token_sees_another_document():
-    task, network, rows, _ = make_task(["abcd", "efgh", "ijklmn"])
-    examples = task.examples(rows, Report())
+    processor, network, rows, _ = make_parts(["abcd", "efgh", "ijklmn"])
+    examples = processor.examples(rows, Report())
     batch = examples.collate(Batch(torch.arange(len(examples)).numpy(), (13,)))
     vectors = network.vocabulary(batch.tokens).detach().requires_grad_()
     mask = clearhead.Mask.documents(batch.documents)
@@ -144,29 +148,29 @@ def test_no_token_sees_another_document():
 
 
 def test_one_long_document_needs_no_mask_of_documents():
-    task, network, rows, recipe = make_task(["".join(LINES) * 20])
-    examples = task.examples(rows, Report(), recipe)
+    processor, network, rows, recipe = make_parts(["".join(LINES) * 20])
+    examples = processor.examples(rows, Report(), recipe)
     batch = examples.collate(Batch(torch.arange(7).numpy(), (13,)))
     assert batch.documents.shape == (7, 0)
-    assert math.isfinite(float(task.loss(network, batch).detach()))
-    assert not task.prompt_start, "few rows begin a document, so a prompt is not read as its beginning"
-    assert make_task()[0].prompt_start
+    assert math.isfinite(float(LanguageObjective(processor, recipe).loss(network, batch).detach()))
+    assert not processor.prompt_start, "few rows begin a document, so a prompt is not read as its beginning"
+    assert make_parts()[0].prompt_start
 
 
 def test_examples_move_their_cuts_and_say_where_they_come_from():
-    task, network, rows, recipe = make_task(["".join(LINES) * 20, "", "short"])
+    processor, network, rows, recipe = make_parts(["".join(LINES) * 20, "", "short"])
     report = Report()
-    examples = task.examples(rows, report, recipe)
+    examples = processor.examples(rows, report, recipe)
     assert "dropped 1 empty" in str(report)
     assert "1 longer than the context of 13 tokens" in str(report)
-    task.refresh(network, examples, 4)
+    LanguageObjective(processor, recipe).refresh(network, examples, 4)
     state, counts = examples.state(), examples.counts.copy()
-    other = task.examples(rows, Report(), recipe)
+    other = processor.examples(rows, Report(), recipe)
     other.restore({name: tensor.clone() for name, tensor in state.items()})
     assert (other.counts == counts).all()
     assert examples.where(0) == "a.txt:1"
     with pytest.raises(DataError, match="no document is left to use"):
-        task.examples([Row((" \n",), "a.txt", 1)], Report())
+        processor.examples([Row((" \n",), "a.txt", 1)], Report())
 
 
 # Scores
@@ -174,12 +178,12 @@ def test_examples_move_their_cuts_and_say_where_they_come_from():
 
 @pytest.mark.parametrize("stride", [1, 5, 13])
 def test_a_sliding_window_equals_the_plain_computation(stride):
-    task, network, rows, _ = make_task(["".join(LINES), "ab", "the cat sat on"])
-    options = task.read_options("evaluate", {"stride": stride})
-    found = task.evaluate(network, rows, options)
+    processor, network, rows, _ = make_parts(["".join(LINES), "ab", "the cat sat on"])
+    options = TASK.read_options("evaluate", {"stride": stride})
+    found = LanguageAnswerer(processor, network).evaluate(rows, options)
     total = count = 0
     for row in rows:
-        tokens = [task.tokenizer.start, *task.tokenizer.encode(row.values[0]), task.tokenizer.end]
+        tokens = [processor.tokenizer.start, *processor.tokenizer.encode(row.values[0]), processor.tokenizer.end]
         for place in range(1, len(tokens)):  # each token alone, from what it may see
             begin = 0 if place <= 13 else -(-(place - 13) // stride) * stride
             logits = network.logits(network(torch.tensor([tokens[begin:place]])))[0, -1]
@@ -196,11 +200,11 @@ def test_a_sliding_window_equals_the_plain_computation(stride):
 
 def test_bits_per_byte_by_hand():
     """A model that gives all of n tokens the same probability needs log2 n bits a token; 秋 has three bytes."""
-    task, network, _, _ = make_task()
+    processor, network, _, _ = make_parts()
     with torch.no_grad():
         network.vocabulary.words.weight.zero_()
-    scores = task.evaluate(network, [Row(("秋a",), "b.txt", 1)], task.read_options("evaluate", {})).scores
-    size = task.config.vocabulary
+    scores = LanguageAnswerer(processor, network).evaluate([Row(("秋a",), "b.txt", 1)], LanguageOptions()).scores
+    size = processor.config.vocabulary
     assert scores["perplexity"] == pytest.approx(size, rel=1e-3)
     assert scores["bits_per_byte"] == round(3 * math.log2(size) / 4, 4), "two characters and the end, four bytes"
 
@@ -300,11 +304,11 @@ def test_a_terminal_sees_the_text_grow_with_its_line_breaks(run, capsys, monkeyp
 def test_look_shows_the_prompt_and_what_predict_writes_after_it(predictor):
     record = predictor.look("the cat", seed=2, temperature=1.0)
     about = record.calls[0].about
-    room = predictor.task.context - len(predictor.task._encode_prompt("the cat"))
+    room = predictor.processor.context - len(predictor.processor.encode_prompt("the cat"))
     written = predictor.predict("the cat", seed=2, temperature=1.0, longest=room)
     assert about["text"] == written.text != ""
     assert len(about["next"]) == len(record["decoder.0.self"].entropy[0, 0]) > 8
-    shown = predictor.task.tokenizer.decode(record.calls[0].ids["tokens"][0].tolist())
+    shown = predictor.processor.tokenizer.decode(record.calls[0].ids["tokens"][0].tolist())
     assert shown == "the cat" + written.text
     assert about["writes"][-1] == ("</s>" if written.finish == "end" else "")
     assert not about["given"]
@@ -318,7 +322,7 @@ def test_look_shows_a_given_continuation_or_none(predictor):
     assert about["text"] == " cat"
     alone = predictor.look("the cat", answer="")
     assert alone.calls[0].about["text"] == ""
-    assert len(alone.calls[0].ids["tokens"][0]) == len(predictor.task._encode_prompt("the cat"))
+    assert len(alone.calls[0].ids["tokens"][0]) == len(predictor.processor.encode_prompt("the cat"))
 
 
 def test_look_writes_nothing_after_a_prompt_that_fills_the_context(predictor):

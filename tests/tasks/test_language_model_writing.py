@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from clearhead.errors import ConfigError, DecodeError
 from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
-from clearhead.tasks.language_model import LanguageModel, LanguageOptions, write_texts
 from clearhead.tasks.language_model.continuation import hold_back, window_begin
+from clearhead.tasks.language_model.language_processor import LanguageProcessor
+from clearhead.tasks.language_model.language_settings import LanguageOptions
+from clearhead.tasks.language_model.language_task import TASK
 from clearhead.text import Tokenizer
 
 TEXTS = ["the cat sat on the mat.\n", "秋日登高望远山。\n", "To be, or not to be: that is it.\n\n"]
@@ -21,11 +23,11 @@ def make_predictor(kind="character", context=11, **settings):
     shape = {"width": 20, "heads": 5, "kv_heads": 5, "layers": 2, "feedforward": 17, "dropout": 0.0}
     config = ModelConfig.named("modern", vocabulary=tokenizer.size, **shape)
     torch.manual_seed(7)
-    task = LanguageModel(tokenizer, config, context=context, **settings)
-    model = task.build().eval().requires_grad_(False)
+    processor = LanguageProcessor(tokenizer, config, context=context, **settings)
+    model = processor.build().eval().requires_grad_(False)
     with torch.no_grad():  # larger scores: the most probable tokens are clearly so
         model.vocabulary.words.weight *= 30
-    return Predictor(model, task, name="test", device=torch.device("cpu"))
+    return Predictor(model, TASK, processor, name="test")
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +37,19 @@ def predictor():
 
 def test_the_most_probable_tokens_follow_the_definition_beyond_the_context(predictor):
     """At temperature 0 each token is the argmax of a plain forward pass over the window, without any cache."""
-    task, model = predictor.task, predictor.model
+    processor, model = predictor.processor, predictor.model
     prompt = "the cat sat on the mat"
     written = predictor.predict(prompt, temperature=0.0, longest=20)
-    tokens = [task.tokenizer.start, *task.tokenizer.encode(prompt)]
+    tokens = [processor.tokenizer.start, *processor.tokenizer.encode(prompt)]
     before = len(tokens)
     for _ in range(20):
         read = torch.tensor([tokens[window_begin(len(tokens), 11) :]])
         logits = model.logits(model(read))[0, -1]
-        logits[[task.tokenizer.pad, task.tokenizer.start]] = -torch.inf
-        if int(logits.argmax()) == task.tokenizer.end:
+        logits[[processor.tokenizer.pad, processor.tokenizer.start]] = -torch.inf
+        if int(logits.argmax()) == processor.tokenizer.end:
             break
         tokens.append(int(logits.argmax()))
-    assert written.text == task.tokenizer.decode(tokens[before:])
+    assert written.text == processor.tokenizer.decode(tokens[before:])
     assert written.finish == ("length" if len(tokens) - before == 20 else "end")
 
 
@@ -120,10 +122,9 @@ def test_temperature_and_cuts_change_what_is_drawn(predictor):
 def test_no_run_of_tokens_comes_twice_even_from_the_prompt(predictor):
     for size in (1, 2, 3):
         options = LanguageOptions(temperature=0.0, no_repeat_ngram=size, longest=25)
-        prompt = predictor.task.tokenizer.encode("the cat the")
-        (text,) = predictor.task._begin_texts([prompt], options)
-        for _ in write_texts(predictor.model, [text]):
-            pass
+        prompt = predictor.processor.tokenizer.encode("the cat the")
+        (text,) = predictor.answerer.begin_texts([prompt], options)
+        predictor.answerer.write([text])
         runs = [tuple(text.tokens[place : place + size]) for place in range(len(text.tokens) - size + 1)]
         old, new = runs[: len(prompt) - size + 1], runs[len(prompt) - size + 1 :]
         assert new
@@ -150,16 +151,16 @@ def test_prompts_of_every_kind_are_continued(predictor):
 def test_a_prompt_longer_than_the_context_is_read_from_a_later_token_on_and_said(predictor):
     answer = predictor.predict("the cat sat on the mat", longest=3)
     assert answer.notes[0] == "the prompt has 23 tokens; the model reads the last 8"
-    assert predictor.task.stream_notes("the cat sat on the mat") == list(answer.notes[:1])
-    assert predictor.task.stream_notes("the") == []
+    assert predictor.stream_notes("the cat sat on the mat") == list(answer.notes[:1])
+    assert predictor.stream_notes("the") == []
 
 
 def test_the_end_of_prompts_is_appended_and_the_start_may_be_left_out():
     plain, titled = make_predictor(), make_predictor(prompt_end="\n")
     assert titled.predict("the", longest=9, seed=3).text == plain.predict("the\n", longest=9, seed=3).text
-    inside = make_predictor(prompt_start=False).task
-    assert inside._encode_prompt("a") == inside.tokenizer.encode("a")
-    assert inside._encode_prompt("") == [inside.tokenizer.start]
+    inside = make_predictor(prompt_start=False).processor
+    assert inside.encode_prompt("a") == inside.tokenizer.encode("a")
+    assert inside.encode_prompt("") == [inside.tokenizer.start]
 
 
 @pytest.mark.parametrize(
@@ -172,15 +173,15 @@ def test_the_end_of_prompts_is_appended_and_the_start_may_be_left_out():
     ],
 )
 def test_what_ends_a_prompt_does_not_stand_inside_it(end, prompt, wanted):
-    task = make_predictor(prompt_end=end).task
-    assert task.tokenizer.decode(task._encode_prompt(prompt)) == wanted
+    processor = make_predictor(prompt_end=end).processor
+    assert processor.tokenizer.decode(processor.encode_prompt(prompt)) == wanted
 
 
 def test_the_end_token_ends_a_text():
     predictor = make_predictor()
     with torch.no_grad():
         words = predictor.model.vocabulary.words.weight
-        words.zero_()[predictor.task.tokenizer.end] = 1.0
+        words.zero_()[predictor.processor.tokenizer.end] = 1.0
         predictor.model.decoder.final_norm.weight.fill_(100.0)
     answer = predictor.predict("the", longest=9)
     assert answer.finish in ("end", "length")

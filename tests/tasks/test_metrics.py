@@ -6,7 +6,7 @@ import sacrebleu
 import clearhead
 from clearhead.errors import DataError
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.translation import TranslationOptions
+from clearhead.tasks.translation import TranslationAnswerer, TranslationOptions
 from tests.tasks.translators import learned, prepared, rows_of, untrained, write
 from tests.train.corpus import sentences
 
@@ -34,7 +34,7 @@ def test_a_case_counted_by_hand():
 
 
 def test_evaluate_scores_the_answers_of_predict(tmp_path):
-    translator = clearhead.load(write(tmp_path / "toy", *learned()), device="cpu")
+    translator = clearhead.load(write(tmp_path / "toy", learned().processor, learned().model), device="cpu")
     pairs = sentences(30, seed=21)
     answers = [answer.text for answer in translator.predict([chinese for chinese, _ in pairs], beams=2)]
     scores = translator.evaluate(rows_of(pairs), beams=2)
@@ -47,28 +47,27 @@ def test_evaluate_scores_the_answers_of_predict(tmp_path):
 
 
 def test_pairs_without_a_side_are_left_out_and_named():
-    (task, model), wanted = learned(), TranslationOptions()
+    answerer, wanted = learned(), TranslationOptions()
     pairs = sentences(7, seed=21)
     rows = rows_of(pairs, "dev.tsv")
-    scores = task.evaluate(model, rows, wanted).scores
+    scores = answerer.evaluate(rows, wanted).scores
     holes = [*pairs[:3], ("", "I"), *pairs[3:], ("我", " \u200b"), ("", "")]
-    found = task.evaluate(model, rows_of(holes, "dev.tsv"), wanted)
+    found = answerer.evaluate(rows_of(holes, "dev.tsv"), wanted)
     assert found.scores == {**scores, "note": "kept 7 of 10; dropped 3 with an empty side (dev.tsv:4, :9, :10)"}
     assert [row.values for row in found.rows] == pairs
     assert [answer.text for answer in found.predictions] == [
-        answer.text for answer in task.predict(model, [chinese for chinese, _ in pairs], wanted)
+        answer.text for answer in answerer.predict([chinese for chinese, _ in pairs], wanted)
     ]
     with pytest.raises(DataError, match="no row is left to score: kept 0 of 1; dropped 1 with an empty side"):
-        task.evaluate(model, rows_of([("", "I")]), wanted)
+        answerer.evaluate(rows_of([("", "I")]), wanted)
 
 
 def test_chinese_is_scored_by_characters():
     turned = [(english, chinese) for chinese, english in sentences(40)]
-    task = prepared(turned)
-    assert task.settings["bleu_tokenizer"] == "zh"
-    assert (
-        "|tok:zh|" in task.evaluate(untrained(task), rows_of(turned[:5]), TranslationOptions()).scores["bleu_signature"]
-    )
+    processor = prepared(turned)
+    assert processor.settings["bleu_tokenizer"] == "zh"
+    answerer = TranslationAnswerer(processor, untrained(processor))
+    assert "|tok:zh|" in answerer.evaluate(rows_of(turned[:5]), TranslationOptions()).scores["bleu_signature"]
     assert prepared(sentences(40)).settings["bleu_tokenizer"] == "13a"
     assert prepared(turned, bleu_tokenizer="char").settings["bleu_tokenizer"] == "char"
 

@@ -13,7 +13,8 @@ from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.predictor import Predictor
-from clearhead.tasks import LanguageModel
+from clearhead.tasks.language_model.language_processor import LanguageProcessor
+from clearhead.tasks.language_model.language_task import TASK as LANGUAGE_MODEL
 from clearhead.text import Row, Tokenizer
 from clearhead.train import run_training
 from clearhead.train.recipe import check_recipe, read_recipe
@@ -203,7 +204,7 @@ def test_the_next_token_is_learned_as_by_a_language_model(folder):
     out = run_training(str(folder / "toy.toml"), out=folder / "next", device="cpu", overrides=changes)
     decoder = clearhead.load(out, device="cpu")
     assert isinstance(decoder.model, Decoder)
-    assert isinstance(decoder.task, LanguageModel)
+    assert isinstance(decoder.processor, LanguageProcessor)
     assert decoder.task.name == "pretraining"
     assert decoder.predict("we feed") == decoder.predict("we feed")  # sampled with the same seed
     assert {"loss", "perplexity"} <= set(decoder.evaluate(str(folder / "dev.tsv")))
@@ -222,8 +223,8 @@ def test_other_tasks_take_all_weights_of_the_encoder_and_the_tokenizer(folder, r
     shared = [name for name in before if name.startswith("encoder.") or name == "vocabulary.words.weight"]
     assert len(shared) == len(before) - 5  # all but the head over the vocabulary
     assert all(torch.equal(before[name], after[name]) for name in shared)
-    assert tuned.task.tokenizer.engine.to_str() == model.task.tokenizer.engine.to_str()
-    assert tuned.task.tokenizer.mask == model.task.tokenizer.mask == model.task.tokenizer.size - 1
+    assert tuned.processor.tokenizer.engine.to_str() == model.processor.tokenizer.engine.to_str()
+    assert tuned.processor.tokenizer.mask == model.processor.tokenizer.mask == model.processor.tokenizer.size - 1
 
 
 def test_pre_training_goes_on_from_pre_trained_weights(folder, run, model):
@@ -261,17 +262,17 @@ def test_masking_shares_are_checked():
 
 
 def test_a_damaged_folder_is_refused(model, tmp_path):
-    task = model.task
-    task.save(tmp_path)
-    kind = clearhead.tasks.TASKS["pretraining"]
-    assert isinstance(kind.load(tmp_path, task.config, task.settings).build(), Encoder)
+    processor = model.processor
+    processor.save(tmp_path)
+    kind = type(processor)
+    assert isinstance(kind.load(tmp_path, processor.config, processor.settings).build(), Encoder)
     for wrong, message in (
         ({"objective": "maskd"}, "'maskd' is not known; did you mean 'masked'"),
         ({"longest": None}, "longest is None"),
         ({"masking": {"share": 3.0}}, "masking.share"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            kind.load(tmp_path, task.config, {**task.settings, **wrong})
+            kind.load(tmp_path, processor.config, {**processor.settings, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -303,8 +304,8 @@ def test_a_tokenizer_with_a_mask_is_written_and_read(tmp_path):
 
 def test_a_plain_text_is_scored_by_a_model_of_a_table(tmp_path):
     """The columns of the training files are not those of a .txt, unless they are given."""
-    task = LanguageModel.prepare([Row(("we feed the cat",), "a", 1)], make_language_recipe())
-    predictor = Predictor(task.build(), task, name="toy", device=torch.device("cpu"), columns=["-", "text"])
+    processor = LanguageProcessor.prepare([Row(("we feed the cat",), "a", 1)], make_language_recipe())
+    predictor = Predictor(processor.build(), LANGUAGE_MODEL, processor, name="toy", columns=["-", "text"])
     (tmp_path / "plain.txt").write_text("we feed the cat\n", encoding="utf-8")
     (tmp_path / "table.tsv").write_text("1\twe feed the cat\n", encoding="utf-8")
     assert [row.values for row in predictor.read_rows(tmp_path / "plain.txt")] == [("we feed the cat\n",)]

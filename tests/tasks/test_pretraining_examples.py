@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.pretraining import DenoisingExamples, MaskedExamples, MaskedPretraining
-from clearhead.tasks.pretraining.denoising_examples import choose_spans
+from clearhead.tasks.pretraining.denoising_examples import DenoisingExamples, choose_spans
 from clearhead.tasks.pretraining.document_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
-from clearhead.tasks.pretraining.masked_examples import choose_words, make_generator
+from clearhead.tasks.pretraining.masked_examples import MaskedExamples, choose_words, make_generator
+from clearhead.tasks.pretraining.masked_task import MaskedProcessor, masked_loss
 from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
@@ -121,10 +121,10 @@ def test_only_masked_places_count_and_the_rest_is_read_as_it_is(tokenizer):
 
 def test_the_loss_is_that_of_the_masked_places_alone(tokenizer):
     config = ModelConfig.named("tiny", vocabulary=tokenizer.size, width=12, heads=2, layers=1, dropout=0.0)
-    task = MaskedPretraining(tokenizer, config, 64, Masking(share=0.3))
+    processor = MaskedProcessor(tokenizer, config, 64, Masking(share=0.3))
     torch.manual_seed(0)
     model = Encoder(config).double().eval()
-    made = task.examples(rows(TEXTS), Report())
+    made = processor.examples(rows(TEXTS), Report())
     batch = made.collate(Batch(np.arange(4), (int(made.lengths.max()),)))
     by_hand = 0.0
     for text, hidden in zip(sequences(made.texts), sequences(made.inputs), strict=True):
@@ -132,7 +132,7 @@ def test_the_loss_is_that_of_the_masked_places_alone(tokenizer):
         scores = model.logits(model(torch.tensor([hidden])))[0].log_softmax(-1)
         places = batch.places[number][batch.labels[number] != UNCOUNTED].tolist()
         by_hand -= sum(float(scores[place, text[place]].detach()) for place in places)
-    assert float(task.loss(model, batch).detach()) == pytest.approx(by_hand, abs=1e-9)
+    assert float(masked_loss(model, batch).detach()) == pytest.approx(by_hand, abs=1e-9)
     assert int((batch.labels != UNCOUNTED).sum()) == made.counts.sum()
 
 

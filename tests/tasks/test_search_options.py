@@ -9,7 +9,9 @@ import clearhead
 from clearhead.decode import Hypothesis
 from clearhead.errors import ConfigError
 from clearhead.predictor import Predictor
-from clearhead.tasks.sequence_to_sequence import GeneratedText, Search
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
+from clearhead.tasks.sequence_to_sequence.search import Search
+from clearhead.tasks.translation import TASK, TranslationGeneration
 from tests.tasks.translators import learned, prepared, untrained, write
 from tests.train.corpus import sentences
 
@@ -18,14 +20,28 @@ TEXT, PARTS = "我爱你看书", "我爱你看书。你看他吃鱼。他爱水�
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    return clearhead.load(write(tmp_path_factory.mktemp("models") / "toy", *learned()), device="cpu")
+    return clearhead.load(
+        write(tmp_path_factory.mktemp("models") / "toy", learned().processor, learned().model), device="cpu"
+    )
+
+
+def watch_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of all token sequences that are decoded from now on."""
+    decode_text, lengths = TranslationGeneration.decode_text, list[int]()
+
+    def decode(request: TranslationGeneration, hypothesis: Hypothesis) -> str:
+        lengths.append(len(hypothesis.tokens))
+        return decode_text(request, hypothesis)
+
+    monkeypatch.setattr(TranslationGeneration, "decode_text", decode)
+    return lengths
 
 
 def into_chinese() -> Predictor:
     """An untrained translator into Chinese, with a piece for each of a few characters."""
-    task = prepared([(english, chinese) for chinese, english in sentences(40)], {"tokenizer": "character"})
-    assert task.decode.bleu_tokenizer == "zh"
-    return Predictor(untrained(task), task, name="toy", device=torch.device("cpu"))
+    processor = prepared([(english, chinese) for chinese, english in sentences(40)], {"tokenizer": "character"})
+    assert processor.decode.bleu_tokenizer == "zh"
+    return Predictor(untrained(processor), TASK, processor, name="toy")
 
 
 # sampling
@@ -127,20 +143,19 @@ def test_an_empty_prefix_and_an_empty_input_are_nothing(translator):
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 3}, {"temperature": 2.0}])
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_longest_is_a_limit_of_tokens_and_what_it_cuts_off_is_noted(translator, search, longest, monkeypatch):
-    decode_text, lengths = translator.task.decode_text, []
-    monkeypatch.setattr(translator.task, "decode_text", lambda one: lengths.append(len(one.tokens)) or decode_text(one))
+    lengths = watch_decoding(monkeypatch)
     answer = translator.predict("我爱你看书看书", longest=longest, **search)
     assert lengths == [longest]
     assert answer.notes[0] == "the translation was cut off at its longest length"
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(translator):
-    tokens = len(translator.task.target.encode(translator.predict(TEXT).text))
+    tokens = len(translator.processor.target.encode(translator.predict(TEXT).text))
     assert translator.predict(TEXT, longest=tokens + 1) == translator.predict(TEXT), "with the end"
 
 
 def test_a_limit_holds_for_each_part_and_begins_after_the_prefix(translator):
-    target = translator.task.target
+    target = translator.processor.target
     many = translator.predict(PARTS, beams=1, longest=1)
     assert len(target.encode(many.text)) <= 4
     begun = translator.predict(TEXT, beams=1, longest=1, prefix="he see fish").text
@@ -175,8 +190,7 @@ def test_beams_cannot_be_streamed(translator):
 
 
 def test_a_piece_is_there_before_the_next_is_worked_out(translator, monkeypatch):
-    decode_text, steps = translator.task.decode_text, []
-    monkeypatch.setattr(translator.task, "decode_text", lambda one: steps.append(len(one.tokens)) or decode_text(one))
+    steps = watch_decoding(monkeypatch)
     stream = translator.stream(TEXT)
     assert next(stream)
     assert len(steps) == 1
@@ -193,8 +207,8 @@ def test_a_caller_is_not_in_inference_mode_between_the_pieces(translator):
 def test_half_a_character_is_never_shown(seed, monkeypatch):
     """What is shown is not taken back, and in the end it is what predict answers, whatever bytes the model writes."""
     translator, chance = into_chinese(), random.Random(seed)
-    task = translator.task
-    words = [task.target.encode(word) for word in ("你", "好", "𠀀", "(", ")", ",", "a", "!")]
+    processor = translator.processor
+    words = [processor.target.encode(word) for word in ("你", "好", "𠀀", "(", ")", ",", "a", "!")]
     tokens = [token for _ in range(30) for token in chance.choice(words)]
     broken = [*(token for token in tokens if chance.random() > 0.1), *words[2][:2]]
     for written in (tokens, broken):
@@ -210,8 +224,8 @@ def test_half_a_character_is_never_shown(seed, monkeypatch):
 
 def test_an_answer_in_chinese_is_streamed_character_by_character(monkeypatch):
     translator = into_chinese()
-    task = translator.task
-    tokens = task.target.encode("我看书,(好)(a)龘")
-    assert task.target.pieces(tokens)[-3:] == ["<0xE9>", "<0xBE>", "<0x98>"]
+    processor = translator.processor
+    tokens = processor.target.encode("我看书,(好)(a)龘")
+    assert processor.target.pieces(tokens)[-3:] == ["<0xE9>", "<0xBE>", "<0x98>"]
     monkeypatch.setattr(Search, "stream", lambda *_, **__: iter(tokens))
     assert list(translator.stream("I")) == ["我", "看", "书", "，", "（好", "）", "(a", ")", "龘"]

@@ -14,11 +14,11 @@ from clearhead.explore.figures import figure_set
 from clearhead.explore.figures.sentence_coverage import record_coverage
 from clearhead.model import PointerGenerator
 from clearhead.predictor import Predictor
-from clearhead.tasks import Summarisation
-from clearhead.tasks.sequence_to_sequence import PartNumber, Search
+from clearhead.tasks.sequence_to_sequence.search import PartNumber
 from clearhead.tasks.summarisation.lead_baseline import have_lines
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import measure_coverage, split_sentences
+from clearhead.tasks.summarisation.summarisation_task import TASK, SummaryProcessor
 from clearhead.text import Report, Row
 from clearhead.train import run_training
 from clearhead.train.recipe import Recipe, check_recipe
@@ -41,9 +41,9 @@ def recipe_of(model: dict[str, object] | None = None, **sections: dict[str, obje
 
 
 def untrained(model: dict[str, object] | None = None, **sections: dict[str, object]) -> Predictor:
-    task = Summarisation.prepare(rows_of(PAIRS), recipe_of(model, **sections))
+    processor = SummaryProcessor.prepare(rows_of(PAIRS), recipe_of(model, **sections))
     torch.manual_seed(5)
-    return Predictor(task.build().eval(), task, name="toy", device=torch.device("cpu"))
+    return Predictor(processor.build().eval(), TASK, processor, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_coverage_shows_the_text_as_it_was_written(summariser):
     """Not as the model reads it: full-width letters, ellipses and spaces are normalised there."""
     sentences = ["The Ｔrains were  late again…", "Violet said:\n“No！”", "We paint the ½ kitchen ①."]
     text = " ".join(sentences)
-    assert summariser.task.source.normal(text) != text
+    assert summariser.processor.source.normal(text) != text
     answer = summariser.predict(text, coverage=True)
     assert [one.text for one in answer.coverage.sentences] == sentences
     record = summariser.look(text, answer=answer.text)
@@ -115,7 +115,7 @@ def test_a_summary_streams_and_keeps_to_its_longest(summariser):
     assert "".join(summariser.stream(text)) == summariser.predict(text, beams=1).text
     for longest in (3, 5):
         short = summariser.predict(text, longest=longest)
-        assert len(summariser.task.target.encode(short.text)) <= longest
+        assert len(summariser.processor.target.encode(short.text)) <= longest
         assert "the summary was cut off at its longest length" in short.notes
 
 
@@ -127,13 +127,14 @@ def test_a_summary_streams_and_keeps_to_its_longest(summariser):
 def test_a_text_of_three_thousand_tokens_is_summarised_whole_and_noted(window, copying):
     predictor = untrained({"encoder_window": window, "copying": copying}, decode={"longest": 7})
     text = " ".join(["The train was late."] * 800)
-    tokens = len(predictor.task.source.encode(text))
+    tokens = len(predictor.processor.source.encode(text))
     assert tokens > 3000
     answer = predictor.predict(text, beams=2)
-    longest = predictor.task.longest_text
+    longest = predictor.processor.longest_text
     said = f"the text has {tokens:,} tokens, more than any in training ({longest}); nothing was cut"
     assert not answer.text or said in answer.notes
-    assert predictor.task.split(text) == [predictor.task.source.encode(text)]
+    request = predictor.answerer.begin(TASK.read_options("predict", {}))
+    assert request.split(text) == [predictor.processor.source.encode(text)]
     assert all("parts" not in note for note in answer.notes)
 
 
@@ -143,10 +144,10 @@ def test_no_trigram_is_written_twice(beams):
     allowed = untrained(decode={"longest": 60, "no_repeat_ngram": 0})
     found = []
     for one in (predictor, allowed):
-        search = Search.of(one.task.read_options("predict", {"beams": beams}), one.task.decode)
-        target = one.task.target
+        request = one.answerer.begin(TASK.read_options("predict", {"beams": beams}))
+        target = one.processor.target
         rules = {"start": target.start, "end": target.end, "max_length": 60, "forbidden": range(3, 259)}
-        written = search.run(one.task.writer(one.model, [[5, 6, 7]]), [PartNumber(0)], **rules)[0][0].tokens
+        written = request.search.run(request.make_writer([[5, 6, 7]]), [PartNumber(0)], **rules)[0][0].tokens
         trigrams = list(zip(written, written[1:], written[2:], strict=False))
         found.append(len(set(trigrams)) == len(trigrams))
     assert found[0]
@@ -155,43 +156,46 @@ def test_no_trigram_is_written_twice(beams):
 
 def test_texts_that_are_longer_than_the_data_allow_are_dropped_with_a_word():
     recipe = recipe_of(data={"train": "train.tsv", "longest": 20})
-    task, report = Summarisation.prepare(rows_of(PAIRS), recipe), Report()
+    processor, report = SummaryProcessor.prepare(rows_of(PAIRS), recipe), Report()
     with pytest.raises(DataError, match="longer than 20 tokens"):
-        task.examples(rows_of(PAIRS), report, recipe)
+        processor.examples(rows_of(PAIRS), report, recipe)
 
 
 def test_lists_are_sentences_and_references(tmp_path):
     file = tmp_path / "data.jsonl"
     lines = [{"source": ["One.", "Two."], "target": ["A b.", "C."]}, {"source": "One. Two.", "target": "A b."}]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows = list(Summarisation.read(file, {"text": "source", "summary": "target"}))
+    rows = list(SummaryProcessor.read(file, {"text": "source", "summary": "target"}))
     assert [row.values for row in rows] == [("One. Two.", ("A b.", "C.")), ("One. Two.", "A b.")]
-    assert [Summarisation.target_of(row) for row in rows] == ["A b.", "A b."]
+    assert [SummaryProcessor.target_of(row) for row in rows] == ["A b.", "A b."]
     file.write_text('{"text": ["One.", 2], "summary": "A"}\n')
     with pytest.raises(DataError, match=r"data.jsonl:1: 'text\[1\]' must be a text, not a number"):
-        list(Summarisation.read(file))
+        list(SummaryProcessor.read(file))
 
 
 def test_a_row_without_a_summary_is_dropped():
-    task = Summarisation.prepare(rows_of(PAIRS), recipe_of())
+    processor = SummaryProcessor.prepare(rows_of(PAIRS), recipe_of())
     for nothing in ("", (), ("",), " "):
-        assert task.row_problem(Row(("A text.", nothing), "a", 1)) == "with an empty side"
+        assert processor.row_problem(Row(("A text.", nothing), "a", 1)) == "with an empty side"
 
 
 def test_wrong_settings_are_refused_in_one_line():
     with pytest.raises(ConfigError, match="set only one of them"):
         recipe_of({"window": 8, "encoder_window": 8})
     with pytest.raises(ConfigError, match=r"text\.shared = true"):
-        Summarisation.prepare(rows_of(PAIRS), recipe_of({"copying": True}, text={"vocabulary": 320, "shared": False}))
+        SummaryProcessor.prepare(
+            rows_of(PAIRS), recipe_of({"copying": True}, text={"vocabulary": 320, "shared": False})
+        )
 
 
 def test_a_saved_summariser_answers_as_before(tmp_path):
     predictor = untrained({"copying": True})
     assert isinstance(predictor.model, PointerGenerator)
-    model_folder.write(tmp_path / "model", task=predictor.task, model=predictor.model, metrics={}, card="# a test\n")
+    parts = {"task": TASK, "processor": predictor.processor, "model": predictor.model}
+    model_folder.write(tmp_path / "model", **parts, metrics={}, card="# a test\n")
     again = clearhead.load(tmp_path / "model", device="cpu")
-    assert again.task.settings == predictor.task.settings
-    assert again.task.longest_text > 0
+    assert again.processor.settings == predictor.processor.settings
+    assert again.processor.longest_text > 0
     assert again.predict(PAIRS[0][0]) == predictor.predict(PAIRS[0][0])
 
 
@@ -227,12 +231,12 @@ def test_the_best_of_several_references_counts():
 
 
 def test_the_baseline_is_the_first_sentence_or_three_lines_of_a_dialogue():
-    task = Summarisation.prepare(rows_of(PAIRS), recipe_of())
+    processor = SummaryProcessor.prepare(rows_of(PAIRS), recipe_of())
     rows = rows_of([("A b c. D e f.", "a b c"), ("G h. I j.", ("x", "g h"))])
-    found = task.baseline([], rows)
+    found = TASK.baseline(processor, [], rows)
     assert (found.name, found.scores["rouge1"]) == ("lead-1 (the first sentence)", 100.0)
     rows = rows_of([("A: one\nB: two\nA: three\nB: four", "a one b two a three")])
-    found = task.baseline([], rows)
+    found = TASK.baseline(processor, [], rows)
     assert (found.name, found.scores["rouge1"]) == ("lead-3 (the first 3 lines)", 100.0)
     assert not have_lines([])
 
