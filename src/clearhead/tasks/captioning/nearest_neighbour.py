@@ -1,4 +1,4 @@
-"""Nearest-neighbour baselines: the caption of the training picture that is most similar, by pixels or by features."""
+"""The nearest neighbour of each picture, for the baseline that answers with the caption of a training picture."""
 
 from __future__ import annotations
 
