@@ -207,12 +207,12 @@ def best_head(
     found: dict[tuple[str, int], list[float]] = {}
     areas = []
     for scene in make_scenes(part, count):
-        rows, columns = model.task.config.patch_rows, model.task.config.patch_columns
-        places, record = shape_places(scene, model.task.target), model.look(scene.pixels, answer=scene.text)
+        rows, columns = model.processor.config.patch_rows, model.processor.config.patch_columns
+        places, record = shape_places(scene, model.processor.target), model.look(scene.pixels, answer=scene.text)
         for name in record.names:
             if not name.endswith("cross"):
                 continue
-            for head in range(model.task.config.heads):
+            for head in range(model.processor.config.heads):
                 if chosen is None or chosen == (name, head):
                     weights = record[name].weights(batch=0, head=head).float()
                     for place, shape in places:

@@ -16,11 +16,14 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
-from clearhead.tasks import Captioning, Summarisation
+from clearhead.tasks import TASKS
+from clearhead.tasks.captioning.caption_generation import CaptionAnswerer
+from clearhead.tasks.captioning.caption_processor import CaptionProcessor
 from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.nearest_neighbour import find_nearest
+from clearhead.tasks.captioning.captioning_task import TASK, find_nearest, score_nearest
 from clearhead.tasks.media import PictureInput
-from clearhead.tasks.sequence_to_sequence import GeneratedText
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
+from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.text import Report
 from clearhead.text.batches import Batch
 from clearhead.text.corpora import Row
@@ -47,9 +50,9 @@ def recipe_of(**sections: object) -> Recipe:
 
 
 def untrained(**sections: object) -> Predictor:
-    task = Captioning.prepare(rows_of("a red cat", "a blue dog", "two birds"), recipe_of(**sections))
+    processor = CaptionProcessor.prepare(rows_of("a red cat", "a blue dog", "two birds"), recipe_of(**sections))
     torch.manual_seed(5)
-    return Predictor(task.build().eval(), task, name="toy", device=torch.device("cpu"))
+    return Predictor(processor.build().eval(), TASK, processor, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,8 @@ def test_a_pil_image_is_taken_like_its_file(predictor, tmp_path):
     Image.fromarray(chance.integers(0, 65536, (9, 13), np.uint16)).save(tmp_path / "grey.png")
     for path in tmp_path.iterdir():
         with Image.open(path) as image:
-            assert torch.equal(predictor.task.load_value(image), predictor.task.load_file(path)), path.name
+            inputs = predictor.processor.inputs
+            assert torch.equal(inputs.load_value(image), inputs.load_file(path)), path.name
 
 
 def test_a_pil_image_that_cannot_be_decoded_is_refused(predictor, tmp_path):
@@ -194,7 +198,7 @@ def test_messages_say_picture_and_stay_on_one_line(run_folder, tmp_path, capsys,
     assert shown.count("\n") == 1
     assert "two\\nlines.png: there is no such file" in shown
     answer = GeneratedText("a cat", ["the caption looped"], 0.0, [])
-    monkeypatch.setattr(Captioning, "predict", lambda *_: [answer])
+    monkeypatch.setattr(CaptionAnswerer, "predict", lambda *_, **__: [answer])
     assert main(["predict", str(run_folder), str(save_picture(tmp_path / "a.png"))]) == 0
     assert capsys.readouterr().err == "clearhead: picture 1: the caption looped\n"
 
@@ -249,35 +253,35 @@ def test_archives_of_pixels_and_texts_are_data(tmp_path):
     path = tmp_path / "rows.npz"
     pixels = np.zeros((2, 5, 7, 3), np.uint8)
     np.savez(path, pixels=pixels, texts=np.array(["a", "b"]))
-    rows = list(Captioning.read(path))
+    rows = list(CaptionProcessor.read(path))
     assert [(row.values[0].shape, row.values[1], row.where) for row in rows] == [
         ((5, 7, 3), "a", f"{path}:1"),
         ((5, 7, 3), "b", f"{path}:2"),
     ]
     np.savez(path, pixels=pixels)
     with pytest.raises(DataError, match="no archive with the arrays pixels and texts"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     np.savez(path, pixels=pixels[0], texts=np.array(["a"]))
     with pytest.raises(DataError, match="pixels must be bytes"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     np.savez(path, pixels=pixels, texts=np.array(["a"]))
     with pytest.raises(DataError, match=r"a text for each picture, got uint8 \(2, 5, 7, 3\) and \(1,\)"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     np.savez_compressed(path, pixels=np.random.default_rng(1).integers(0, 9, pixels.shape, np.uint8), texts=["a", "b"])
     damaged = bytearray(path.read_bytes())
     damaged[90:120] = bytes(30)
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="no archive"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     path.write_text("text")
     with pytest.raises(DataError, match="no archive"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
 
 
 def test_augmentation_changes_training_batches_only_and_follows_the_seed(predictor):
-    task, rows = predictor.task, rows_of("a red cat", "a blue dog")
+    processor, rows = predictor.processor, rows_of("a red cat", "a blue dog")
     recipe = recipe_of(augmentation={"words": 0.5})
-    training, plain = task.examples(rows, Report(), recipe), task.examples(rows, Report())
+    training, plain = processor.examples(rows, Report(), recipe), processor.examples(rows, Report())
     batch = Batch(np.arange(2), (15, 8))
 
     def collate(examples, seed):
@@ -291,14 +295,14 @@ def test_augmentation_changes_training_batches_only_and_follows_the_seed(predict
     assert not torch.equal(one.target, collate(plain, 1).target)  # words are hidden
     assert torch.equal(one.labels, collate(plain, 1).labels)
     assert torch.equal(collate(plain, 1).pictures, collate(plain, 2).pictures)
-    assert torch.equal(one.target[:, 0], torch.full((2,), task.target.start))
+    assert torch.equal(one.target[:, 0], torch.full((2,), processor.target.start))
 
 
 def test_captions_that_are_too_long_are_dropped(predictor):
     report = Report()
     recipe = recipe_of(data={"train": "x", "longest": 3})
     with pytest.raises(DataError, match="no picture is left to use"):
-        predictor.task.examples(rows_of("a red cat and a blue dog and two birds"), report, recipe)
+        predictor.processor.examples(rows_of("a red cat and a blue dog and two birds"), report, recipe)
     assert "longer than 3 tokens" in str(report)
 
 
@@ -319,12 +323,12 @@ def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
 @pytest.mark.parametrize("convolutions", [0, 1, 2])
 def test_decoding_step_by_step_scores_as_one_forward_pass(convolutions):
     predictor = untrained(model={**SHAPE, "patch_convolutions": convolutions})
-    task, model = predictor.task, predictor.model
     picture = rows_of("x")[0].values[0]
-    trace = task.traces(model, picture, answer="a red cat", options=task.read_options("look", {}))[0]
-    whole = task.run_trace(model, trace)
-    writer = task.writer(model, [task.load_input(picture).content])
-    steps = [writer.begin(task.target.start)]
+    [trace] = predictor.tracer.traces(picture, answer="a red cat", options=SearchOptions())
+    whole = predictor.tracer.run(trace)
+    request = predictor.answerer.begin(SearchOptions())
+    writer = request.make_writer(request.split(picture))
+    steps = [writer.begin(predictor.processor.target.start)]
     steps += [writer.advance(torch.tensor([token])) for token in trace.reads["target"][1:]]
     assert torch.allclose(whole, torch.cat(steps), atol=1e-5)
 
@@ -338,25 +342,42 @@ def test_a_trace_has_the_picture_and_names_its_patches(predictor):
     labels = call.labels["source"]
     assert (labels[0], labels[7], labels[14]) == ("r1 c1", "r2 c3", "r3 c5")
     assert record["decoder.0.cross"].weights(batch=0, head=1).shape == (len(call.ids["target"][0]), 15)
-    trace = predictor.task.traces(
-        predictor.model, picture, answer="a", options=predictor.task.read_options("look", {})
-    )[0]
-    again = predictor.task.load_input(trace.media)
+    [trace] = predictor.tracer.traces(picture, answer="a", options=SearchOptions())
+    inputs = predictor.processor.inputs
     assert isinstance(trace.media, PictureInput)
-    assert torch.equal(again.content, predictor.task.load_input(picture).content)
+    assert torch.equal(inputs.load_input(trace.media).content, inputs.load_input(picture).content)
+    with pytest.raises(ConfigError, match="cannot be repeated without its picture"):
+        predictor.tracer.run(trace._replace(media=None))
 
 
 def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
     folder = tmp_path / "model"
-    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
+    processor = predictor.processor
+    model_folder.write(folder, task=TASK, processor=processor, model=predictor.model, metrics={}, card="")
     again = clearhead.load(folder, device="cpu")
     assert isinstance(again.model, PictureToText)
-    assert again.task.preprocessing == predictor.task.preprocessing
+    assert again.processor.preprocessing == processor.preprocessing
     picture = rows_of("x")[0].values[0]
     assert again.predict(picture) == predictor.predict(picture)
-    config = predictor.task.config.change(patch_rows=4)
+    config = processor.config.change(patch_rows=4)
     with pytest.raises(CheckpointError, match=r"has pictures of 12 × 20 pixels .* takes 16 × 20"):
-        Captioning.load(folder, config, predictor.task.settings)
+        CaptionProcessor.load(folder, config, processor.settings)
+    with pytest.raises(CheckpointError, match=r"settings of .* are invalid: decode\.beem: 'beem' is not known"):
+        CaptionProcessor.load(folder, processor.config, {"beem": 5})
+
+
+def test_the_longest_caption_is_that_of_the_training_data_unless_the_recipe_sets_it():
+    rows, plain = rows_of("a red cat", "a blue dog", "two birds"), recipe_of()
+    prepared = CaptionProcessor.prepare(rows, plain)
+    longest = max(map(len, prepared.target.encode_all([row.values[1] for row in rows])))
+    before = prepared.decode
+    prepared.configure(plain)
+    assert prepared.decode == before
+    assert prepared.decode.longest == longest
+    prepared.configure(recipe_of(decode={"longest": 2, "beam": 3}))
+    assert (prepared.decode.longest, prepared.decode.beam) == (2, 3)
+    prepared.configure(plain)
+    assert (prepared.decode.longest, prepared.decode.beam) == (2, 5)
 
 
 def test_scores_count_exact_captions():
@@ -373,7 +394,7 @@ def test_the_nearest_neighbour_is_the_one_with_the_smallest_distance():
 
 def test_the_baseline_answers_with_the_caption_of_the_same_picture(predictor):
     rows = rows_of("a red cat", "a blue dog", "two birds")
-    assert predictor.task.baseline(rows, rows).scores["exact"] == 100
+    assert score_nearest(predictor.processor, rows, rows).scores["exact"] == 100
 
 
 @pytest.mark.parametrize("same_task", [True, False])
@@ -383,9 +404,10 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
     else:
         rows = [Row(("a red square left of a blue circle", "a square"), "rows", line) for line in range(3)]
         values = {"data": {"train": "x.tsv"}, "text": {"vocabulary": 320}, "model": SHAPE}
-        task = Summarisation.prepare(rows, check_recipe({"task": "summarisation", **values}, "test"))
+        other = TASKS["translation"]
+        processor = other.processor.prepare(rows, check_recipe({"task": "translation", **values}, "test"))
         start = tmp_path / "start"
-        model_folder.write(start, task=task, model=task.build(), metrics={}, card="")
+        model_folder.write(start, task=other, processor=processor, model=processor.build(), metrics={}, card="")
     sets = [*QUICK, "train.steps=2", f"train.init_from={start}", "model={ dropout = 0.0 }"]
     run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
     content = json.loads((run / "start.json").read_text())

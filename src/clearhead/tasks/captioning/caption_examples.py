@@ -12,8 +12,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from clearhead.images import Augmentation, Preprocessing
-from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.corpora import Row
 

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from clearhead.images.preprocessing import LARGEST_SIDE
-from clearhead.tasks.sequence_to_sequence import Decode, Loss
+from clearhead.tasks.sequence_to_sequence.pair_processor import Loss
+from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 
 
