@@ -36,6 +36,7 @@ import torch
 from measuring import RESULTS, hardware
 
 METRICS = ("chrf", "exact", "bleu")
+OPENMOJI = Path(__file__).parent / "recipes" / "caption-openmoji.toml"
 
 
 # openmoji
@@ -65,9 +66,8 @@ def prepare_openmoji(data: Path, out: Path) -> None:
     for name, some in parts.items():
         pictures = [read_picture(root / "color" / "72x72" / f"{row['hexcode']}.png") for row in some]
         pixels = np.stack([(one * 255).round().byte().permute(1, 2, 0).numpy() for one in pictures])
-        words = [", ".join(filter(None, map(row.get, ("group", "subgroups", "tags", "openmoji_tags")))) for row in some]
         texts = np.array([names.get(row["skintone_base_hexcode"], row["annotation"]) for row in some])
-        np.savez_compressed(out / f"{name}.npz", pixels=pixels, texts=texts, keywords=np.array(words))
+        np.savez_compressed(out / f"{name}.npz", pixels=pixels, texts=texts)
         print(f"{name}: {len(some):,} pictures", flush=True)
 
 
@@ -102,7 +102,7 @@ def run_openmoji(
     def run(job: tuple[str, list[str], int]) -> dict[str, Any]:
         name, changes, seed = job
         where = arguments.out / f"{part}-{name}-{seed}"
-        return train("caption-openmoji", [*sets, *arguments.set, *changes], where, seed)
+        return train(str(OPENMOJI), [*sets, *arguments.set, *changes], where, seed)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(run, jobs))
@@ -207,12 +207,12 @@ def best_head(
     found: dict[tuple[str, int], list[float]] = {}
     areas = []
     for scene in make_scenes(part, count):
-        rows, columns = model.task.config.patch_rows, model.task.config.patch_columns
-        places, record = shape_places(scene, model.task.target), model.look(scene.pixels, answer=scene.text)
+        rows, columns = model.processor.config.patch_rows, model.processor.config.patch_columns
+        places, record = shape_places(scene, model.processor.target), model.look(scene.pixels, answer=scene.text)
         for name in record.names:
             if not name.endswith("cross"):
                 continue
-            for head in range(model.task.config.heads):
+            for head in range(model.processor.config.heads):
                 if chosen is None or chosen == (name, head):
                     weights = record[name].weights(batch=0, head=head).float()
                     for place, shape in places:

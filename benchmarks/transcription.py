@@ -25,8 +25,9 @@ import torch
 import clearhead
 import digit_strings
 import spoken_sentences
-from clearhead.tasks import Transcription
 from clearhead.tasks.transcription.error_rates import error_rates
+from clearhead.tasks.transcription.sound_inputs import SoundInputs
+from clearhead.tasks.transcription.transcription_processor import TranscriptionProcessor
 from clearhead.text import Report, Row
 from clearhead.train.recipe import read_recipe
 from clearhead.train.training_run import run_training
@@ -107,7 +108,7 @@ def measure_ours(data: Any, given: argparse.Namespace) -> dict[str, Any]:
     predictor = clearhead.load(given.out / "run", device=given.device)
     found: dict[str, Any] = {"weights": sum(one.numel() for one in predictor.model.parameters())}
     for name, rows in data.tests().items():
-        loaded = predictor.task.load_rows(rows)
+        loaded = predictor.processor.inputs.load_rows(rows)
         begin = time.monotonic()
         found[name] = {"joint": predictor.evaluate(loaded), "seconds": round(time.monotonic() - begin, 1)}
         for weight in WEIGHTS:
@@ -119,15 +120,15 @@ def measure_ours(data: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def measure_peer(data: Any, given: argparse.Namespace) -> dict[str, Any]:
     recipe, _ = read_recipe(data.recipe, given.set)
-    rows = list(Transcription.read("made:data.train"))
-    task = Transcription.prepare(rows, recipe)
-    examples = task.examples(rows, Report(), recipe)
+    rows = list(TranscriptionProcessor.read("made:data.train"))
+    processor = TranscriptionProcessor.prepare(rows, recipe)
+    examples = processor.examples(rows, Report(), recipe)
     device = torch.device(given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    model, steps = train_peer(task, examples, device, given.minutes, recipe.train.batch_tokens, data.peer)
+    model, steps = train_peer(processor, examples, device, given.minutes, recipe.train.batch_tokens, data.peer)
     found: dict[str, Any] = {"weights": sum(one.numel() for one in model.parameters()), "steps": steps}
     for name, test in data.tests().items():
-        sounds = [torch.from_numpy(row.values[0].content) for row in task.load_rows(test)]
-        found[name] = error_rates(transcribe(model, task, sounds), [row.values[1] for row in test])
+        sounds = [torch.from_numpy(row.values[0].content) for row in processor.inputs.load_rows(test)]
+        found[name] = error_rates(transcribe(model, processor, sounds), [row.values[1] for row in test])
     return found
 
 
@@ -147,7 +148,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     data: Any = Digits(given) if given.what == "digits" else Sentences(given)
-    Transcription.generators = MappingProxyType({"data": data.make})
+    SoundInputs.generators = MappingProxyType({"data": data.make})
     found = (measure_peer if given.peer else measure_ours)(data, given)
     found |= {"minutes": given.minutes, "hardware": hardware(), "set": given.set}
     name = f"{given.what}{'-peer' if given.peer else ''}"

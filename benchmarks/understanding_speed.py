@@ -40,13 +40,18 @@ from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.text import Report
 from clearhead.text.batches import Batch
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Train
+from clearhead.train.recipe import Train, read_recipe
 from clearhead.train.updater import Updater
 
 from measuring import RESULTS, hardware
 
 BATCHES = (1, 8, 16, 32, 64)
 STEP_TEXTS = 32  # of a training batch
+# Changes to the recipes of the two models, for the plain loss that transformers computes.
+PLAIN_LOSS = {
+    "tagging": ["text.unknown=0.0", "loss.masked=0.0", "loss.label_smoothing=0.0"],
+    "classification": [f"loss.{key}=0.0" for key in ("token_dropout", "masked", "r_drop", "label_smoothing")],
+}
 Run = Callable[[], Any]
 
 
@@ -102,8 +107,8 @@ def to_transformers(predictor: Predictor, kind: str, folder: Path) -> tuple[Any,
     """The same weights as a model of transformers, and its tokenizer."""
     import transformers
 
-    clearhead.to_huggingface(predictor.model, folder, labels=predictor.task.labels)
-    predictor.task.tokenizer.to_huggingface(folder)
+    clearhead.to_huggingface(predictor.model, folder, labels=predictor.processor.labels)
+    predictor.processor.tokenizer.to_huggingface(folder)
     model = getattr(transformers, f"AutoModelFor{kind}Classification").from_pretrained(folder)
     return model, transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -133,10 +138,12 @@ def compare_labels(theirs: Sequence[Any], ours: Sequence[Any]) -> str:
 def make_our_step(predictor: Predictor, examples: Any, batch: Batch) -> Run:
     """One step of our trainer on a batch."""
     train = Train(learning_rate=1e-5, precision="float32", compile=False, clip=1.0)
-    model = predictor.task.build()
+    model = predictor.processor.build()
     model.load_state_dict(predictor.model.state_dict())
     processes = Processes(0, 1, torch.device("cpu"))
-    updater = Updater(train, predictor.task, model, examples, processes, seed=1)
+    recipe, _ = read_recipe(f"{predictor.folder}/recipe.toml", PLAIN_LOSS[predictor.task.name])
+    objective = predictor.task.objective(predictor.processor, recipe)
+    updater = Updater(train, objective, model, examples, processes, seed=1)
     steps = iter(range(1, 1_000_000))
     return lambda: updater.update([batch], next(steps))
 
@@ -159,7 +166,7 @@ def make_their_step(model: Any, inputs: dict[str, Any]) -> Run:
 
 def make_steps(predictor: Predictor, model: Any, rows: Sequence[Any]) -> tuple[Run, Run, str]:
     """A step of each on the same tokens and labels, and the shape of the batch."""
-    examples = predictor.task.examples(rows[:STEP_TEXTS], Report())
+    examples = predictor.processor.examples(rows[:STEP_TEXTS], Report())
     batch = Batch(np.arange(len(examples)), (int(examples.lengths.max()),))
     collated = examples.collate(batch)
     places = torch.arange(collated.tokens.shape[1])
@@ -218,9 +225,9 @@ def run_task(name: str, predictor: Predictor, rows: list[Any], table: Table, giv
     """Prediction and training step of one task."""
     from transformers import pipeline
 
-    tagging, task = name == "tagging", predictor.task
-    inputs = [task.input_of(row) for row in rows]
-    options = task.read_options("predict", {})
+    tagging, processor = name == "tagging", predictor.processor
+    inputs = [processor.inputs.of_row(row) for row in rows]
+    options = predictor.task.read_options("predict", {})
     with tempfile.TemporaryDirectory() as folder:
         model, tokenizer = to_transformers(predictor, "Token" if tagging else "Sequence", Path(folder))
     kind = "token-classification" if tagging else "text-classification"
@@ -230,9 +237,9 @@ def run_task(name: str, predictor: Predictor, rows: list[Any], table: Table, giv
 
     def predict() -> list[Any]:
         if tagging:
-            task.encoder._known.clear()  # words that were seen before are no merit
+            processor.encoder._known.clear()  # words that were seen before are no merit
         with torch.inference_mode():
-            return list(task.predict(predictor.model, inputs, options))
+            return list(predictor.answerer.predict(inputs, options))
 
     costs, (theirs, _, ours) = alternate([*peers, predict], given.rounds)
     table.add(f"{name}: {len(inputs):,} texts", list(map(str, peers)), costs)

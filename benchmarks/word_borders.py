@@ -58,33 +58,34 @@ def _true_borders(strings: Sequence[DigitString]) -> Borders:
 
 def _align(predictor: Any, one: DigitString) -> SpokenPart:
     """The right text of a string with what CTC says about it."""
-    stretch = predictor.task.split((one.samples, RATE))[0]
-    predictor.task._encode(predictor.model, [stretch])
-    return cast(SpokenPart, stretch.with_tokens(predictor.task.target.encode(one.text)))
+    request = predictor.answerer.begin(predictor.task.options())
+    stretch = request.split((one.samples, RATE))[0]
+    request.encode([stretch])
+    return cast(SpokenPart, stretch.with_tokens(predictor.processor.target.encode(one.text)))
 
 
 def _word_borders(predictor: Any, strings: Sequence[DigitString]) -> Borders:
-    found = [predictor.task.time_words(_align(predictor, one)) for one in strings]
+    found = [predictor.processor.time_words(_align(predictor, one)) for one in strings]
     return np.array([(word.start, word.end) for words in found for word in words])
 
 
 def _ctc_borders(predictor: Any, strings: Sequence[DigitString]) -> Borders:
-    task, found = predictor.task, []
+    processor, found = predictor.processor, []
     for one in strings:
         part = _align(predictor, one)
-        aligned = align_tokens(part.log_probs, part.tokens, blank=task.blank)
-        for _, places in group_words(part.tokens, task.target.decode):
+        aligned = align_tokens(part.log_probs, part.tokens, blank=processor.blank)
+        for _, places in group_words(part.tokens, processor.target.decode):
             borders = aligned[places[0]].begin, aligned[places[-1]].end
-            found.append([task.frame_times.begin_of_position(place) for place in borders])
+            found.append([processor.frame_times.begin_of_position(place) for place in borders])
     return np.array(found)
 
 
 def _head_borders(predictor: Any, strings: Sequence[DigitString]) -> dict[tuple[str, int, float], Borders]:
     found: dict[tuple[str, int, float], list[tuple[float, float]]] = {}
-    task = predictor.task
+    processor = predictor.processor
     for one in strings:
         record = predictor.look((one.samples, RATE), answer=one.text, norms=False)
-        words = group_words(task.target.encode(one.text), task.target.decode)
+        words = group_words(processor.target.encode(one.text), processor.target.decode)
         for name in record.names:
             if not name.endswith(".cross"):
                 continue
@@ -94,7 +95,7 @@ def _head_borders(predictor: Any, strings: Sequence[DigitString]) -> dict[tuple[
                     mass = weights[places].mean(0).cumsum()
                     for share in QUANTILES:
                         begin, end = _crossing(mass, share), _crossing(mass, 1 - share)
-                        times = tuple(task.frame_times.begin_of_position(place) for place in (begin, end))
+                        times = tuple(processor.frame_times.begin_of_position(place) for place in (begin, end))
                         found.setdefault((name, head, share), []).append(times)
     return {key: np.array(borders) for key, borders in found.items()}
 

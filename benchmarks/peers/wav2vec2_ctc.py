@@ -50,11 +50,11 @@ def build_peer(vocabulary: int, settings: PeerSettings) -> Any:
 
 
 def train_peer(
-    task: Any, examples: Any, device: torch.device, minutes: float, batch: int, settings: PeerSettings
+    processor: Any, examples: Any, device: torch.device, minutes: float, batch: int, settings: PeerSettings
 ) -> Any:
     """Trains for so many minutes: warm-up, then a half cosine to zero at the end."""
     torch.manual_seed(1)
-    model = build_peer(task.target.size, settings).to(device).train()
+    model = build_peer(processor.target.size, settings).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     plan, examples = BatchPlan(examples.lengths, tokens=batch, seed=1), examples.to(device)
     begin, step, epoch, total, counted = time.monotonic(), 0, 0, 0.0, 0
@@ -67,7 +67,7 @@ def train_peer(
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * rate
             sound, lengths, _, labels = examples.collate(planned)
-            tokens = labels.masked_fill(labels == task.target.end, UNCOUNTED)
+            tokens = labels.masked_fill(labels == processor.target.end, UNCOUNTED)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = model(**_inputs(sound, lengths), labels=tokens).loss
             count = int(examples.counts[planned.examples].sum())
@@ -83,7 +83,7 @@ def train_peer(
 
 
 @torch.inference_mode()
-def transcribe(model: Any, task: Any, sounds: Sequence[Tensor], batch: int = 64) -> list[str]:
+def transcribe(model: Any, processor: Any, sounds: Sequence[Tensor], batch: int = 64) -> list[str]:
     """The texts of the most probable paths."""
     device, texts = next(model.parameters()).device, []
     for begin in range(0, len(sounds), batch):
@@ -93,12 +93,12 @@ def transcribe(model: Any, task: Any, sounds: Sequence[Tensor], batch: int = 64)
         logits = model(**_inputs(sound, lengths)).logits
         positions = model._get_feat_extract_output_lengths(lengths).tolist()
         for path, length in zip(logits.argmax(-1).tolist(), positions, strict=True):
-            texts.append(task.target.decode(collapse_path(path[:length], task.blank)))
+            texts.append(processor.target.decode(collapse_path(path[:length], processor.blank)))
     return texts
 
 
 def _inputs(sound: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-    """Sounds with mean 0 and variance 1, as the model's own processor gives them."""
+    """Sounds with mean 0 and variance 1, as transformers' processor gives them."""
     inside = torch.arange(sound.shape[1], device=sound.device) < lengths[:, None]
     mean = (sound * inside).sum(1, keepdim=True) / lengths[:, None]
     centred = (sound - mean) * inside

@@ -16,15 +16,14 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
-from clearhead.tasks import Captioning, Summarisation
-from clearhead.tasks.captioning import caption_memory
-from clearhead.tasks.captioning.caption_memory import CaptionMemory
+from clearhead.tasks import TASKS
+from clearhead.tasks.captioning.caption_generation import CaptionAnswerer
+from clearhead.tasks.captioning.caption_processor import CaptionProcessor
 from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.minimum_bayes_risk import compare_texts, give_probabilities, make_views, rank_by_risk
-from clearhead.tasks.captioning.nearest_neighbour import find_nearest
-from clearhead.tasks.captioning.recombination import Recombination
+from clearhead.tasks.captioning.captioning_task import TASK, find_nearest, score_nearest
 from clearhead.tasks.media import PictureInput
-from clearhead.tasks.sequence_to_sequence import GeneratedText
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
+from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.text import Report
 from clearhead.text.batches import Batch
 from clearhead.text.corpora import Row
@@ -51,9 +50,9 @@ def recipe_of(**sections: object) -> Recipe:
 
 
 def untrained(**sections: object) -> Predictor:
-    task = Captioning.prepare(rows_of("a red cat", "a blue dog", "two birds"), recipe_of(**sections))
+    processor = CaptionProcessor.prepare(rows_of("a red cat", "a blue dog", "two birds"), recipe_of(**sections))
     torch.manual_seed(5)
-    return Predictor(task.build().eval(), task, name="toy", device=torch.device("cpu"))
+    return Predictor(processor.build().eval(), TASK, processor, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +91,11 @@ def test_the_tiny_recipe_learns_and_leaves_samples_to_try(run_folder, capsys):
     assert all(line["output"].startswith("a ") for line in lines)
 
 
-def test_samples_can_be_scored_with_both_baselines(run_folder, capsys):
+def test_samples_can_be_scored_with_the_baseline(run_folder, capsys):
     assert main(["evaluate", str(run_folder), str(run_folder / "samples"), "--json", "--baseline"]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert {"bleu", "chrf", "exact"} <= scores.keys()
     assert scores["baseline"]["name"] == "nearest neighbour by pixels"
-    assert [one["name"] for one in scores["other_baselines"]] == ["nearest neighbour by the encoder's features"]
 
 
 def test_generated_data_can_be_scored(run_folder, capsys):
@@ -131,7 +129,8 @@ def test_a_pil_image_is_taken_like_its_file(predictor, tmp_path):
     Image.fromarray(chance.integers(0, 65536, (9, 13), np.uint16)).save(tmp_path / "grey.png")
     for path in tmp_path.iterdir():
         with Image.open(path) as image:
-            assert torch.equal(predictor.task.load_value(image), predictor.task.load_file(path)), path.name
+            inputs = predictor.processor.inputs
+            assert torch.equal(inputs.load_value(image), inputs.load_file(path)), path.name
 
 
 def test_a_pil_image_that_cannot_be_decoded_is_refused(predictor, tmp_path):
@@ -199,7 +198,7 @@ def test_messages_say_picture_and_stay_on_one_line(run_folder, tmp_path, capsys,
     assert shown.count("\n") == 1
     assert "two\\nlines.png: there is no such file" in shown
     answer = GeneratedText("a cat", ["the caption looped"], 0.0, [])
-    monkeypatch.setattr(Captioning, "predict", lambda *_: [answer])
+    monkeypatch.setattr(CaptionAnswerer, "predict", lambda *_, **__: [answer])
     assert main(["predict", str(run_folder), str(save_picture(tmp_path / "a.png"))]) == 0
     assert capsys.readouterr().err == "clearhead: picture 1: the caption looped\n"
 
@@ -253,58 +252,36 @@ def test_examples_may_be_given_in_memory(predictor):
 def test_archives_of_pixels_and_texts_are_data(tmp_path):
     path = tmp_path / "rows.npz"
     pixels = np.zeros((2, 5, 7, 3), np.uint8)
-    np.savez(path, pixels=pixels, texts=np.array(["a", "b"]), keywords=np.array(["x, y", "y"]))
-    rows = list(Captioning.read(path))
+    np.savez(path, pixels=pixels, texts=np.array(["a", "b"]))
+    rows = list(CaptionProcessor.read(path))
     assert [(row.values[0].shape, row.values[1], row.where) for row in rows] == [
         ((5, 7, 3), "a", f"{path}:1"),
         ((5, 7, 3), "b", f"{path}:2"),
     ]
     np.savez(path, pixels=pixels)
     with pytest.raises(DataError, match="no archive with the arrays pixels and texts"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     np.savez(path, pixels=pixels[0], texts=np.array(["a"]))
     with pytest.raises(DataError, match="pixels must be bytes"):
-        Captioning.read(path)
-    np.savez(path, pixels=pixels, texts=np.array(["a", "b"]), keywords=np.array(["x"]))
-    with pytest.raises(DataError, match=r"a text for each picture, got uint8 .* and \(2,\), \(1,\)"):
-        Captioning.read_source(path, recipe_of(data={"train": "x", "keywords": True}).data)
+        CaptionProcessor.read(path)
+    np.savez(path, pixels=pixels, texts=np.array(["a"]))
+    with pytest.raises(DataError, match=r"a text for each picture, got uint8 \(2, 5, 7, 3\) and \(1,\)"):
+        CaptionProcessor.read(path)
     np.savez_compressed(path, pixels=np.random.default_rng(1).integers(0, 9, pixels.shape, np.uint8), texts=["a", "b"])
     damaged = bytearray(path.read_bytes())
     damaged[90:120] = bytes(30)
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="no archive"):
-        Captioning.read(path)
+        CaptionProcessor.read(path)
     path.write_text("text")
     with pytest.raises(DataError, match="no archive"):
-        Captioning.read(path)
-
-
-def test_keywords_are_a_column_of_their_own_and_a_second_loss(tmp_path):
-    table = tmp_path / "rows.tsv"
-    save_picture(tmp_path / "a.png")
-    table.write_text("a.png\ta cat\tAnimal, cat\na.png\ta dog\tanimal, dog\na.png\ta mat\tdog\n")
-    recipe = recipe_of(data={"train": "x", "keywords": True}, loss={"keywords": 0.5})
-    with pytest.raises(ConfigError, match=r"data\.keywords: made:pairs\.train has no column for keywords"):
-        Captioning.read_source("made:pairs.train", recipe.data)
-    rows = list(Captioning.read_source(table, recipe.data))
-    task = Captioning.prepare(rows, recipe)
-    assert list(task.keywords) == ["animal", "dog"]  # of at least two rows
-    examples = task.examples(rows, Report(), recipe)
-    assert examples.keywords.tolist() == [[1, 0], [0.5, 0.5], [0, 1]]
-    model = task.build()
-    batch = examples.collate(Batch(np.arange(3), (15, 4)))
-    with_keywords, task.keyword_loss = task.loss(model, batch), 0.0
-    context = model.encode_pictures(batch.pictures)
-    expected = -(batch.keywords * model.label_scores(context).log_softmax(1)).sum() / 2
-    assert torch.allclose(with_keywords - task.loss(model, batch), expected, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"loss.keywords needs keywords in the data"):
-        recipe_of(loss={"keywords": 0.5})
+        CaptionProcessor.read(path)
 
 
 def test_augmentation_changes_training_batches_only_and_follows_the_seed(predictor):
-    task, rows = predictor.task, rows_of("a red cat", "a blue dog")
+    processor, rows = predictor.processor, rows_of("a red cat", "a blue dog")
     recipe = recipe_of(augmentation={"words": 0.5})
-    training, plain = task.examples(rows, Report(), recipe), task.examples(rows, Report())
+    training, plain = processor.examples(rows, Report(), recipe), processor.examples(rows, Report())
     batch = Batch(np.arange(2), (15, 8))
 
     def collate(examples, seed):
@@ -318,14 +295,14 @@ def test_augmentation_changes_training_batches_only_and_follows_the_seed(predict
     assert not torch.equal(one.target, collate(plain, 1).target)  # words are hidden
     assert torch.equal(one.labels, collate(plain, 1).labels)
     assert torch.equal(collate(plain, 1).pictures, collate(plain, 2).pictures)
-    assert torch.equal(one.target[:, 0], torch.full((2,), task.target.start))
+    assert torch.equal(one.target[:, 0], torch.full((2,), processor.target.start))
 
 
 def test_captions_that_are_too_long_are_dropped(predictor):
     report = Report()
     recipe = recipe_of(data={"train": "x", "longest": 3})
     with pytest.raises(DataError, match="no picture is left to use"):
-        predictor.task.examples(rows_of("a red cat and a blue dog and two birds"), report, recipe)
+        predictor.processor.examples(rows_of("a red cat and a blue dog and two birds"), report, recipe)
     assert "longer than 3 tokens" in str(report)
 
 
@@ -346,12 +323,12 @@ def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
 @pytest.mark.parametrize("convolutions", [0, 1, 2])
 def test_decoding_step_by_step_scores_as_one_forward_pass(convolutions):
     predictor = untrained(model={**SHAPE, "patch_convolutions": convolutions})
-    task, model = predictor.task, predictor.model
     picture = rows_of("x")[0].values[0]
-    trace = task.traces(model, picture, answer="a red cat", options=task.read_options("look", {}))[0]
-    whole = task.run_trace(model, trace)
-    writer = task.writer(model, [task.load_input(picture).content])
-    steps = [writer.begin(task.target.start)]
+    [trace] = predictor.tracer.traces(picture, answer="a red cat", options=SearchOptions())
+    whole = predictor.tracer.run(trace)
+    request = predictor.answerer.begin(SearchOptions())
+    writer = request.make_writer(request.split(picture))
+    steps = [writer.begin(predictor.processor.target.start)]
     steps += [writer.advance(torch.tensor([token])) for token in trace.reads["target"][1:]]
     assert torch.allclose(whole, torch.cat(steps), atol=1e-5)
 
@@ -365,25 +342,42 @@ def test_a_trace_has_the_picture_and_names_its_patches(predictor):
     labels = call.labels["source"]
     assert (labels[0], labels[7], labels[14]) == ("r1 c1", "r2 c3", "r3 c5")
     assert record["decoder.0.cross"].weights(batch=0, head=1).shape == (len(call.ids["target"][0]), 15)
-    trace = predictor.task.traces(
-        predictor.model, picture, answer="a", options=predictor.task.read_options("look", {})
-    )[0]
-    again = predictor.task.load_input(trace.media)
+    [trace] = predictor.tracer.traces(picture, answer="a", options=SearchOptions())
+    inputs = predictor.processor.inputs
     assert isinstance(trace.media, PictureInput)
-    assert torch.equal(again.content, predictor.task.load_input(picture).content)
+    assert torch.equal(inputs.load_input(trace.media).content, inputs.load_input(picture).content)
+    with pytest.raises(ConfigError, match="cannot be repeated without its picture"):
+        predictor.tracer.run(trace._replace(media=None))
 
 
 def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
     folder = tmp_path / "model"
-    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
+    processor = predictor.processor
+    model_folder.write(folder, task=TASK, processor=processor, model=predictor.model, metrics={}, card="")
     again = clearhead.load(folder, device="cpu")
     assert isinstance(again.model, PictureToText)
-    assert again.task.preprocessing == predictor.task.preprocessing
+    assert again.processor.preprocessing == processor.preprocessing
     picture = rows_of("x")[0].values[0]
     assert again.predict(picture) == predictor.predict(picture)
-    config = predictor.task.config.change(patch_rows=4)
+    config = processor.config.change(patch_rows=4)
     with pytest.raises(CheckpointError, match=r"has pictures of 12 × 20 pixels .* takes 16 × 20"):
-        Captioning.load(folder, config, predictor.task.settings)
+        CaptionProcessor.load(folder, config, processor.settings)
+    with pytest.raises(CheckpointError, match=r"settings of .* are invalid: decode\.beem: 'beem' is not known"):
+        CaptionProcessor.load(folder, processor.config, {"beem": 5})
+
+
+def test_the_longest_caption_is_that_of_the_training_data_unless_the_recipe_sets_it():
+    rows, plain = rows_of("a red cat", "a blue dog", "two birds"), recipe_of()
+    prepared = CaptionProcessor.prepare(rows, plain)
+    longest = max(map(len, prepared.target.encode_all([row.values[1] for row in rows])))
+    before = prepared.decode
+    prepared.configure(plain)
+    assert prepared.decode == before
+    assert prepared.decode.longest == longest
+    prepared.configure(recipe_of(decode={"longest": 2, "beam": 3}))
+    assert (prepared.decode.longest, prepared.decode.beam) == (2, 3)
+    prepared.configure(plain)
+    assert (prepared.decode.longest, prepared.decode.beam) == (2, 5)
 
 
 def test_scores_count_exact_captions():
@@ -400,8 +394,7 @@ def test_the_nearest_neighbour_is_the_one_with_the_smallest_distance():
 
 def test_the_baseline_answers_with_the_caption_of_the_same_picture(predictor):
     rows = rows_of("a red cat", "a blue dog", "two birds")
-    by_pixels, by_features = predictor.task.baselines(predictor.model, rows, rows)
-    assert by_pixels.scores["exact"] == by_features.scores["exact"] == 100
+    assert score_nearest(predictor.processor, rows, rows).scores["exact"] == 100
 
 
 @pytest.mark.parametrize("same_task", [True, False])
@@ -411,169 +404,13 @@ def test_captions_start_from_trained_weights(tmp_path, same_task, run_folder):
     else:
         rows = [Row(("a red square left of a blue circle", "a square"), "rows", line) for line in range(3)]
         values = {"data": {"train": "x.tsv"}, "text": {"vocabulary": 320}, "model": SHAPE}
-        task = Summarisation.prepare(rows, check_recipe({"task": "summarisation", **values}, "test"))
+        other = TASKS["translation"]
+        processor = other.processor.prepare(rows, check_recipe({"task": "translation", **values}, "test"))
         start = tmp_path / "start"
-        model_folder.write(start, task=task, model=task.build(), metrics={}, card="")
+        model_folder.write(start, task=other, processor=processor, model=processor.build(), metrics={}, card="")
     sets = [*QUICK, "train.steps=2", f"train.init_from={start}", "model={ dropout = 0.0 }"]
     run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
     content = json.loads((run / "start.json").read_text())
     assert any(name.startswith("encoder.layers.0") for name in content["taken"])
     assert any(name.startswith("decoder.layers.0.cross_") for name in content["taken"])
     assert any(name.startswith("patches.") for name in content["taken" if same_task else "new"])
-
-
-def test_pictures_whose_words_name_a_side_are_not_mirrored(predictor):
-    changes = dict.fromkeys(("shift", "zoom", "rotation", "brightness", "contrast", "saturation"), 0.0)
-    recipe = recipe_of(augmentation={**changes, "flip": True, "flip_except": ["Left", "clock"]})
-    rows = rows_of("a left hand", "a dog", "noon")
-    rows[2] = rows[2]._replace(values=(*rows[2].values, "time, clock"))
-    examples = predictor.task.examples(rows, Report(), recipe)
-    assert examples.flippable.tolist() == [False, True, False]
-    plain = predictor.task.examples(rows, Report()).collate(Batch(np.arange(3), (15, 8))).pictures
-    torch.manual_seed(1)
-    changed = torch.stack([examples.collate(Batch(np.arange(3), (15, 8))).pictures for _ in range(20)])
-    assert torch.equal(changed[:, [0, 2]], plain[[0, 2]].expand(20, -1, -1, -1, -1))
-    assert len({float(one[1, 0, 0, 0]) for one in changed}) == 2
-    with pytest.raises(ConfigError, match=r"flip_except has no effect without augmentation\.flip"):
-        recipe_of(augmentation={"flip_except": ["left"]})
-
-
-# minimum Bayes risk
-
-
-def test_texts_are_compared_by_chrf():
-    from sacrebleu.metrics.chrf import CHRF
-
-    texts = ["flag: Chile", "flag: China", "man", "a", "woman walking: facing right", "two o’clock", ""]
-    wanted = [[CHRF().sentence_score(text, [other]).score / 100 for other in texts] for text in texts]
-    assert compare_texts(texts, texts) == pytest.approx(np.array(wanted), abs=1e-9)
-    assert compare_texts(texts[:2], texts[2:5]) == pytest.approx(np.array(wanted)[:2, 2:5], abs=1e-9)
-
-
-def test_of_sampled_captions_the_one_most_like_the_others_is_given():
-    assert rank_by_risk(["clock", "red heart", "red hat", "red heart", "blue heart"])[0] == 1
-    predictor = untrained(decode={"samples": 7, "longest": 5})
-    pictures = [row.values[0] for row in rows_of("one", "two", "three")]
-    together = predictor.predict(pictures, best=3)
-    assert [one.text for one in together] == [one.text for one in predictor.predict(pictures, batch=2)]
-    assert together[0].text == predictor.predict(pictures[0]).text
-    assert all(len({text for text, _ in one.ranking()}) == len(one.ranking()) <= 3 for one in together)
-    assert all(one.score is not None and one.score < 0 for one in together)
-    with_beams = untrained(decode={"longest": 5}).predict(pictures, beams=4)
-    assert [one.text for one in predictor.predict(pictures, beams=4)] == [one.text for one in with_beams]
-    assert predictor.predict(pictures[0], prefix="two").text.startswith("two")
-    assert predictor.task.settings["samples"] == 7
-
-
-def test_samples_come_from_the_picture_and_moved_copies_of_it():
-    predictor = untrained(decode={"samples": 6, "views": 3, "longest": 5, "sample_temperature": 0.5})
-    task, pictures = predictor.task, [row.values[0] for row in rows_of("one", "two")]
-    loaded = torch.stack([task.load_value(picture) for picture in pictures])
-    rows = make_views(task, loaded)
-    assert len(rows) == 6
-    assert torch.equal(rows[::3], task.normalise(loaded, torch.device("cpu")))
-    assert not torch.equal(rows[0], rows[1])
-    assert torch.equal(make_views(task, loaded[1:]), rows[3:])
-    together = predictor.predict(pictures)
-    assert [one.text for one in together] == [one.text for one in predictor.predict(pictures, batch=1)]
-    with pytest.raises(ConfigError, match=r"samples = 7 is no multiple of decode\.views = 2"):
-        recipe_of(decode={"samples": 7, "views": 2})
-
-
-def test_samples_at_a_low_temperature_are_the_likeliest_caption():
-    pictures = [row.values[0] for row in rows_of("one", "two", "three")]
-    cold = untrained(decode={"samples": 3, "longest": 5, "sample_temperature": 1e-4}).predict(pictures)
-    cut = untrained(decode={"samples": 3, "longest": 5, "sample_min_p": 1.0}).predict(pictures)
-    greedy = untrained(decode={"longest": 5}).predict(pictures, beams=1)
-    assert [one.text for one in cold] == [one.text for one in cut] == [one.text for one in greedy]
-
-
-def test_a_run_keeps_the_captions_of_its_training_pictures(tmp_path):
-    sets = [*QUICK, "train.steps=2", "decode.samples=2", "decode.neighbours=3"]
-    run = run_training("caption-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
-    assert len(clearhead.load(run, device="cpu").task.memory.captions) == 200
-
-
-@pytest.mark.parametrize("features", ["appearance", "both"])
-def test_neighbours_are_found_by_their_shapes_also_mirrored(tmp_path, features):
-    """The asked picture is a training picture, mirrored and in another colour."""
-    rows = rows_of("a red cat", "a blue dog", "two birds")
-    decode = {"samples": 1, "neighbours": 1, "neighbour_features": features, "neighbour_mirrored": True}
-    predictor = untrained(decode=decode)
-    predictor.task.calibrate(predictor.model, rows, [])
-    folder = tmp_path / "model"
-    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
-    task = clearhead.load(folder, device="cpu").task
-    kinds = {"shapes", "fine shapes", "colours", "layout"}
-    assert set(task.memory.features) == (kinds if features == "appearance" else {"encoder", *kinds})
-    asked = [task.load_value(row.values[0]).flip(-1)[[1, 2, 0]] for row in rows]
-    described = [task.describe_pictures(predictor.model, some) for some in (asked, [one.flip(-1) for one in asked])]
-    weights = task.memory.weigh(described)
-    if features == "appearance":
-        assert [max(one, key=one.__getitem__) for one in weights] == ["a red cat", "a blue dog", "two birds"]
-    assert [len(one) for one in weights] == [3, 3, 3]
-
-
-def test_weights_are_those_of_kernel_ridge_regression():
-    """Of all numbers that captions could have, here one caption's share, the prediction is exact for the formula."""
-    known = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
-    memory = CaptionMemory({"encoder": known}, list("abcdefg"))
-    [weights] = memory.weigh([{"encoder": known[2:3] + 0.1}])
-    centred = torch.nn.functional.normalize(torch.cat([known, known[2:3] + 0.1]) - known.mean(0), dim=1).double()
-    kernel = torch.exp(caption_memory.SHARPNESS * (centred @ centred.T - 1))
-    wanted = torch.linalg.solve(kernel[:7, :7] + caption_memory.RIDGE * torch.eye(7), kernel[:7, 7])
-    assert [weights[name] for name in "abcdefg"] == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert next(iter(weights)) == "c"  # the nearest comes first
-
-
-def test_new_captions_exchange_add_and_leave_out_words():
-    captions = ["man cook", "woman cook", "cook", "man pilot", "woman pilot", "pilot", "man judge", "judge", "red hat"]
-    exchange = Recombination(captions)
-    assert exchange.find_new(["man judge"])[0] == "woman judge"
-    assert set(exchange.find_new(["old man judge"])[:2]) == {"old woman judge", "old judge"}
-    assert "blue heart" in exchange.find_new(["red heart", "blue square"])
-    assert not set(exchange.find_new(captions)) & set(captions)
-    assert Recombination([]).find_new([]) == []
-
-
-def test_recombined_captions_are_given_only_if_asked_for():
-    captions = ("man cook", "woman cook", "man pilot", "woman pilot", "man judge")
-    rows = rows_of(*captions)
-    picture = rows[-1].values[0]
-    for recombine, known in (("no", True), ("only", False)):
-        decode = {"samples": 2, "neighbours": 3, "neighbour_weight": 9.0, "recombine": recombine, "longest": 40}
-        predictor = untrained(decode={**decode, "neighbour_features": "appearance"})
-        predictor.task.calibrate(predictor.model, rows, [])
-        answer = predictor.predict(picture)
-        assert (answer.text in captions) == known
-        assert answer.score is not None
-        assert answer.text == predictor.predict(picture).text
-    with pytest.raises(ConfigError, match=r"set decode\.neighbours"):
-        recipe_of(decode={"recombine": "also"})
-
-
-def test_captions_of_similar_training_pictures_join_the_samples(tmp_path):
-    rows = rows_of("a red cat", "a blue dog", "two birds")
-    predictor = untrained(decode={"samples": 1, "neighbours": 2})
-    message = predictor.task.calibrate(predictor.model, rows, [])
-    assert message is not None
-    assert "kept 3 training captions" in message
-    pictures = [row.values[0] for row in rows]
-    loaded = torch.stack([predictor.task.load_value(picture) for picture in pictures])
-    context = predictor.model.encode_pictures(predictor.task.normalise(loaded, torch.device("cpu")))
-    found = give_probabilities(predictor.task, predictor.model, context[0], ["a red cat", "two birds"])
-    assert [predictor.task.decode_text(one) for one in found.values()] == ["a red cat", "two birds"]
-    given = predictor.model.logits(predictor.model.decode(torch.tensor([[predictor.task.target.start]]), context[:1]))
-    first = given.log_softmax(-1)[0, 0, found["a red cat"].tokens[0]]
-    assert found["a red cat"].log_probability < first
-    answers = predictor.predict(pictures, best=3)
-    assert all({text for text, _ in one.ranking()} & {"a red cat", "a blue dog", "two birds"} for one in answers)
-    folder = tmp_path / "model"
-    model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="")
-    again = clearhead.load(folder, device="cpu")
-    assert [one.ranking() for one in again.predict(pictures, best=3)] == [one.ranking() for one in answers]
-    (folder / "neighbours.npz").unlink()
-    with pytest.raises(CheckpointError, match=r"neighbours\.npz, which decode\.neighbours needs, cannot be read"):
-        Captioning.load(folder, predictor.task.config, predictor.task.settings)
-    with pytest.raises(ConfigError, match=r"set decode\.samples"):
-        recipe_of(decode={"neighbours": 2})

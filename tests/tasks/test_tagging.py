@@ -17,7 +17,6 @@ from clearhead.explore.live_model import LiveModel
 from clearhead.lens import Record
 from clearhead.model import ModelConfig
 from clearhead.predictor import Predictor
-from clearhead.tasks import Tagging
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.entity_decoding import ScoredSpan
 from clearhead.tasks.tagging.entity_tables import count_entities, count_tables, count_tags
@@ -25,7 +24,11 @@ from clearhead.tasks.tagging.evaluation import tag_by_frequency
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.tagging_answerer import TaggingAnswerer
 from clearhead.tasks.tagging.tagging_examples import TaggedWords
+from clearhead.tasks.tagging.tagging_objective import TaggingObjective, draw_hidden
+from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
+from clearhead.tasks.tagging.tagging_task import TASK, count_word_confusions, report_entities, score_frequent_tags
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -94,7 +97,7 @@ def columns(sentences: list[list[tuple[str, str]]]) -> str:
 
 def rows_of(sentences: list[list[tuple[str, str]]], folder: Path) -> list[Row]:
     (folder / "rows.conll").write_text(columns(sentences), encoding="utf-8")
-    return list(Tagging.read(folder / "rows.conll"))
+    return list(TaggingProcessor.read(folder / "rows.conll"))
 
 
 def recipe_of(**sections: dict[str, object]) -> Recipe:
@@ -183,7 +186,7 @@ def every_word(scores: list[torch.Tensor], steps: object) -> list[list[ScoredSpa
 )
 @pytest.mark.parametrize(("begin", "between"), [("", " "), ("\ufeff", "\t"), ("\x00", "\x00"), ("\r\n", "　\u200b ")])
 def test_offsets_are_those_of_the_raw_input(tagger, monkeypatch, words, begin, between):
-    monkeypatch.setattr(tagger.task.decoder, "decode", every_word)
+    monkeypatch.setattr(tagger.processor.decoder, "decode", every_word)
     text = begin + between.join(words) + between
     answer = tagger.predict(text)
     assert [one.text for one in answer.entities] == words
@@ -211,36 +214,40 @@ def test_a_text_of_ten_thousand_characters_is_tagged_to_its_end(tagger):
 
 
 def test_batched_equals_single(tagger):
-    task, model = tagger.task, tagger.task.build().double().eval()
+    model = tagger.processor.build().double().eval()
     model.load_state_dict(tagger.model.state_dict())
-    inputs = [*(" ".join(word for word, _ in one) for one in tagged(17, seed=4)), "", "Rome " * 200, "未知 😀"]
-    together = task.predict(model, inputs, Options())
+    answerer = TaggingAnswerer(tagger.processor, model)
+    texts = [*(" ".join(word for word, _ in one) for one in tagged(17, seed=4)), "", "Rome " * 200, "未知 😀"]
+    inputs = [tagger.processor.inputs.check(text) for text in texts]
+    together = answerer.predict(inputs, Options())
     for batch in (1, 7):
-        for one, other in zip(task.predict(model, inputs, Options(batch=batch)), together, strict=True):
+        for one, other in zip(answerer.predict(inputs, Options(batch=batch)), together, strict=True):
             assert spans(one) == spans(other)
             assert [e.score for e in one.entities] == pytest.approx([e.score for e in other.entities], abs=1e-6)
 
 
 def test_a_saved_model_answers_as_before(tagger, tmp_path):
-    clearhead.model_folder.write(tmp_path / "copy", task=tagger.task, model=tagger.model, metrics={}, card="# a test\n")
+    parts = {"task": TASK, "processor": tagger.processor, "model": tagger.model}
+    clearhead.model_folder.write(tmp_path / "copy", **parts, metrics={}, card="# a test\n")
     loaded = clearhead.load(tmp_path / "copy", device="cpu")
     inputs = [" ".join(word for word, _ in one) for one in tagged(13, seed=6)]
     assert loaded.predict(inputs) == tagger.predict(inputs)
-    assert loaded.task.types == ["LOC", "PER"]
+    assert loaded.processor.types == ["LOC", "PER"]
 
 
 def test_damaged_settings_are_refused(tagger, tmp_path):
-    tagger.task.save(tmp_path)
+    processor = tagger.processor
+    processor.save(tmp_path)
     for wrong in ({"labels": []}, {"tags": "iob9"}, {"window": "64"}, {"labels": ["O", "B-A"]}):
         with pytest.raises(CheckpointError):
-            Tagging.load(tmp_path, tagger.task.config, {**tagger.task.settings, **wrong})
+            TaggingProcessor.load(tmp_path, processor.config, {**processor.settings, **wrong})
 
 
 # scores
 
 
 def test_words_are_scored_as_the_file_has_them(tagger, tmp_path, monkeypatch):
-    monkeypatch.setattr(tagger.task.decoder, "decode", every_word)
+    monkeypatch.setattr(tagger.processor.decoder, "decode", every_word)
     (tmp_path / "odd.conll").write_text("Anna,went B-LOC\nto--- B-LOC\n\ufffd\u200b B-LOC\n")
     scores = tagger.evaluate(tmp_path / "odd.conll")
     assert (scores["entity_f1"], scores["token_accuracy"]) == (1.0, 1.0)
@@ -255,10 +262,10 @@ def test_the_scheme_of_the_data_does_not_matter_for_entities(tagger, tmp_path):
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-        rows = list(Tagging.read(tmp_path / name))
-        assert tagger.task.evaluate(tagger.model, rows, Options()).scores["entity_recall"] >= 0.5
-    found = tagger.task.evaluate(tagger.model, list(Tagging.read(tmp_path / "bioes.conll")), Options())
-    assert "S-LOC" in tagger.task.report(found.rows, found.predictions)
+        rows = list(TaggingProcessor.read(tmp_path / name))
+        assert tagger.answerer.evaluate(rows, Options()).scores["entity_recall"] >= 0.5
+    scored = tagger.evaluate_rows(tmp_path / "bioes.conll")
+    assert "S-LOC" in report_entities(tagger.processor, scored.rows, scored.predictions)
 
 
 def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_path):
@@ -268,8 +275,8 @@ def test_labels_that_training_never_saw_count_as_missed_with_a_note(tagger, tmp_
     assert scores["note"] == (
         f"1 entity with a label that is not in the training data, counted as missed (first {tmp_path / 'new.conll'}:4)"
     )
-    rows = list(Tagging.read(tmp_path / "new.conll"))
-    assert len(tagger.task.examples(rows, Report()).rows) == 2, "the loss on dev takes them as O"
+    rows = list(TaggingProcessor.read(tmp_path / "new.conll"))
+    assert len(tagger.processor.examples(rows, Report()).rows) == 2, "the loss on dev takes them as O"
 
 
 def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
@@ -331,12 +338,12 @@ def test_the_table_is_laid_out_as_in_the_literature():
 
 def test_the_report_has_both_tables_and_what_was_repaired(tagger, tmp_path):
     rows = rows_of([[("Anna", "I-PER"), ("saw", "O"), ("Rome", "B-LOC")]], tmp_path)
-    found = tagger.task.evaluate(tagger.model, rows, Options())
-    text = tagger.task.report(found.rows, found.predictions)
+    scored = tagger.answerer.evaluate(rows, Options())
+    text = report_entities(tagger.processor, scored.rows, scored.predictions)
     assert "I-PER" not in text
     assert text.count("weighted avg") == 2
     assert "1 tag out of sequence, repaired as conlleval reads it" in text
-    names, matrix = tagger.task.confusion(found.rows, found.predictions)
+    names, matrix = count_word_confusions(tagger.processor, scored.rows, scored.predictions)
     assert names == ["LOC", "PER", "O"]
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
@@ -346,7 +353,8 @@ def test_the_baseline_is_the_most_frequent_tag_of_each_word(tagger, tmp_path):
     sentences = [Sentence.from_row(row) for row in rows_of(train, tmp_path)]
     (fresh,) = [Sentence.from_row(row) for row in rows_of([[("Anna", "O"), ("Lee", "O"), ("Zoe", "O")]], tmp_path)]
     assert tag_by_frequency(sentences, [fresh]) == [[Span(0, 2, "PER")]]
-    baseline = tagger.task.baseline(rows_of(tagged(40, 1), tmp_path), rows_of(tagged(9, 8), tmp_path))
+    rows = rows_of(tagged(40, 1), tmp_path), rows_of(tagged(9, 8), tmp_path)
+    baseline = score_frequent_tags(tagger.processor, *rows)
     assert baseline.name == "the most frequent tag of each word"
     assert set(baseline.scores) >= {"entity_f1", "token_macro_f1"}
 
@@ -358,7 +366,7 @@ def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
     record = tagger.look("Anna saw Rome")
     (call,) = record.calls
     assert call.about["text"] == "[Anna](PER) saw [Rome](LOC)"
-    pieces = tagger.task.pieces("tokens", call.ids["tokens"][0].tolist())
+    pieces = tagger.tracer.pieces("tokens", call.ids["tokens"][0].tolist())
     assert pieces[0] == "<s>"
     assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
     with pytest.raises(DataError, match="the task tagging cannot use --answer; omit it"):
@@ -369,7 +377,7 @@ def test_a_look_shows_what_training_never_saw_as_the_text_has_it(tagger, tmp_pat
     record = tagger.look("Anna saw 住 and 😀 , ROME")
     record.save(tmp_path / "one.record")
     for call in (record.calls[0], Record.load(tmp_path / "one.record").calls[0]):
-        unknown = [number == tagger.task.tokenizer.pad for number in call.ids["tokens"][0].tolist()]
+        unknown = [number == tagger.processor.tokenizer.pad for number in call.ids["tokens"][0].tolist()]
         texts = call.texts("tokens", 0, [0])
         assert [text for text, hidden in zip(texts, unknown, strict=True) if hidden][:2] == ["▁住", "▁😀"]
         assert "".join(texts[1:-1]).replace("▁", "") == "Annasaw住and😀,ROME", "in the letter case of the text"
@@ -377,7 +385,9 @@ def test_a_look_shows_what_training_never_saw_as_the_text_has_it(tagger, tmp_pat
         (note,) = call.about["notes"]
         assert note.startswith("read as unknown, for the vocabulary lacks them: 住, 😀")
     record.label(lambda number: f"#{number}")
-    assert record.calls[0].texts("tokens", 0, [0])[0] == f"#{tagger.task.tokenizer.start}", "labels of one's own win"
+    assert record.calls[0].texts("tokens", 0, [0])[0] == f"#{tagger.processor.tokenizer.start}", (
+        "labels of one's own win"
+    )
 
 
 def test_the_page_of_a_tagger_has_its_entities_and_works_without_heads(tagger):
@@ -412,23 +422,23 @@ def test_data_without_an_entity_leave_no_run(tmp_path):
 def test_a_column_of_far_too_many_labels_is_refused_at_once(tmp_path):
     rows = rows_of([[(f"w{number}", f"B-{number:04}")] for number in range(501)], tmp_path)
     with pytest.raises(DataError, match=r"501 different labels \(0000, 0001, 0002, …\), and tagging takes at most 500"):
-        Tagging.prepare(rows, recipe_of())
+        TaggingProcessor.prepare(rows, recipe_of())
 
 
 def test_a_sentence_that_is_in_train_with_other_tags_is_found_in_dev(tmp_path):
     train = rows_of([[("Anna", "B-PER"), ("sings", "O")], [("Rome", "B-LOC")]], tmp_path)
-    task = Tagging.prepare(train, recipe_of())
+    processor = TaggingProcessor.prepare(train, recipe_of())
     (tmp_path / "other").mkdir()
     dev = rows_of([[("Anna", "O"), ("sings", "O")], [("Oslo", "B-LOC")]], tmp_path / "other")
-    assert [row.line for row in find_repeated(task, train, dev)] == [1]
+    assert [row.line for row in find_repeated(processor, train, dev)] == [1]
 
 
 def test_long_sentences_are_trained_on_in_windows_each_word_once(tmp_path):
     sentences = [[("Rome", "B-LOC"), *[("a", "O")] * 99], [("Anna", "B-PER")]]
     rows = rows_of(sentences, tmp_path)
-    task = Tagging.prepare(rows, recipe_of(data={"train": "x", "longest": 40}))
-    assert task.window == 40
-    examples = task.examples(rows, Report())
+    processor = TaggingProcessor.prepare(rows, recipe_of(data={"train": "x", "longest": 40}))
+    assert processor.window == 40
+    examples = processor.examples(rows, Report())
     assert int(examples.counts.sum()) == 101
     assert int(examples.lengths.max()) <= 42
     assert len(examples) > 3
@@ -438,47 +448,53 @@ def test_long_sentences_are_trained_on_in_windows_each_word_once(tmp_path):
 
 def test_a_batch_is_what_one_writes_down_by_hand(tmp_path):
     rows = rows_of([[("Anna", "B-PER"), ("saw", "O")], [("Rome", "B-LOC")]], tmp_path)
-    task = Tagging.prepare(rows, recipe_of(loss={"tags": "iob2"}))
-    batch = task.examples(rows, Report()).collate(Batch(np.array([1, 0]), (20,)))
-    encoded = [len(word.pieces) for word in task.encoder.encode(["Anna", "saw", "Rome"])]
+    processor = TaggingProcessor.prepare(rows, recipe_of(loss={"tags": "iob2"}))
+    batch = processor.examples(rows, Report()).collate(Batch(np.array([1, 0]), (20,)))
+    encoded = [len(word.pieces) for word in processor.encoder.encode(["Anna", "saw", "Rome"])]
     assert batch.lengths.tolist() == [2 + encoded[2], 2 + encoded[0] + encoded[1]]
     assert batch.words[:, :2].tolist() == [[1, 0], [1, 1 + encoded[0]]]
     assert batch.word_lengths.tolist() == [1, 2]
-    assert task.decoder.tags == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    assert processor.decoder.tags == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
     assert batch.tags[:, :3].tolist() == [[1, -100, -100], [3, 0, -100]]
 
 
 def test_the_tags_of_a_file_can_be_read_by_another_scheme(tmp_path):
     rows = rows_of([[("Anna", "I-PER"), ("saw", "O")]], tmp_path)
     report = Report()
-    Tagging.prepare(rows, recipe_of()).examples(rows, report)
+    TaggingProcessor.prepare(rows, recipe_of()).examples(rows, report)
     assert not report.flaws
-    Tagging.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
+    TaggingProcessor.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
     assert list(report.flaws.values()) == [1]
 
 
 def test_chinese_is_read_character_by_character(tmp_path):
     (tmp_path / "zh.bmes").write_text("王 B-NAME\n明 E-NAME\n2 O\n0 O\n岁 O\n", encoding="utf-8")
-    rows = list(Tagging.read(tmp_path / "zh.bmes"))
-    task = Tagging.prepare(rows, recipe_of(text={"tokenizer": "character", "unknown": 0.1}))
-    assert task.characters
-    sentence = task.check_input("王明20岁")
+    rows = list(TaggingProcessor.read(tmp_path / "zh.bmes"))
+    processor = TaggingProcessor.prepare(rows, recipe_of(text={"tokenizer": "character", "unknown": 0.1}))
+    assert processor.settings["characters"]
+    sentence = processor.inputs.check("王明20岁")
     assert sentence.word_texts() == ["王", "明", "2", "0", "岁"]
-    (known, fresh) = task.encoder.encode(["王", "龘"])
+    (known, fresh) = processor.encoder.encode(["王", "龘"])
     assert len(known.pieces) == 1
-    assert fresh.pieces == [task.tokenizer.pad], "a character that training never saw is unknown, not spelled in bytes"
+    assert fresh.pieces == [processor.tokenizer.pad], (
+        "a character that training never saw is unknown, not spelled in bytes"
+    )
 
 
 # loss
 
 
+def batch_of(processor: TaggingProcessor, rows: list[Row]) -> TaggedWords:
+    examples = processor.examples(rows, Report())
+    return examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+
+
 def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
-    rows = rows_of(tagged(5, seed=3), tmp_path)
-    task = Tagging.prepare(rows, recipe_of(loss={"crf": False}))
+    rows, recipe = rows_of(tagged(5, seed=3), tmp_path), recipe_of(loss={"crf": False})
+    processor = TaggingProcessor.prepare(rows, recipe)
     torch.manual_seed(2)
-    model = task.build().double().eval()
-    examples = task.examples(rows, Report())
-    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()) + 2,)))
+    model = processor.build().double().eval()
+    batch = batch_of(processor, rows)
     scores = model.word_scores(model.encode(*batch[:3]), batch.words).log_softmax(-1)
     by_hand = -sum(
         scores[row, word, tag].item()
@@ -486,33 +502,32 @@ def test_the_loss_is_the_cross_entropy_by_hand(tmp_path):
         for word, tag in enumerate(tags)
         if tag >= 0
     )
-    assert task.loss(model, batch).item() == pytest.approx(by_hand, abs=1e-9)
+    assert TaggingObjective(processor, recipe).loss(model, batch).item() == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_without_learned_steps_a_crf_prefers_what_is_legal(tmp_path):
-    rows = rows_of(tagged(5, seed=3), tmp_path)
-    plain, chained = (Tagging.prepare(rows, recipe_of(loss={"crf": crf})) for crf in (False, True))
-    model = chained.build().double().eval()
-    other = plain.build().double().eval()
-    other.load_state_dict({k: v for k, v in model.state_dict().items() if k in other.state_dict()})
-    examples = plain.examples(rows, Report())
-    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
-    assert 0 < chained.loss(model, batch).item() < plain.loss(other, batch).item()
+    rows, losses, weights = rows_of(tagged(5, seed=3), tmp_path), [], {}
+    for crf in (True, False):
+        recipe = recipe_of(loss={"crf": crf})
+        processor = TaggingProcessor.prepare(rows, recipe)
+        model = processor.build().double().eval()
+        weights = weights or model.state_dict()
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})
+        losses.append(TaggingObjective(processor, recipe).loss(model, batch_of(processor, rows)).item())
+    chained, plain = losses
+    assert 0 < chained < plain
 
 
 def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.9})
     rows = rows_of(tagged(5, seed=3), tmp_path)
-    task = Tagging.prepare(rows, recipe)
-    task.configure(recipe)
+    processor = TaggingProcessor.prepare(rows, recipe)
     tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
     torch.manual_seed(0)
-    hidden = task._draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens))
+    hidden = draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens), 0.9)
     assert hidden.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
-    examples = task.examples(rows, Report())
-    batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
-    model = task.build().eval()
-    assert task.loss(model, batch).item() == task.loss(model, batch).item()
+    batch, objective, model = batch_of(processor, rows), TaggingObjective(processor, recipe), processor.build().eval()
+    assert objective.loss(model, batch).item() == objective.loss(model, batch).item()
 
 
 def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
@@ -521,17 +536,15 @@ def test_hidden_pieces_are_guessed_with_the_weight_of_the_recipe(tmp_path):
     def losses(masked: float) -> tuple[float, float]:
         model = {"width": 20, "heads": 5, "dropout": 0.0}
         recipe = recipe_of(text={"vocabulary": 320, "unknown": 0.5}, loss={"masked": masked}, model=model)
-        task = Tagging.prepare(rows, recipe)
-        task.configure(recipe)
-        examples = task.examples(rows, Report())
-        batch = examples.collate(Batch(np.arange(len(rows)), (int(examples.lengths.max()),)))
+        processor = TaggingProcessor.prepare(rows, recipe)
+        batch = batch_of(processor, rows)
         torch.manual_seed(0)
-        tagger = task.build().train()
+        tagger = processor.build().train()
         torch.manual_seed(1)
-        trained = task.loss(tagger, batch).item()
+        trained = TaggingObjective(processor, recipe).loss(tagger, batch).item()
         torch.manual_seed(1)
-        places = task._draw_hidden(batch)
-        tokens = batch.tokens.masked_fill(places, task.encoder.unknown_piece)
+        places = draw_hidden(batch, 0.5)
+        tokens = batch.tokens.masked_fill(places, processor.encoder.unknown_piece)
         guesses = tagger.logits(tagger.encode(tokens, batch.lengths, batch.cases)).log_softmax(-1)
         right = guesses.gather(2, batch.tokens.long()[..., None])[..., 0][places]
         return trained, -right.mean().item() * int(batch.word_lengths.sum())

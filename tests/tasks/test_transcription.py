@@ -1,6 +1,5 @@
 """Transcription: the tiny recipe, times of words, long recordings, files that cannot be used."""
 
-import copy
 import json
 import struct
 import sys
@@ -18,11 +17,11 @@ from clearhead import Predictor
 from clearhead.audio.made_words import RATE, WORDS, make_utterances, speak
 from clearhead.cli import main
 from clearhead.errors import ClearheadError, ConfigError, DataError, PackageError
-from clearhead.tasks import Transcription
 from clearhead.tasks.media import SoundInput, media_from_json
 from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.transcription.transcription_processor import TOO_FAST, TranscriptionProcessor
 from clearhead.tasks.transcription.transcription_settings import TranscriptionOptions
-from clearhead.tasks.transcription.transcription_task import TOO_FAST
+from clearhead.tasks.transcription.transcription_task import TASK, TranscriptionObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train.recipe import Recipe, check_recipe
@@ -36,10 +35,15 @@ def recipe_of(**sections: dict[str, object]) -> Recipe:
     return check_recipe({"task": "transcription", **values, **sections}, "test")
 
 
+def prepare(**sections: dict[str, object]) -> TranscriptionProcessor:
+    rows = list(TranscriptionProcessor.read("made:words.train:20"))
+    return TranscriptionProcessor.prepare(rows, recipe_of(**sections))
+
+
 def untrained(**sections: dict[str, object]) -> Predictor:
     torch.manual_seed(3)
-    task = Transcription.prepare(list(Transcription.read("made:words.train:20")), recipe_of(**sections))
-    return Predictor(task.build().eval(), task, name="toy", device=torch.device("cpu"))
+    processor = prepare(**sections)
+    return Predictor(processor.build().eval(), TASK, processor, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -99,17 +103,18 @@ def test_words_have_the_times_at_which_they_are_spoken(transcriber, spoken):
     assert float(np.median(errors)) < 0.03
 
 
-def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken):
+def change_decoding(monkeypatch: pytest.MonkeyPatch, transcriber: Predictor, **changes: float) -> None:
+    """Other settings of decoding, for one test."""
+    changed = transcriber.processor.decode.model_copy(update=changes)
+    monkeypatch.setattr(transcriber.processor, "decode", changed)
+
+
+def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken, monkeypatch):
     pause = np.zeros(int(0.4 * RATE), np.float32)
     whole = np.concatenate([part for one in spoken for part in (one.samples, pause)])
-    task = transcriber.task
-    shorter = task.decode.model_copy(update={"piece_seconds": 4.0})
-    task.decode, before = shorter, task.decode
-    try:
-        answer = transcriber.predict((whole, RATE))
-        record = transcriber.look((whole, RATE), keep="none")
-    finally:
-        task.decode = before
+    change_decoding(monkeypatch, transcriber, piece_seconds=4.0)
+    answer = transcriber.predict((whole, RATE))
+    record = transcriber.look((whole, RATE), keep="none")
     assert any("parts" in note for note in answer.notes)
     begins = [float(call.labels["source"][0].removesuffix(" s")) for call in record.calls]
     assert len(begins) > 1
@@ -125,7 +130,7 @@ def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken):
 
 def test_pieces_are_not_much_longer_than_the_training_recordings(transcriber):
     longest = max(len(samples) / rate for (samples, rate), _ in make_utterances("train", None))
-    assert transcriber.task.decode.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
+    assert transcriber.processor.decode.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
 
 
 def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber, spoken, tmp_path):
@@ -138,7 +143,7 @@ def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber
     assert texts == {transcriber.predict((whole, RATE)).text}
 
 
-def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken):
+def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken, monkeypatch):
     record = transcriber.look((spoken[0].samples, RATE))
     media = media_from_json(record.calls[0].about["media"])
     assert isinstance(media, SoundInput)
@@ -149,30 +154,41 @@ def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken
     assert all(0 < chance <= 1 for _, _, chance in media.spikes)
     assert [one for one, _, _ in media.spikes] == sorted(one for one, _, _ in media.spikes)
     second = np.concatenate([spoken[0].samples, np.zeros(RATE, np.float32), spoken[1].samples])
-    task = copy.copy(transcriber.task)
-    task.decode = task.decode.model_copy(update={"piece_seconds": 2.0, "padding_seconds": 0.5})
-    starts = [
-        one.media.start for one in task.traces(transcriber.model, (second, RATE), answer=None, options=task.options())
-    ]
-    assert starts[0] == pytest.approx(task.frame_times.first), "half a second of padding comes first"
+    tracer, options = transcriber.tracer, TranscriptionOptions()
+    with monkeypatch.context() as changed:
+        change_decoding(changed, transcriber, piece_seconds=2.0, padding_seconds=0.5)
+        starts = [trace.media.start for trace in tracer.traces((second, RATE), answer=None, options=options)]
+        first = transcriber.processor.frame_times.first
+        assert len(tracer.traces((second, RATE), answer="bami", options=options)) == 1, "a given answer is of the whole"
+    assert starts[0] == pytest.approx(first), "half a second of padding comes first"
     assert starts[0] == pytest.approx(-0.5, abs=0.01)
     assert len(spoken[0].samples) / RATE < starts[1] + 0.5 < len(spoken[0].samples) / RATE + 1.1
     given = transcriber.look((spoken[0].samples, RATE), answer="bami")
     assert given.calls[0].about["given"] is True
     assert "decoder.0.cross" in given.names
-    assert transcriber.task.pieces("source", [0, 10]) == ["0.03 s", "0.53 s"]
+    assert tracer.pieces("source", [0, 10]) == ["0.03 s", "0.53 s"]
 
 
 def test_a_transcript_goes_on_from_another_token(transcriber, spoken):
-    task, model, options = transcriber.task, transcriber.model, TranscriptionOptions(beams=1, ctc_weight=0.0)
-    [trace] = task.traces(model, (spoken[0].samples, RATE), answer=None, options=options)
-    again = task.continue_trace(model, trace, trace.writes[:2], options=options)
+    tracer, options = transcriber.tracer, TranscriptionOptions(beams=1, ctc_weight=0.0)
+    [trace] = tracer.traces((spoken[0].samples, RATE), answer=None, options=options)
+    again = tracer.continue_trace(trace, trace.writes[:2], options=options)
     assert (again.text, list(again.writes), again.forced) == (trace.text, list(trace.writes), 2)
-    other = task.continue_trace(model, trace, [trace.writes[0], trace.writes[0]], options=options)
+    other = tracer.continue_trace(trace, [trace.writes[0], trace.writes[0]], options=options)
     assert list(other.writes[:2]) == [trace.writes[0]] * 2
     assert other.media is trace.media
     with pytest.raises(ConfigError, match="CTC alone neither samples nor takes a prefix"):
-        task.continue_trace(model, trace, trace.writes[:2], options=TranscriptionOptions(ctc_weight=1.0))
+        tracer.continue_trace(trace, trace.writes[:2], options=TranscriptionOptions(ctc_weight=1.0))
+
+
+def test_no_request_changes_the_model_or_the_processor(transcriber, spoken, monkeypatch):
+    """Other threads may answer with the same model at the same time."""
+    before = dict(vars(transcriber.processor))
+    monkeypatch.setattr(transcriber.model, "train", lambda mode=True: pytest.fail("train() was called"))
+    for weight in (0.0, 1.0):
+        transcriber.predict((spoken[0].samples, RATE), ctc_weight=weight, beams=1)
+    transcriber.look((spoken[0].samples, RATE), answer="bami", ctc_weight=1.0)
+    assert vars(transcriber.processor) == before
 
 
 def test_the_answer_can_be_streamed(transcriber, spoken):
@@ -195,7 +211,7 @@ def test_made_words_are_the_same_at_every_call_and_differ_between_parts():
 
 
 def test_recordings_that_cannot_be_learned_from_are_counted():
-    task = untrained().task
+    processor = prepare()
     noise = np.random.default_rng(1).normal(0, 0.1, 8000).astype(np.float32)
     values = [
         ((noise, 8000), "bami"),
@@ -206,7 +222,7 @@ def test_recordings_that_cannot_be_learned_from_are_counted():
         ("missing.wav", "bami"),
     ]
     rows, report = [Row(one, "rows.tsv", line) for line, one in enumerate(values, 1)], Report()
-    examples = task.examples(rows, report, recipe_of(data={"train": "x", "longest_seconds": 2.0}))
+    examples = processor.examples(rows, report, recipe_of(data={"train": "x", "longest_seconds": 2.0}))
     assert len(examples) == 1
     said = str(report)
     for reason in (TOO_FAST, "unreadable sound", "longer than 2 s", "without a text", "missing sound"):
@@ -215,20 +231,17 @@ def test_recordings_that_cannot_be_learned_from_are_counted():
 
 
 def test_batches_hold_sound_at_a_random_speed_in_training():
-    task = untrained().task
-    rows = list(Transcription.read("made:words.train:6"))
-    plain, faster = (
-        task.examples(rows, Report()),
-        task.examples(rows, Report(), recipe_of(augmentation={"speeds": [1.1]})),
-    )
+    processor, recipe = prepare(), recipe_of(augmentation={"speeds": [1.1]})
+    rows = list(TranscriptionProcessor.read("made:words.train:6"))
+    plain, faster = processor.examples(rows, Report()), processor.examples(rows, Report(), recipe)
     batch = plain.lengths.max(0)
 
     chosen = Batch(np.arange(6), tuple(int(size) for size in batch))
     slow, fast = plain.collate(chosen), faster.collate(chosen)
     assert torch.equal(slow.labels, fast.labels)
     assert bool((fast.lengths < slow.lengths).all())
-    model = task.build()
-    loss = task.loss(model, slow)
+    model = processor.build()
+    loss = TranscriptionObjective(processor, recipe).loss(model, slow)
     loss.backward()
     assert loss > 0
     assert model.to_ctc.weight.grad is not None
@@ -252,9 +265,9 @@ def test_no_run_starts_from_or_for_a_transcriber(run_folder, transcriber, tmp_pa
     with pytest.raises(ClearheadError, match=r"a run cannot start from .*, a model for transcription; choose another"):
         run_training("transcribe-tiny", overrides=sets, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-    start = Pretrained(tmp_path, transcriber.task.config, transcriber.task.target, {})
+    start = Pretrained(tmp_path, transcriber.processor.config, transcriber.processor.target, {})
     with pytest.raises(ConfigError, match=r"cannot start from the weights of another model; leave train.init_from out"):
-        Transcription.prepare([], recipe_of(), start)
+        TranscriptionProcessor.prepare([], recipe_of(), start)
 
 
 def test_scores_need_jiwer_before_the_training(monkeypatch):

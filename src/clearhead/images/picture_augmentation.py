@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import ConfigError
@@ -73,20 +73,18 @@ class Augmentation:
         pictures: Float[Tensor, "batch 3 height width"],
         generator: torch.Generator,
         background: tuple[float, float, float] = WHITE,
-        flippable: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch 3 height width"]:
         """Changed copies of pictures with values from 0 to 1, before they are normalised.
 
-        What comes in from outside the picture has the colour of the `background`. Only `flippable` pictures are
-        mirrored, by default all.
+        What comes in from outside the picture has the colour of the `background`.
         """
         # float64 on the generator's device, so that the numbers do not depend on where the pictures are
         drawn = torch.rand(len(pictures), DRAWS, generator=generator, device=generator.device, dtype=torch.float64)
         drawn = drawn.to(pictures.device, pictures.dtype, non_blocking=True)
         amounts = 2 * drawn - 1  # from −1 to 1
         if self.flip:
-            chosen = amounts[:, 0] < 0 if flippable is None else (amounts[:, 0] < 0) & flippable
-            pictures = torch.where(chosen[:, None, None, None], pictures.flip(-1), pictures)
+            mirrored = amounts[:, 0] < 0
+            pictures = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)
         if self.shift or self.zoom or self.rotation or self.stretch or self.shear:
             pictures = self._move(pictures, amounts[:, [1, 2, 3, 4, 8, 9]], background)
         if self.brightness or self.contrast or self.saturation:

@@ -76,7 +76,7 @@ class ModelConfig:
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
     copying: bool = False  # of a PointerGenerator: tokens of the source may also be copied
-    labels: int | None = None  # of a Classifier or TokenClassifier: how many to choose from; of PictureToText: keywords
+    labels: int | None = None  # of a Classifier or TokenClassifier: how many to choose from
     ngrams: int = 0  # of a Classifier: runs of up to so many tokens have scores of their own; 0: only hidden states do
     pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
     dropout: float = 0.1

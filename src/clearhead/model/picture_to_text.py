@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.attention import Mask
-from clearhead.errors import ConfigError
 from clearhead.model.config import ModelConfig
 from clearhead.model.patches import PatchEmbedding
 from clearhead.model.transformer import EncoderDecoder
@@ -25,10 +24,6 @@ class PictureToText(EncoderDecoder):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.patches = PatchEmbedding(config)
-        self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels)
-        if self.to_labels is not None and not self.to_labels.weight.is_meta:
-            nn.init.xavier_uniform_(self.to_labels.weight)
-            nn.init.zeros_(self.to_labels.bias)
 
     def forward(  # type: ignore[override]  # a picture is no row of tokens
         self,
@@ -44,10 +39,3 @@ class PictureToText(EncoderDecoder):
     ) -> Float[Tensor, "batch patches model_width"]:
         """The encoder's hidden state of each patch, row by row."""
         return self.encode(vectors=self.patches(pictures))
-
-    def label_scores(self, context: Float[Tensor, "batch patches model_width"]) -> Float[Tensor, "batch labels"]:
-        """Scores of each label (a keyword) from the mean of the encoded patches, if the configuration has labels."""
-        if self.to_labels is None:
-            raise ConfigError("this model has no labels; build it with ModelConfig(labels=…)")
-        scores: Tensor = self.to_labels(context.mean(1))
-        return scores

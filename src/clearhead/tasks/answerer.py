@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
 from clearhead.errors import DataError
@@ -77,6 +78,7 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
+    @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
         """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
         from clearhead.text import Report

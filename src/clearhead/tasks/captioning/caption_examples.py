@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from clearhead.images import Augmentation, Preprocessing
-from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.corpora import Row
 
@@ -24,7 +24,6 @@ class Captions(NamedTuple):
     pictures: Float[Tensor, "batch 3 height width"]
     target: Int[Tensor, "batch tokens"]
     labels: Int[Tensor, "batch tokens"]
-    keywords: Float[Tensor, "batch keywords"]  # the weight of each keyword; those of a picture sum to 1
 
 
 class CaptionExamples(Examples[Captions]):
@@ -45,19 +44,14 @@ class CaptionExamples(Examples[Captions]):
         preprocessing: Preprocessing,
         augmentation: Augmentation | None = None,
         hidden_words: float = 0.0,
-        keywords: Float[Tensor, "examples keywords"] | None = None,
-        flippable: Bool[Tensor, " examples"] | None = None,
     ) -> None:
         self.pictures, self.target, self.rows, self.pad = pictures, Ragged(targets), rows, pad
         self.preprocessing, self.augmentation, self.hidden_words = preprocessing, augmentation, hidden_words
-        self.keywords = torch.zeros(len(rows), 0) if keywords is None else keywords
-        self.flippable = torch.ones(len(rows), dtype=torch.bool) if flippable is None else flippable
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
 
     def to(self, device: torch.device) -> CaptionExamples:
-        self.pictures, self.keywords = self.pictures.to(device), self.keywords.to(device)
-        self.flippable = self.flippable.to(device)
+        self.pictures = self.pictures.to(device)
         self.target.to(device)
         return self
 
@@ -65,8 +59,7 @@ class CaptionExamples(Examples[Captions]):
         rows = torch.from_numpy(batch.examples).to(self.pictures.device, non_blocking=True)
         pictures = self.pictures[rows].float() / 255
         if self.augmentation is not None:
-            background, flippable = self.preprocessing.background, self.flippable[rows]
-            pictures = self.augmentation(pictures, torch.default_generator, background, flippable)
+            pictures = self.augmentation(pictures, torch.default_generator, self.preprocessing.background)
         target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
         read, written = target[:, :-1], target[:, 1:]
         read = read.masked_fill(read == UNCOUNTED, self.pad)
@@ -74,7 +67,7 @@ class CaptionExamples(Examples[Captions]):
             hidden = torch.rand(read.shape) < self.hidden_words  # on the CPU, as the augmentation draws
             hidden[:, 0] = False  # the start
             read = read.masked_fill(hidden.to(read.device, non_blocking=True), self.pad)
-        return Captions(self.preprocessing.normalise(pictures), read, written.contiguous(), self.keywords[rows])
+        return Captions(self.preprocessing.normalise(pictures), read, written.contiguous())
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.pictures.cpu().numpy().tobytes()).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clearhead.tasks.base import Scores
+from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.segmentation import measure_han_share
 

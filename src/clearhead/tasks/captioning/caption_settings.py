@@ -6,16 +6,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from clearhead.images import appearance
 from clearhead.images.preprocessing import LARGEST_SIDE
-from clearhead.tasks.sequence_to_sequence import Decode, Loss
+from clearhead.tasks.sequence_to_sequence.pair_processor import Loss
+from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 
 
 class CaptionData(Data):
     """`[data]` of captions: tables of paths and texts, or folders."""
 
-    keywords: bool = False  # whether tables have a third column, keywords with commas between, which [loss] can use
     longest: int = Field(64, ge=1)  # tokens of a caption; longer rows are dropped from training, and the report says so
 
 
@@ -59,7 +58,6 @@ class PictureChanges(Section):
     stretch: float = Field(0.0, ge=0, le=0.9)  # 0.1: width by up to 1.1 times and height by 1 / 1.1, or the reverse
     shear: float = Field(0.0, ge=0, le=1)  # slants by up to this share of the side
     flip: bool = False  # every second picture is mirrored; captions may say left and right
-    flip_except: list[str] = Field([])  # pictures with one of these words in caption or keywords are not mirrored
     brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
     contrast: float = Field(0.2, ge=0, le=1)
     saturation: float = Field(0.2, ge=0, le=1)
@@ -68,34 +66,10 @@ class PictureChanges(Section):
     words: float = Field(0.0, ge=0, lt=1)  # share of a caption's words that the decoder does not see in training
 
 
-class CaptionLoss(Loss):
-    """`[loss]` of captions."""
-
-    # Weight of a second loss: the encoder alone predicts the keywords of a picture; 0: it does not.
-    keywords: float = Field(0.0, ge=0)
-
-
 class CaptionDecode(Decode):
     """`[decode]` of captions."""
 
     longest: int | None = Field(None, ge=1)  # tokens of a caption; None: as many as the longest in training
-    samples: int = Field(0, ge=0)  # captions drawn at random; the one most like all of them is given. 0: beam search
-    sample_temperature: float = Field(1.0, gt=0)
-    sample_min_p: float = Field(0.0, ge=0, le=1)  # tokens of less than this share of the likeliest one's are not drawn
-    views: int = Field(1, ge=1)  # samples come from the picture and so many − 1 slightly moved copies of it
-    neighbours: int = Field(0, ge=0)  # captions of similar training pictures that join the samples
-    neighbour_weight: float = Field(1.0, ge=0)  # how much all training captions count; all samples count 1
-    # What makes pictures similar: the features of the encoder, their shapes and colours, or both
-    neighbour_features: Literal["encoder", "appearance", "both"] = "encoder"
-    neighbour_mirrored: bool = False  # whether pictures that are similar when mirrored are neighbours, too
-    # Whether captions are made of the neighbours' words: "only" gives none that a training picture has.
-    recombine: Literal["no", "also", "only"] = "no"
-
-    @property
-    def neighbour_kinds(self) -> tuple[str, ...]:
-        """The kinds of features that a CaptionMemory holds."""
-        encoder = () if self.neighbour_features == "appearance" else ("encoder",)
-        return encoder if self.neighbour_features == "encoder" else (*encoder, *appearance.WIDTHS)
 
 
 class CaptionRecipe(TaskRecipe):
@@ -103,21 +77,5 @@ class CaptionRecipe(TaskRecipe):
     text: CaptionText = CaptionText()
     picture: Picture = Picture()
     augmentation: PictureChanges = PictureChanges()
-    loss: CaptionLoss = CaptionLoss()
+    loss: Loss = Loss()
     decode: CaptionDecode = CaptionDecode()
-
-    @model_validator(mode="after")
-    def _check_pairs(self) -> CaptionRecipe:
-        if self.decode.neighbours and not self.decode.samples:
-            raise ValueError("decode.neighbours joins sampled captions: set decode.samples, such as 64")
-        if self.decode.recombine != "no" and not self.decode.neighbours:
-            raise ValueError("decode.recombine takes the words of neighbours: set decode.neighbours, such as 12")
-        if self.decode.samples % self.decode.views:
-            raise ValueError(
-                f"decode.samples = {self.decode.samples} is no multiple of decode.views = {self.decode.views}"
-            )
-        if self.augmentation.flip_except and not self.augmentation.flip:
-            raise ValueError("augmentation.flip_except has no effect without augmentation.flip = true")
-        if self.loss.keywords and not self.data.keywords:
-            raise ValueError("loss.keywords needs keywords in the data: set data.keywords = true")
-        return self

@@ -67,7 +67,6 @@ class Search(NamedTuple):
     no_repeat_ngram: int = 0
     sampling_options: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p of sampling; None: the likeliest
     seed: int = 0
-    samples: int = 0  # answers that are drawn to choose from, where a task does so; 0: none
 
     @classmethod
     def of(cls, options: SearchOptions, decode: Decode) -> Search:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clearhead.tasks.base import Prediction
+from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.tagging.entity_decoding import ScoredSpan
 from clearhead.tasks.tagging.schemes import Span
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities

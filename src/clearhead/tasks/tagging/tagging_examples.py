@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.model import ModelConfig
-from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.processor import Examples
 from clearhead.tasks.tagging.sentence_windows import Window, plan_windows
 from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.text.batches import Batch, Ragged

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.audio import LogMelSettings, RaggedSounds, perturb_speed
-from clearhead.tasks.base import Examples
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:

@@ -1,31 +1,35 @@
-"""SoundInputs: base class of tasks whose inputs are sounds, from WAV and FLAC files or from memory."""
+"""SoundInputs: mono sounds from WAV and FLAC files, from memory, or from a program that makes words."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 
 from clearhead.audio import LogMelSettings, read_sound, resample, write_sound
+from clearhead.audio.made_words import make_utterances
 from clearhead.audio.sound_files import RATES, check_samples
 from clearhead.errors import DataError
-from clearhead.tasks.base import BatchT, ModelT, OptionsT
 from clearhead.tasks.file_inputs import FileInputs, LoadedInput
 from clearhead.text.corpora import Row
 
 
-class SoundInputs(FileInputs[ModelT, BatchT, OptionsT], Generic[ModelT, BatchT, OptionsT]):
-    """Reads and writes mono sound at the rate of the task's spectrograms, as float32 samples."""
+class SoundInputs(FileInputs):
+    """Sounds as float32 samples, at the rate of the spectrograms."""
 
-    input_kind = "sound"
-    suffixes: ClassVar[tuple[str, ...]] = (".wav", ".flac")
-    sound: LogMelSettings
+    kind = "sound"
+    suffixes = (".wav", ".flac")
+    generators = MappingProxyType({"words": make_utterances})
+
+    def __init__(self, log_mel: LogMelSettings) -> None:
+        self.log_mel = log_mel
 
     def load_file(self, path: Path) -> Any:
-        return read_sound(path, self.sound.rate, shortest=self.sound.window).numpy()
+        return read_sound(path, self.log_mel.rate, shortest=self.log_mel.window).numpy()
 
     def load_value(self, value: Any) -> Any:
         """Mono samples with their rate, such as (array, 16000): floats from −1 to 1, or 16-bit integers."""
@@ -43,20 +47,20 @@ class SoundInputs(FileInputs[ModelT, BatchT, OptionsT], Generic[ModelT, BatchT, 
         if not samples.is_floating_point() and samples.dtype != torch.int16:
             raise DataError(f"samples must be floats from -1 to 1 or 16-bit integers, got {samples.dtype}")
         samples = samples / 32768 if samples.dtype == torch.int16 else samples.float()
-        if len(samples) < self.sound.window * rate:
+        if len(samples) < self.log_mel.window * rate:
             raise DataError(f"there is no sound in {len(samples)} samples, less than one window of the spectrogram")
         check_samples("the sound", samples)
         if bool((samples == samples[0]).all()):
             raise DataError(f"there is no sound in {len(samples)} samples: all are the same")
-        return resample(samples, rate, self.sound.rate).contiguous().numpy()
+        return resample(samples, rate, self.log_mel.rate).contiguous().numpy()
 
     def save_file(self, content: Any, path: Path) -> None:
-        write_sound(path, torch.from_numpy(content), self.sound.rate)
+        write_sound(path, torch.from_numpy(content), self.log_mel.rate)
 
-    def input_key(self, row: Row) -> str:
+    def identify(self, row: Row) -> str:
         """The length and every 16th sample of a recording, which no other one shares."""
         given = row.values[0]
         if not isinstance(given, LoadedInput):
-            return super().input_key(row)
+            return super().identify(row)
         digest = hashlib.sha256(np.ascontiguousarray(given.content[::16]).tobytes())
         return f"{len(given.content)} {digest.hexdigest()}"

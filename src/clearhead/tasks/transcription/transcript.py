@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from clearhead.audio import SoundPiece
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
+from clearhead.tasks.transcription.transcription_processor import TranscriptionProcessor
 from clearhead.tasks.transcription.word_times import SpokenPart, TimedWord
-
-if TYPE_CHECKING:
-    from clearhead.tasks.transcription.transcription_task import Transcription
 
 UNTIMED = "the times of words are unknown where CTC disagrees with the text"
 
@@ -42,7 +40,7 @@ class Transcript(GeneratedText):
     """A transcribed recording; `words` are computed when they are asked for."""
 
     parts: Sequence[SpokenPart] = field(default=(), repr=False)
-    task: Transcription | None = field(default=None, repr=False)
+    processor: TranscriptionProcessor | None = field(default=None, repr=False)
 
     @cached_property
     def words(self) -> list[TimedWord]:
@@ -51,10 +49,10 @@ class Transcript(GeneratedText):
 
     @cached_property
     def _timed(self) -> list[list[TimedWord] | None]:
-        return [] if self.task is None else [self.task.time_words(part) for part in self.parts]
+        return [] if self.processor is None else [self.processor.time_words(part) for part in self.parts]
 
     def to_json(self) -> dict[str, Any]:
         shown = super().to_json()
-        words = [{"text": one.text, "start": round(one.start, 3), "end": round(one.end, 3)} for one in self.words]
+        words = [{"text": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in self.words]
         notes = shown["notes"] + ([UNTIMED] if None in self._timed else [])
         return {**shown, "words": words, "notes": notes}

@@ -9,8 +9,10 @@ from pydantic import Field, field_validator
 from clearhead.audio import LogMelSettings, SpecAugment
 from clearhead.audio.sound_augmentation import check_speeds
 from clearhead.errors import ConfigError
-from clearhead.tasks.sequence_to_sequence import Decode, SearchOptions
+from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option
+
+LONGEST_PIECE_SECONDS = 20.0  # of a recording that is transcribed at once
 
 
 class SoundData(Data):
@@ -50,11 +52,11 @@ class Augmentation(Section):
 
     # One is drawn for each recording: 1.1 is a tenth faster, and higher.
     speeds: list[float] = Field([0.9, 1.0, 1.1], min_length=1)
-    band_masks: int = Field(2, ge=0)  # SpecAugment: stretches of neighbouring bands that are hidden, …
-    band_width: int = Field(15, ge=0)  # … each up to so many bands; …
-    time_masks: int = Field(2, ge=0)  # … and stretches of time, …
-    time_width: int = Field(40, ge=0)  # … each up to so many frames, …
-    time_share: float = Field(0.15, ge=0, le=1)  # … and this share of the recording
+    band_masks: int = Field(2, ge=0)  # SpecAugment: number of masks that hide neighbouring mel bands
+    band_width: int = Field(15, ge=0)  # largest number of neighbouring mel bands that one mask hides
+    time_masks: int = Field(2, ge=0)  # number of masks that hide neighbouring frames
+    time_width: int = Field(40, ge=0)  # largest number of frames that one mask hides
+    time_share: float = Field(0.15, ge=0, le=1)  # largest share of a recording that one mask hides
     noise: float = Field(0.0, ge=0)  # white noise of up to this share of the recording's own loudness
 
     @field_validator("speeds")
