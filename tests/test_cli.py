@@ -19,7 +19,7 @@ from clearhead.cli.stdin import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.formatting import format_bytes
 from clearhead.tasks import TASKS, Task
-from clearhead.tasks.base import Evaluation
+from clearhead.tasks.answerer import Evaluation
 from tests.echoing import Echo, echo, write_echo
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.errors import ConfigError, TrainingError
 from clearhead.tasks import Translation
-from clearhead.tasks.base import Evaluation
+from clearhead.tasks.answerer import Evaluation
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import loop, updater

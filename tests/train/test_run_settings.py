@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import disk
 from clearhead.tasks import Translation
-from clearhead.tasks.base import Evaluation
+from clearhead.tasks.answerer import Evaluation
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
 from clearhead.train.data import fit_recipe
