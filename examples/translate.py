@@ -25,8 +25,8 @@ import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
 from clearhead.explore import figures
 from clearhead.predictor import Predictor
-from clearhead.tasks import TASKS, AnyTask
 from clearhead.tasks.alignment import cross_attention, merge_words, share_tokens
+from clearhead.tasks.translation import TranslationAnswerer, TranslationOptions, TranslationProcessor
 from clearhead.text import Report
 from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
 from drawing import draw_heads
@@ -73,14 +73,15 @@ class Watching(Observer):
         self.folder = folder / "task"
 
     @cached_property
-    def task(self) -> Any:
+    def processor(self) -> TranslationProcessor:
         values = json.loads((self.folder / "task.json").read_text(encoding="utf-8"))
-        return TASKS["translation"].load(self.folder, ModelConfig.from_dict(values["model"]), values["settings"])
+        return TranslationProcessor.load(self.folder, ModelConfig.from_dict(values["model"]), values["settings"])
 
     def logged(self, moment: Moment) -> None:
         model = deepcopy(moment.model).eval()  # the trainer's own is not touched
         with torch.no_grad():
-            answer = self.task.predict(model, [WATCHED], self.task.quick_options())[0].text
+            translator = TranslationAnswerer(self.processor, model)
+            answer = translator.predict([WATCHED], TranslationOptions(beams=1))[0].text
         loss = float(moment.metrics["loss"])
         print(f"   loss {loss:4.2f} {'▇' * round(3 * loss + 0.5):20} {WATCHED} → {answer}")
 
@@ -98,7 +99,7 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
 
     print("   Ten of the sentences that it was taught, drawn at random:\n")
     translator = clearhead.load(folder, device="cpu")
-    pairs = taught(translator.task, recipe)
+    pairs = taught(translator.processor, recipe)
     asked = random.Random(1).sample(sorted(pairs), 10)
     right = 0
     for sentence, prediction in zip(asked, translator.predict(asked), strict=True):
@@ -112,11 +113,11 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
     return succeeded(right >= 8, f"the small model learned too little: {right} of 10 as taught, at least 8 wanted")
 
 
-def taught(task: AnyTask, recipe: Recipe) -> dict[str, list[str]]:
+def taught(processor: TranslationProcessor, recipe: Recipe) -> dict[str, list[str]]:
     """Every sentence that the recipe trains on, and how it is translated there."""
-    rows = list(islice(task.read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
+    rows = list(islice(processor.read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
     pairs: dict[str, list[str]] = {}
-    for row in task.examples(rows, Report(), recipe).rows:
+    for row in processor.examples(rows, Report(), recipe).rows:
         pairs.setdefault(row.values[0], []).append(row.values[1])
     return pairs
 
@@ -157,11 +158,11 @@ def look(translator: Predictor, folder: Path) -> bool:
 
 def between_words(translator: Predictor, source: Sequence[str], target: Sequence[str]) -> Tensor:
     """What every head gives to each source word just after each target word; the ends count as words."""
-    task: Any = translator.task
-    numbers, shares = share_tokens(task.source, source, separator="")
-    written, written_shares = share_tokens(task.target, target, separator="")
-    tokens = [*numbers, task.source.end], [*written, task.target.end]
-    weights = cross_attention(translator.model, *tokens, start=task.target.start, when="read")
+    processor: Any = translator.processor
+    numbers, shares = share_tokens(processor.source, source, separator="")
+    written, written_shares = share_tokens(processor.target, target, separator="")
+    tokens = [*numbers, processor.source.end], [*written, processor.target.end]
+    weights = cross_attention(translator.model, *tokens, start=processor.target.start, when="read")
     return merge_words(weights, with_end(written_shares), with_end(shares))
 
 

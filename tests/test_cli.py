@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ from clearhead import cli, shipped
 from clearhead.cli.stdin import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.formatting import format_bytes
-from clearhead.tasks import TASKS, Task
-from clearhead.tasks.answerer import Evaluation
-from tests.echoing import Echo, echo, write_echo
+from clearhead.tasks import TASKS
+from clearhead.tasks.answerer import Answerer, Evaluation
+from tests.echoing import ECHO, EchoAnswerer, echo, write_echo
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +44,7 @@ def run(*arguments: object, stdin: Any = b"") -> Done:
 
 @pytest.fixture(autouse=True)
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(TASKS, "echo", Echo)
+    monkeypatch.setitem(TASKS._loaded, "echo", ECHO)
     write_echo(tmp_path / "model")
     return tmp_path / "model"
 
@@ -116,7 +117,7 @@ def test_no_output_controls_the_terminal(model: Path, monkeypatch: pytest.Monkey
     assert "\x9b" not in written
     assert json.loads(written)["input"] == hostile
     assert run("echo", model, "shout", "a\tb\n\x1bc").out == "A\tB\\n\\x1bC!\n", "one output a line"
-    monkeypatch.setattr(Echo, "writes_lines", True)
+    monkeypatch.setitem(TASKS._loaded, "echo", replace(ECHO, writes_lines=True))
     assert run("predict", model, "\ta\x1b").out == "\\x1ba\t!\n"
 
 
@@ -188,7 +189,11 @@ def test_a_stream_prints_each_piece_as_soon_as_it_is_there(model: Path, monkeypa
 def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("predict", model, "abc", "--stream", "--json")
     assert done == (2, "", "clearhead: --stream prints pieces of text, --json whole objects; choose one\n")
-    monkeypatch.setattr(Echo, "stream", Task.stream)
+
+    class Mute(Answerer[Any, Any, str, Any]):
+        options, predict, score = EchoAnswerer.options, EchoAnswerer.predict, EchoAnswerer.score
+
+    monkeypatch.setitem(TASKS._loaded, "echo", replace(ECHO, answerer=Mute))
     done = run("predict", model, "abc", "--stream")
     assert done == (2, "", "clearhead: echo produces its whole answer at once and cannot stream it\n")
 
@@ -328,7 +333,7 @@ def test_what_was_left_out_of_a_score_is_said(
 ) -> None:
     (tmp_path / "pairs.tsv").write_text("abc\tcba!\n")
     evaluation = Evaluation({"same": 50.0, "note": "kept 1 of 2"}, [], [])
-    monkeypatch.setattr(Echo, "evaluate", lambda *_: evaluation)
+    monkeypatch.setattr(EchoAnswerer, "evaluate", lambda *_: evaluation)
     done = run("evaluate", model, tmp_path / "pairs.tsv", *more)
     assert done.err == "clearhead: kept 1 of 2\n"
     assert done.out == ('{"same": 50.0, "note": "kept 1 of 2"}\n' if more else "same  50.0\n")
@@ -485,9 +490,9 @@ def test_a_damaged_model_is_refused(model: Path) -> None:
 
 
 def test_a_model_that_runs_out_of_memory_says_so(tmp_path: Path) -> None:
-    task, _ = echo()
-    task.settings["breaks"] = "memory"
-    write_echo(tmp_path / "large", task=task)
+    processor, _ = echo()
+    processor.settings["breaks"] = "memory"
+    write_echo(tmp_path / "large", processor=processor)
     assert run("predict", tmp_path / "large", "break").code == 1
 
 

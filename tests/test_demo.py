@@ -67,19 +67,19 @@ def test_a_translator_that_says_nothing_is_not_called_a_success(demo, capsys) ->
 
 def test_what_the_demo_translates_is_not_in_the_shipped_corpora(demo) -> None:
     names = [name for name in shipped.corpora() if "zh-en" in name]
-    known = {row.values[0] for name in names for row in TASKS["translation"].read(shipped.corpus(name))}
+    known = {row.values[0] for name in names for row in TASKS["translation"].processor.read(shipped.corpus(name))}
     assert len(known) > 30_000
     assert not known & {*demo.UNSEEN, "".join(demo.WORDS)}
 
 
 def test_the_sentence_that_is_watched_is_one_that_is_taught(demo) -> None:
     recipe, _ = read_recipe(demo.RECIPE)
-    rows = list(islice(TASKS["translation"].read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
-    task = TASKS["translation"].prepare(rows, recipe)
-    pairs = demo.taught(task, recipe)
+    rows = list(islice(TASKS["translation"].processor.read(shipped.corpus("tatoeba-zh-en.train")), recipe.data.lines))
+    processor = TASKS["translation"].processor.prepare(rows, recipe)
+    pairs = demo.taught(processor, recipe)
     assert 5000 < len(pairs) < recipe.data.lines
     assert pairs[demo.WATCHED] == ["I am eating rice."]
-    assert max(len(task.source.encode(sentence)) for sentence in pairs) == recipe.data.longest
+    assert max(len(processor.source.encode(sentence)) for sentence in pairs) == recipe.data.longest
 
 
 def test_the_tiny_recipe_keeps_its_last_weights(demo) -> None:

@@ -19,14 +19,14 @@ from clearhead.model.weight_storage import load_weights, pack_weights, to_int8, 
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import atomic_folder, file_checksum, verify_checksums
 from clearhead.tasks import TASKS
-from tests.echoing import CARD, Echo, EchoOptions, echo, write_echo
+from tests.echoing import CARD, ECHO, EchoAnswerer, EchoOptions, echo, write_echo
 
 FILES = {"README.md", "checksums.json", "config.json", "marks.txt", "metrics.json", "model.safetensors"}
 
 
 @pytest.fixture(autouse=True)
 def _echo_is_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "echo", Echo)
+    monkeypatch.setitem(TASKS._loaded, "echo", ECHO)
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert names_in(tmp_path / "deep") == {"down"}
     assert found.metrics == {"dev": {"same": 12.5}}
     assert (found.path / "README.md").read_text() == CARD
-    assert found.task().predict(again, ["ab"], EchoOptions())[0].text == "ba!"
+    assert found.task is ECHO
+    assert EchoAnswerer(found.processor(), again).predict(["ab"], EchoOptions())[0].text == "ba!"
     assert not again.training
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
@@ -67,7 +68,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_config_says_what_is_in_the_folder(saved: Path) -> None:
-    task, _ = echo()
+    processor, _ = echo()
     config = json.loads((saved / "config.json").read_text())
     assert {key: config[key] for key in config if key not in ("clearhead", "model")} == {
         "format": 1,
@@ -76,7 +77,7 @@ def test_the_config_says_what_is_in_the_folder(saved: Path) -> None:
         "weights": "float32",
         "settings": {"breaks": "bug"},
     }
-    assert config["model"] == task.config.to_dict()
+    assert config["model"] == processor.config.to_dict()
     assert config["clearhead"].count(".") == 2
 
 
@@ -88,10 +89,10 @@ def test_a_run_s_folder_stands_for_the_model_in_it(saved: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(("weights", "shrinks"), [("float32", 1.0), ("bfloat16", 0.6), ("int8", 0.5)])
 def test_smaller_weights_are_nearly_the_same(tmp_path: Path, weights: str, shrinks: float) -> None:
-    task, _ = echo()
-    task.config = task.config.change(width=96, feedforward=160)
-    model = task.build()
-    model_folder.write(tmp_path / "one", task=task, model=model, metrics={}, card="", weights=weights)
+    processor, _ = echo()
+    processor.config = processor.config.change(width=96, feedforward=160)
+    model = processor.build()
+    write_echo(tmp_path / "one", processor=processor, model=model, weights=weights)
     again = ModelFolder.open(tmp_path / "one").model("cpu")
     for name, value in model.state_dict().items():
         limit = {"float32": 0.0, "bfloat16": 2**-8, "int8": 1.01 / 254}[weights] * value.abs().max()
@@ -259,9 +260,9 @@ def test_a_file_is_called_what_it_is(tmp_path: Path, name: str, words: str) -> N
 
 def test_the_card_may_be_edited_or_removed(saved: Path) -> None:
     (saved / "README.md").write_text("# My translator\n")
-    assert ModelFolder.open(saved).task().name == "echo"
+    assert ModelFolder.open(saved).task.name == "echo"
     (saved / "README.md").unlink()
-    assert ModelFolder.open(saved).task().name == "echo"
+    assert ModelFolder.open(saved).task.name == "echo"
     assert "README.md" in json.loads((saved / "checksums.json").read_text())["files"]
 
 
@@ -336,10 +337,10 @@ import pathlib, sys, torch
 sys.path.insert(0, sys.argv[2])
 from clearhead.errors import DiskFullError
 from tests.echoing import write_echo, echo
-task, _ = echo()
-task.config = task.config.change(vocabulary=50_000)
+processor, _ = echo()
+processor.config = processor.config.change(vocabulary=50_000)
 try:
-    write_echo(pathlib.Path(sys.argv[1], "new"), task=task, model=task.build())
+    write_echo(pathlib.Path(sys.argv[1], "new"), processor=processor, model=processor.build())
 except DiskFullError as error:
     print(error)
     print(list(pathlib.Path(sys.argv[1]).iterdir()))

@@ -13,14 +13,14 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model.devices import resolve_device
 from clearhead.predictor import Predictor, load
 from clearhead.tasks import TASKS
-from clearhead.tasks.sequence_to_sequence import GeneratedText
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
 from clearhead.text import Row
-from tests.echoing import Echo, write_echo
+from tests.echoing import ECHO, EchoProcessor, write_echo
 
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(TASKS, "echo", Echo)
+    monkeypatch.setitem(TASKS._loaded, "echo", ECHO)
     write_echo(tmp_path / "saved")
     return tmp_path / "saved"
 
@@ -55,7 +55,8 @@ def test_one_text_is_looked_at(echo: Predictor) -> None:
 
 
 def test_a_predictor_knows_what_it_is(echo: Predictor, saved: Path) -> None:
-    assert isinstance(echo.task, Echo)
+    assert echo.task is ECHO
+    assert isinstance(echo.processor, EchoProcessor)
     assert echo.device == torch.device("cpu")
     assert not echo.model.training
     assert repr(echo) == "Predictor('saved': echo, 0.0 million weights, on cpu)"
@@ -66,7 +67,7 @@ def test_a_predictor_knows_what_it_is(echo: Predictor, saved: Path) -> None:
 
 
 def test_no_gradients_are_kept(echo: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(echo.task, "_answer", lambda *_: GeneratedText(str(torch.is_grad_enabled())))
+    monkeypatch.setattr(echo.answerer, "_answer", lambda *_: GeneratedText(str(torch.is_grad_enabled())))
     assert echo.predict("x").text == "False"
 
 

@@ -42,7 +42,7 @@ def test_a_shipped_model_is_small(name):
 def test_its_scores_are_those_of_its_weights(predictor):
     folder = shipped.model(predictor.name)
     metrics = json.loads((folder / "metrics.json").read_text())
-    rows = list(predictor.task.read(shipped.corpus("tatoeba-zh-en.dev")))[:200]
+    rows = list(predictor.processor.read(shipped.corpus("tatoeba-zh-en.dev")))[:200]
     scores = predictor.evaluate(rows)
     for name in ("bleu", "chrf"):  # another CPU may decide a near tie otherwise
         assert abs(scores[name] - metrics["dev_first_200"][name]) < 0.3
@@ -51,9 +51,9 @@ def test_its_scores_are_those_of_its_weights(predictor):
 def test_short_and_odd_inputs_end_and_do_not_loop(predictor):
     inputs = SHORT + SIGNS + MIXED + AGAIN
     for text, found in zip(inputs, predictor.predict(inputs), strict=True):
-        tokens = predictor.task.target.encode(found.text)
+        tokens = predictor.processor.target.encode(found.text)
         assert text in AGAIN or not has_loop(tokens), (text, found.text)  # what repeats itself may be repeated
-        assert len(tokens) <= 2 * len(predictor.task.source.encode(text)) + 12, (text, found.text)
+        assert len(tokens) <= 2 * len(predictor.processor.source.encode(text)) + 12, (text, found.text)
 
 
 def test_numbers_are_not_taken_for_loops(predictor):
@@ -149,8 +149,8 @@ def test_the_poet_reads_a_title_of_several_lines_as_one(poet):
 
 def test_the_poet_reads_and_writes_no_rare_variants(poet):
     assert poet.predict("聞鴈", longest=16).text == poet.predict("闻雁", longest=16).text
-    known = {token: number for token, number in poet.task.tokenizer.engine.get_vocab().items() if len(token) == 1}
-    assert poet.task.tokenizer.decode([known["鴈"], known["劒"], known["雁"]]) == "雁剑雁"
+    known = {token: number for token, number in poet.processor.tokenizer.engine.get_vocab().items() if len(token) == 1}
+    assert poet.processor.tokenizer.decode([known["鴈"], known["劒"], known["雁"]]) == "雁剑雁"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from clearhead import cli
 from clearhead.cli.startup import SPINS, WAIT_POLICY, limit_spinning
 from clearhead.tasks import TASKS
-from tests.echoing import Echo, write_echo
+from tests.echoing import ECHO, write_echo
 
 
 def spinning() -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_nothing_is_set_when_it_would_be_too_late() -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(TASKS, "echo", Echo)
+    monkeypatch.setitem(TASKS._loaded, "echo", ECHO)
     write_echo(tmp_path / "saved")
     (tmp_path / "pairs.tsv").write_text("abc\tcba!\n")
     return tmp_path

@@ -29,10 +29,10 @@ def translator():
 @pytest.fixture(scope="module")
 def texts(translator):
     """Sentences and their translations as padded token numbers, with start and end."""
-    task = translator.task
-    rows = [row.values for row in task.read(shipped.corpus("tatoeba-zh-en.dev"))][:16]
-    source = [[*task.source.encode(row[0]), task.source.end] for row in rows]
-    target = [[task.target.start, *task.target.encode(row[1]), task.target.end] for row in rows]
+    processor = translator.processor
+    rows = [row.values for row in processor.read(shipped.corpus("tatoeba-zh-en.dev"))][:16]
+    source = [[*processor.source.encode(row[0]), processor.source.end] for row in rows]
+    target = [[processor.target.start, *processor.target.encode(row[1]), processor.target.end] for row in rows]
     return tuple(
         torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in side], batch_first=True)
         for side in (source, target)
@@ -57,7 +57,7 @@ def pairs():
 
 
 def test_heads_of_its_last_layers_know_which_word_is_being_translated(translator, pairs):
-    tokenizers = translator.task.source, translator.task.target
+    tokenizers = translator.processor.source, translator.processor.target
     attentions = word_attentions(translator.model, tokenizers, pairs, separators=("", " "))
     rates = score_heads(attentions, pairs)
     assert rates[1, 1] < 0.2
@@ -66,7 +66,7 @@ def test_heads_of_its_last_layers_know_which_word_is_being_translated(translator
 
 
 def test_heads_of_its_first_layer_look_back_at_the_word_just_translated(translator, pairs):
-    tokenizers = translator.task.source, translator.task.target
+    tokenizers = translator.processor.source, translator.processor.target
     rates = {
         when: score_heads(word_attentions(translator.model, tokenizers, pairs, separators=("", " "), when=when), pairs)
         for when in ("written", "read")

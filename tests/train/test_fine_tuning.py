@@ -94,7 +94,7 @@ def test_an_encoder_becomes_that_of_an_encoder_decoder_and_its_decoder_is_new(fo
     assert set(record["taken"]) == {name for name in start.tensors if name.startswith(("encoder.", "vocabulary."))}
     assert all(name.startswith("decoder.") for name in record["new"])
     assert record["left"] == ["to_labels.weight", "to_labels.bias"]
-    assert clearhead.load(run).task.input_tokenizer().size == start.tokenizer.size
+    assert clearhead.load(run).processor.input_tokenizer().size == start.tokenizer.size
 
 
 def test_the_encoder_of_an_encoder_decoder_becomes_a_classifier(folder, tmp_path):
@@ -116,7 +116,7 @@ def test_frozen_layers_are_those_that_were_taken_and_new_weights_learn_alone_at_
             assert not torch.equal(tensor, start[name]), name
     run = train(folder, "translation-on", tmp_path / "warm", *more, "train.head_warmup=9")
     torch.manual_seed(3)
-    begun, warm = ModelFolder.open(run).task().build().state_dict(), weights(run)
+    begun, warm = ModelFolder.open(run).processor().build().state_dict(), weights(run)
     for name, tensor in warm.items():
         if name.startswith(("vocabulary.", "encoder.layers.")):
             assert torch.equal(tensor, start[name]), name

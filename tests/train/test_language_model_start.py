@@ -133,7 +133,7 @@ def test_a_folder_is_fine_tuned_and_goes_back_with_the_same_logits(kind, changes
     trained = clearhead.load(run)
     after = trained.model.logits(trained.model(tokens))
     assert (after - before).abs().max() > 100 * EXACT, "nothing was learned that could be lost"
-    tokenizer, back = trained.task.tokenizer, tmp_path / "back"
+    tokenizer, back = trained.processor.tokenizer, tmp_path / "back"
     clearhead.to_huggingface(trained.model, back, pad=tokenizer.pad, eos=tokenizer.end, start=tokenizer.start)
     tokenizer.to_huggingface(back, decoder=True)
     again = transformers.AutoModelForCausalLM.from_pretrained(back).eval()
@@ -163,12 +163,12 @@ def test_its_tokenizer_is_taken_along_and_keeps_every_character(kind, tmp_path):
 def test_the_end_of_a_document_is_learned_though_it_is_the_padding_too(tmp_path):
     base = make_base("gpt2", tmp_path / "base", resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
     run = train(tmp_path, base, "train.steps=1")
-    task = clearhead.load(run).task
-    examples = task.examples([Row(("The moon",), "plays.txt", 1)], Report())
+    processor = clearhead.load(run).processor
+    examples = processor.examples([Row(("The moon",), "plays.txt", 1)], Report())
     batch = examples.collate(Batch(np.array([0]), (16,)))
     counted = int(examples.counts[0])
-    assert counted == len(task.tokenizer.encode("The moon")) + 1
-    assert batch.labels[0, counted - 1] == task.tokenizer.end
+    assert counted == len(processor.tokenizer.encode("The moon")) + 1
+    assert batch.labels[0, counted - 1] == processor.tokenizer.end
 
 
 def test_a_decoder_becomes_that_of_a_translator_with_new_cross_attention(tmp_path):

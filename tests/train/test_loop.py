@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError, TrainingError
-from clearhead.tasks import Translation
 from clearhead.tasks.answerer import Evaluation
+from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import loop, updater
 from clearhead.train.checkpoints import Checkpoints
+from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Train, check_recipe
+from clearhead.train.recipe import check_recipe
 from tests.train.corpus import sentences
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -31,14 +32,16 @@ def trainer(
     rows = [Row(pair, "train.tsv", line) for line, pair in enumerate(sentences(53), start=1)]
     text = {"tokenizer": "character", "vocabulary": 300, "shared": False}
     values = {"task": "translation", "data": {"train": "train.tsv"}, "text": text}
-    values |= {"model": {**SHAPE, "dropout": dropout}, "loss": {"label_smoothing": smoothing}}
-    task = Translation.prepare(rows, check_recipe(values, "test"))
-    examples = task.examples(rows, Report())
-    settings = Train(**{"batch_tokens": 160, "shapes": 3, "warmup": 2, "learning_rate": 0.01, **train})
+    values |= {"model": {**SHAPE, "dropout": dropout}, "loss": {"label_smoothing": smoothing}, "seed": seed}
+    values["train"] = {"batch_tokens": 160, "shapes": 3, "warmup": 2, "learning_rate": 0.01, **train}
+    recipe = check_recipe(values, "test")
+    processor = recipe.kind.processor.prepare(rows, recipe)
     torch.manual_seed(5)
-    checkpoints = Checkpoints(folder / "checkpoints", settings.keep, ALONE)
-    held = (task.examples(rows[:7], Report()), rows[:7]) if dev else None
-    return Trainer(settings, task, task.build(), examples, held, checkpoints, processes or ALONE, seed=seed)
+    model, checkpoints = processor.build(), Checkpoints(folder / "checkpoints", recipe.train.keep, ALONE)
+    held = processor.examples(rows[:7], Report()) if dev else None
+    objective = recipe.kind.objective(processor, recipe)
+    data = TrainingData(recipe, recipe.kind, objective, processor.examples(rows, Report()), held)
+    return Trainer(data, model, checkpoints, processes or ALONE)
 
 
 def scored(loss: float, **scores: float) -> tuple[float, Evaluation]:
@@ -95,8 +98,9 @@ def test_gradient_checkpointing_changes_no_number(tmp_path):
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_lines(tmp_path):
     run = trainer(tmp_path, steps=9, evaluate_every=100)
-    spoil = run.task.token_loss
-    run.task.token_loss = lambda *given: spoil(*given) * (math.nan if run.position.step == 3 else 1.0)
+    objective = run.data.objective
+    spoil = objective.token_loss
+    objective.token_loss = lambda *given: spoil(*given) * (math.nan if run.position.step == 3 else 1.0)
     with pytest.raises(TrainingError, match=r"loss became nan .* lines: train\.tsv:\d+, train\.tsv:\d+"):
         run.run()
     assert run.position.step == 4
@@ -142,13 +146,13 @@ def test_smoothing_is_for_training_alone(tmp_path):
     run, plain = (trainer(tmp_path, smoothing=smoothing, dev=True) for smoothing in (0.3, 0.0))
     assert run.evaluator.evaluate()[0] == plain.evaluator.evaluate()[0]
     batch = run.examples.collate(run.plan.epoch(0)[0])
-    losses = [float(one.task.loss(one.model.train(), batch).detach()) for one in (run, plain)]
+    losses = [float(one.data.objective.loss(one.model.train(), batch).detach()) for one in (run, plain)]
     assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_batches_that_must_not_be_split_go_to_one_process_each(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(Translation, "splits_batches", False)
+    monkeypatch.setattr(PairObjective, "splits_batches", False)
     monkeypatch.setattr(updater, "distribute", lambda step, *_, **__: step)  # no process group is needed to plan
     runs = [trainer(tmp_path, processes=Processes(rank, count, torch.device("cpu"))) for rank in range(count)]
     window = runs[0].plan.epoch(0)[:4]

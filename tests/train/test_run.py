@@ -194,19 +194,19 @@ def test_a_model_larger_than_the_memory_is_refused_before_anything_is_written(tm
 
 def test_how_much_a_model_needs_is_counted_by_hand(finished, monkeypatch):
     # Width 16, feedforward 32, one layer a side: 3 attentions, 2 feedforwards, 7 norms, and the words of both sides.
-    task = clearhead.load(finished, device="cpu").task
-    words = 16 * (task.source.size + task.target.size)
+    processor = clearhead.load(finished, device="cpu").processor
+    words = 16 * (processor.source.size + processor.target.size)
     weights = 3 * 4 * (16 * 16 + 16) + 2 * (2 * 16 * 32 + 32 + 16) + 7 * 2 * 16 + words
-    assert count_weights(task) == weights
+    assert count_weights(processor) == weights
     alone = Processes(0, 1, torch.device("cpu"))
     needed = 5 * 4 * weights  # itself, its gradient, two moments of Adam and a moving average, 4 bytes each
     averaged = Train(average="ema")
     monkeypatch.setattr(memory_check, "device_memory", lambda _: needed)
-    check_memory(task, averaged, alone)
+    check_memory(processor, averaged, alone)
     monkeypatch.setattr(memory_check, "device_memory", lambda _: needed - 1)
     with pytest.raises(ConfigError, match=f"a model of {weights:,} weights needs"):
-        check_memory(task, averaged, alone)
-    check_memory(task, Train(average="ema", shard=True), Processes(0, 2, torch.device("cpu")))
+        check_memory(processor, averaged, alone)
+    check_memory(processor, Train(average="ema", shard=True), Processes(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -305,7 +305,7 @@ def test_the_form_of_the_files_changes_nothing(tmp_path, from_tsv, kind):
 
 def test_columns_the_other_way_round_train_the_other_way_round(tmp_path, from_tsv):
     out = train(quick(tmp_path, data='columns = ["target", "source"]'), tmp_path / "run")
-    here, there = clearhead.load(out, device="cpu").task, clearhead.load(from_tsv, device="cpu").task
+    here, there = (clearhead.load(path, device="cpu").processor for path in (out, from_tsv))
     assert (here.source.size, here.target.size) == (there.target.size, there.source.size)
     assert here.settings["bleu_tokenizer"] == "zh"
     assert here.target.pieces(here.target.encode("爱")) == ["爱"], "it writes Chinese"

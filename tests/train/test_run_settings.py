@@ -236,20 +236,6 @@ def test_a_closed_terminal_saves_like_an_interruption(tmp_path):
     assert "interrupted at step 6, which is saved" in said
 
 
-def test_old_names_of_keys_still_work():
-    values = {"task": "translation", "data": {"train": "a.tsv"}, "train": {"label_smoothing": 0.25}}
-    recipe = check_recipe(values, "test")
-    assert recipe.loss.label_smoothing == 0.25
-    assert values["train"] == {"label_smoothing": 0.25}, "what was given stays as it is"
-
-
-def test_an_old_name_beside_the_new_one_is_refused():
-    values = {"task": "translation", "data": {"train": "a.tsv"}, "train": {"label_smoothing": 0.25}}
-    values["loss"] = {"label_smoothing": 0.1}
-    with pytest.raises(ConfigError, match=r"train\.label_smoothing is an earlier name of loss\.label_smoothing"):
-        check_recipe(values, "test")
-
-
 @pytest.mark.parametrize("task", [["x"], {"a": 1}, 3])
 def test_a_task_that_is_no_name_is_refused(task):
     with pytest.raises(ConfigError, match=r"task: .* is not known; choose from translation, classification"):

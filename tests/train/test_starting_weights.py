@@ -88,7 +88,9 @@ def test_weights_and_tokenizer_are_taken_over_and_answers_come_from_the_new_fold
     words = theirs.embeddings.word_embeddings.weight
     torch.testing.assert_close(model.vocabulary.words.weight, words, atol=1e-9, rtol=0)
     predictor = clearhead.load(run)
-    assert predictor.task.tokenizer.encode("the cat") == Tokenizer.from_huggingface(folder / "bert").encode("the cat")
+    assert predictor.processor.tokenizer.encode("the cat") == Tokenizer.from_huggingface(folder / "bert").encode(
+        "the cat"
+    )
     assert predictor.predict("the cat is here").label in {"animal", "food", "time"}
     assert "| started from | bert |" in (run / "model" / "README.md").read_text(encoding="utf-8")
 
@@ -170,8 +172,10 @@ def test_written_back_for_transformers_it_gives_the_same_answers(folder, tmp_pat
     run = train(folder, tmp_path / "run", "model.pooling=first")
     predictor = clearhead.load(run)
     back = tmp_path / "back"
-    clearhead.to_huggingface(predictor.model, back, pad=predictor.task.tokenizer.pad, labels=predictor.task.labels)
-    predictor.task.tokenizer.to_huggingface(back)
+    clearhead.to_huggingface(
+        predictor.model, back, pad=predictor.processor.tokenizer.pad, labels=predictor.processor.labels
+    )
+    predictor.processor.tokenizer.to_huggingface(back)
     pipeline = transformers.pipeline("text-classification", model=str(back), device="cpu")
     for text, _ in labelled(12, 7):
         ours, [theirs] = predictor.predict(text), pipeline(text)
