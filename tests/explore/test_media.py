@@ -23,7 +23,9 @@ from clearhead.explore.live_model import LiveModel
 from clearhead.explore.opening_head import measure_information
 from clearhead.explore.page_requests import MAX_BODY, MAX_FILE_BODY, PageRequests
 from clearhead.explore.token_axis import Axis
-from clearhead.tasks import Captioning
+from clearhead.predictor import Predictor
+from clearhead.tasks.captioning.caption_processor import CaptionProcessor
+from clearhead.tasks.captioning.captioning_task import TASK
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json, media_to_json
 from clearhead.text import Row
 from clearhead.train.recipe import check_recipe
@@ -191,9 +193,9 @@ def captioner() -> LiveModel:
     }
     texts = ["a red circle", "a blue square left of a red circle"]
     rows = [Row((np.zeros((8, 8, 3), np.uint8), text), "made", line) for line, text in enumerate(texts, 1)]
-    task = Captioning.prepare(rows, check_recipe(recipe, "test"))
+    processor = CaptionProcessor.prepare(rows, check_recipe(recipe, "test"))
     torch.manual_seed(4)
-    return LiveModel(task.build().eval(), task, "tiny")
+    return LiveModel.from_predictor(Predictor(processor.build().eval(), TASK, processor, name="tiny"))
 
 
 def png(width: int = 20, height: int = 12) -> bytes:

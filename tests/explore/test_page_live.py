@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch import nn
 import clearhead
 from clearhead import Record
 from clearhead.errors import DataError, LensError
-from clearhead.explore import Scene, open_record, write_page
+from clearhead.explore import Scene, kept_records, open_record, write_page
 from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
+from clearhead.tasks.trace import Tracer
 from tests.explore.browser import Watched
 from tests.explore.test_page import SENTENCE, START, token
 
@@ -75,24 +77,46 @@ def test_a_long_text_shows_progress_and_can_be_cancelled_while_other_requests_go
     token(watched, "#source-text", "猫").wait_for()
 
 
-def test_a_text_that_waits_for_the_model_can_be_cancelled(live):
-    problems: list[str] = []
+def test_cancelling_ends_the_text_of_this_browser_and_no_other(watched, another, url, live, monkeypatch):
+    kind, go_on = type(live.tracer), threading.Event()
+    traces = kind.traces
 
-    def look() -> None:
-        with pytest.raises(LensError) as refused:
-            live.look("我喜欢猫。")
-        problems.append(str(refused.value))
+    def wait(tracer: Any, text: str, **options: Any) -> Any:
+        assert go_on.wait(20)
+        return traces(tracer, text, **options)
 
-    live.cancel()  # that of an earlier text does not concern this one
-    thread = threading.Thread(target=look)
-    with live.lock:  # as while the effects of heads are computed
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-        live.cancel()
-        thread.join(5)
-        assert problems == ["cancelled"]
-    assert live.look("我喜欢猫。").calls
+    monkeypatch.setattr(kind, "traces", wait)
+    for page, text in ((watched, "我爱你。"), (another, "我喜欢猫。")):  # the second waits for the first
+        page.open(url, START)
+        enter(page, text)
+    watched.page.locator("#another-cancel").click()
+    watched.until("#another-problem", "cancelled")
+    go_on.set()
+    token(another, "#source-text", "猫").wait_for()
+    assert token(watched, "#source-text", "世界").count() == 1
+
+
+def test_each_browser_keeps_its_own_text_when_it_is_reloaded(watched, another, url, monkeypatch):
+    for page, text, word in ((watched, "我喜欢猫。", "猫"), (another, "他病了。", "病")):
+        page.open(url, START)
+        token(page, "#source-text", "世界").wait_for()  # of the text that the server was started with
+        enter(page, text)
+        token(page, "#source-text", word).wait_for()
+    token(watched, "#source-text", "猫").click()
+    assert "pins=source" in watched.fragment
+    watched.page.reload()
+    token(watched, "#source-text", "猫").wait_for()
+    monkeypatch.setattr(kept_records, "MAX_RECORDS", 1)
+    enter(another, "我爱你。")  # which leaves no room for the text of the first
+    token(another, "#source-text", "爱").wait_for()
+    watched.allowed = ["Failed to load resource"]
+    watched.page.reload()
+    token(watched, "#source-text", "世界").wait_for()
+    watched.until("#another-problem", "this text is no longer kept by the server; enter it again")
+    assert "pins" not in watched.fragment
+    watched.page.reload()  # said once
+    token(watched, "#source-text", "世界").wait_for()
+    assert watched.text("#another-problem") == ""
 
 
 def test_tables_of_positions_are_found_by_their_names():
@@ -139,8 +163,8 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     record = live.look(SICK, answer=GIVEN)
     about = record.calls[0].about
     with torch.inference_mode():
-        task, [trace] = live.task, live.task.traces(live.model, SICK, answer=GIVEN, options=live.task.options())
-        chances = task.run_trace(live.model, trace).softmax(-1)
+        tracer, [trace] = live.tracer, live.tracer.traces(SICK, answer=GIVEN, options=live.tracer.options())
+        chances = tracer.run(trace).softmax(-1)
     assert about["chances"] == pytest.approx(chances.gather(1, torch.tensor(trace.writes)[:, None])[:, 0].tolist())
     best = chances.argmax(-1).tolist()
     wrong = [place for place, token in enumerate(trace.writes) if best[place] != token]
@@ -174,8 +198,8 @@ def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(wat
     place = about["writes"].index("▁was")
     begin = [*about["written"][:place], about["choices"][place][1]]
     with torch.inference_mode():
-        [trace] = live.task.traces(live.model, SICK, answer=None, options=live.task.options())
-        want = live.task.continue_trace(live.model, trace, begin, options=live.task.options())
+        [trace] = live.tracer.traces(SICK, answer=None, options=live.tracer.options())
+        want = live.tracer.continue_trace(trace, begin, options=live.tracer.options())
     assert want.text != about["text"]
     with open_record(record, live=live, browser=False) as opened:
         watched.open(opened.url, "at=decoder.1.cross/0")
@@ -208,8 +232,8 @@ def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(w
             watched.page.locator(f'#ablation button[value="{scope}"]').click()
             watched.page.locator("#switch-off").click()
             watched.until("#ablation p", "loss")
-            with torch.inference_mode(), clearhead.ablate(live.model, off):
-                loss = live._repeat(record.calls[0])["loss"]
+            with torch.inference_mode(), clearhead.ablate(live.tracer.model, off):
+                loss = live._repeat(live.tracer, record.calls[0])["loss"]
             assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
             assert watched.text("figcaption .off-mark") == "switched off"
             watched.until("#axes-note", "This head is switched off. Shown here is still where it looked before.")
@@ -244,9 +268,9 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     watched.until("#hide-word", "hide “世界”")
     page.locator("#hide-word").click()
     page.locator("#hidden-answer").wait_for()
-    with torch.inference_mode(), clearhead.hide(live.model, {"source": [place]}):
-        [want] = live.task.traces(live.model, SENTENCE, answer=None, options=live.task.options())
-        loss = live._repeat(record.calls[0])["loss"]
+    with torch.inference_mode(), clearhead.hide(live.tracer.model, {"source": [place]}):
+        [want] = live.tracer.traces(SENTENCE, answer=None, options=live.tracer.options())
+        loss = live._repeat(live.tracer, record.calls[0])["loss"]
     assert "world" not in want.text
     assert watched.text("#hidden-answer").split() == want.text.split()
     assert f"→ {loss:.2f}" in watched.text("#hiding")
@@ -304,13 +328,16 @@ def test_requests_that_name_what_is_not_there_are_refused(live, name, wrong, pro
 
 
 def test_a_model_that_does_not_write_tokens_does_not_offer_to_go_on(live):
-    class Reader:
+    class Reader(Tracer):
         """Reads, and says nothing of how to go on."""
 
-        name, options = "text", live.task.options
-        traces, run_trace, pieces = live.task.traces, live.task.run_trace, live.task.pieces
+        name, options, model = "text", live.tracer.options, live.tracer.model
+        traces, run, pieces = live.tracer.traces, live.tracer.run, live.tracer.pieces
 
-    reading = LiveModel(live.model, Reader(), "reader")
+        def with_model(self, model: Any) -> Any:
+            return self
+
+    reading = LiveModel(Reader(), "reader")
     assert live.can_continue
     assert not reading.can_continue
     with pytest.raises(LensError, match="does not write token by token"):

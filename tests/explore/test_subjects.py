@@ -1,6 +1,5 @@
 """Looking: at a text through a model, ours or Hugging Face's, from Python and from the command line."""
 
-import copy
 import io
 import json
 import os
@@ -19,10 +18,11 @@ import torch
 from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.explore import Scene, subjects, write_page
+from clearhead.explore import Scene, live_model, subjects, write_page
 from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
 from clearhead.explore.live_model import LiveModel
 from clearhead.predictor import Predictor, _pixels
+from clearhead.tasks.translation import TASK
 from tests.explore.records import drawn, weights_of
 from tests.explore.test_page_file import read
 from tests.tasks.translators import learned, write
@@ -31,8 +31,8 @@ from tests.train.corpus import sentences
 
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
-    task, model = learned()
-    return Predictor(model, task, name="toy", device=torch.device("cpu"))
+    answerer = learned()
+    return Predictor(answerer.model, TASK, answerer.processor, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_a_look_is_one_pass_over_the_text_and_what_the_model_answers(predictor, 
     call, answer = record.calls[0], predictor.predict(text)
     assert len(record.calls) == 1
     assert call.about["text"] == answer.text
-    target, source = predictor.task.target, predictor.task.source
+    target, source = predictor.processor.target, predictor.processor.source
     assert call.ids["source"].tolist() == [[*source.encode(text), source.end]]
     assert call.ids["target"][0, 0] == target.start
     assert target.decode([*call.ids["target"][0].tolist(), *call.about["written"][-1:]]) == answer.text
@@ -83,7 +83,7 @@ def test_an_answer_that_is_given_is_looked_at_instead(predictor, text):
     call = predictor.look(text, answer="x y").calls[0]
     assert call.about["given"]
     assert call.about["text"] == "x y"
-    assert call.ids["target"].tolist()[0][1:] == predictor.task.target.encode("x y")
+    assert call.ids["target"].tolist()[0][1:] == predictor.processor.target.encode("x y")
     assert call.about["loss"] > predictor.look(text).calls[0].about["loss"]
 
 
@@ -191,7 +191,7 @@ def saved(folder: Path, words: Any, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertModel", "MarianMTModel"])
-def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
+def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind, monkeypatch):
     folder = saved(tmp_path / "theirs", words, kind)
     assert is_huggingface_folder(folder)
     live = load_huggingface_folder(folder, device="cpu")
@@ -200,6 +200,9 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     tokens = scene["axes"]["source" if kind == "MarianMTModel" else "tokens"]["shown"]
     assert tokens[:4] == ["w3", "w5", "w8", "w5"]
     assert scene["title"] == "theirs"
+    monkeypatch.setattr(live_model, "LONG_TEXT", 0)
+    long = live.look("w3 w5 w8 w5")  # with modules of its own over the same weights
+    assert Scene(long).to_json() == scene
     if kind == "BertModel":
         assert scene["output"] is None
         return
@@ -209,11 +212,14 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     assert without["loss"][1] != without["loss"][0]
     text = "source" if kind == "MarianMTModel" else "tokens"
     assert live.answer_without(record, 0, {}, {text: [1]})["loss"][1] not in without["loss"]
-    chosen = live.task.pieces("tokens", [record.calls[0].about["choices"][1][1]])[0]
+    chosen = live.tracer.pieces("tokens", [record.calls[0].about["choices"][1][1]])[0]
     assert chosen in live.continue_answer(record, 0, 1, 1)["text"].split()
     opened = live.look_at_continuation(record, 0, 1, 1).calls[0]
     assert opened.about["writes"][1] == chosen
     assert opened.about["forced"] == 2
+    monkeypatch.setattr(live_model, "LONG_RECORD", 0)
+    assert live.answer_without(long, 0, {record.names[-1]: [0, 1, 2]}) == without
+    assert live.answer_without(long, 0, {})["loss"][1] == pytest.approx(scene["output"]["loss"])
 
 
 def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
@@ -326,14 +332,14 @@ def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeyp
     live = LiveModel.from_predictor(predictor)
     record = live.look(text)
     record.calls.append(record.calls[0])  # as if it had been read in two parts
-    answers, asked = predictor.task.traces, []
+    kind, asked = type(live.tracer), []
+    answers = kind.traces
 
-    def twice(model, given, **options):
+    def twice(tracer, given, **options):
         asked.append(given)
-        return answers(model, given, **options) * 2
+        return answers(tracer, given, **options) * 2
 
-    monkeypatch.setattr(live, "task", copy.copy(live.task))
-    monkeypatch.setattr(live.task, "traces", twice)
+    monkeypatch.setattr(kind, "traces", twice)
     done: list[int] = []
     one, other = live.answer_without_each(record, [0, 1], done.append)
     heads = sum(map(len, one.values()))

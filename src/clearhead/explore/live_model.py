@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -15,71 +12,73 @@ import torch
 from torch import nn
 
 from clearhead.attention.positions import Learned
-from clearhead.errors import DataError, LensError
+from clearhead.errors import ConfigError, DataError, LensError
+from clearhead.explore.free_memory import free_memory_soon
+from clearhead.explore.model_lane import ModelLane, end_if_left
 from clearhead.explore.token_display import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
+from clearhead.model.inference_view import inference_view
 from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
-from clearhead.tasks.file_inputs import FileInputs, LoadedInput
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 from clearhead.tasks.settings import option_names, validate
-from clearhead.tasks.trace import AnswerPart, Continuable, Trace, Traceable
+from clearhead.tasks.trace import AnswerPart, ContinuableTracer, Trace, Tracer
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
 MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
 POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")  # their names in Hugging Face models
-CANCELLED = "cancelled"
-LOCK_WAIT = 0.05  # seconds between two checks whether a text that waits for the model was cancelled
+LONG_TEXT = 500  # characters of a text above which it is read in the lane of long ones
+LONG_FILE = 2**20  # bytes of a file, likewise
+LONG_RECORD = 1000  # tokens of a record, likewise: of all its calls, and of what they read and write
 MAX_SECONDS = 5.0  # that the effects of all heads may take
 
 
 class LiveModel:
-    """A model with the task that tokenizes for it; requests are serialised, since ablation changes the model itself."""
+    """A model whose forward passes can be traced.
 
-    def __init__(self, model: nn.Module, task: Traceable, name: str, **options: Any) -> None:
-        self.model, self.task, self.name, self.options = model, task, name, options
-        self.lock = threading.RLock()
-        self.max_tokens = min(MAX_TOKENS, count_positions(model) or MAX_TOKENS)
-        self._cancels, self._looking = 0, threading.local()
-        for module in model.modules():
-            module.register_forward_pre_hook(self._check_cancelled)
+    Ablation changes the model itself, so requests take turns. Long texts run in a lane of their own, with their own
+    module objects over the same weights: short ones need not wait for them.
+    """
+
+    def __init__(self, tracer: Tracer, name: str, **options: Any) -> None:
+        self.tracer, self.name, self.options = tracer, name, options
+        self.max_tokens = min(MAX_TOKENS, count_positions(tracer.model) or MAX_TOKENS)
+        for module in tracer.model.modules():
+            module.register_forward_pre_hook(end_if_left)
+        self.short, self.long = ModelLane(tracer), ModelLane(tracer.with_model(inference_view(tracer.model)))
 
     @classmethod
     def from_predictor(cls, predictor: Predictor, **options: Any) -> LiveModel:
         """`options` are those of `Predictor.look`."""
-        return cls(predictor.model, predictor.task, predictor.name, **options)
+        if predictor.tracer is None:
+            raise ConfigError(f"{predictor.task.name} does not trace its forward passes: there is nothing to look at")
+        return cls(predictor.tracer, predictor.name, **options)
+
+    @contextmanager
+    def _turn(self, lane: ModelLane[Tracer]) -> Iterator[Tracer]:
+        """The tracer of a lane, for one request."""
+        try:
+            with lane.turn() as tracer:
+                yield tracer
+        finally:
+            if lane is self.long:
+                free_memory_soon()
+
+    def _choose_lane(self, record: Record) -> ModelLane[Tracer]:
+        tokens = sum(ids.shape[1] for call in record.calls for ids in call.ids.values())
+        return self.long if tokens > LONG_RECORD else self.short
 
     def look(self, text: Any, **options: Any) -> Record:
         """A record of this text, or of a file by its path or content."""
         if isinstance(text, str) and len(text) > MAX_CHARACTERS:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
-        with self._cancellable():
-            return look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+        return self._look(text, isinstance(text, str) and len(text) > LONG_TEXT, **options)
 
-    @contextmanager
-    def _cancellable(self) -> Iterator[None]:
-        """Holds the lock during a `look`, which `cancel` can end, also while it waits for the lock."""
-        self._looking.since = self._cancels
-        try:
-            while not self.lock.acquire(timeout=LOCK_WAIT):
-                self._check_cancelled()
-            try:
-                self._check_cancelled()
-                yield
-            finally:
-                self.lock.release()
-        finally:
-            self._looking.since = None
-
-    def cancel(self) -> None:
-        """Ends each `look` that waits or is under way, which raises LensError at the next module that it runs."""
-        self._cancels += 1
-
-    def _check_cancelled(self, *_: Any) -> None:
-        if getattr(self._looking, "since", None) not in (None, self._cancels):
-            raise LensError(CANCELLED)
+    def _look(self, text: Any, long: bool, **options: Any) -> Record:
+        with self._turn(self.long if long else self.short) as tracer:
+            return look_through(tracer, text, name=self.name, **{**self.options, **options})
 
     def check_length(self, traces: Sequence[Trace]) -> None:
         """Raises DataError for more tokens than a page may ask for; `look(text, check=live.check_length)`."""
@@ -93,21 +92,11 @@ class LiveModel:
     @property
     def input_kind(self) -> str:
         """What it takes: "text", "picture" or "sound"."""
-        return self.task.input_kind if isinstance(self.task, FileInputs) else "text"
+        return self.tracer.inputs.kind
 
     def look_at_file(self, name: str, content: bytes) -> Record:
         """A record of a picture or sound that a page has sent; `name` is only shown, no file of it is opened."""
-        if not isinstance(self.task, FileInputs):
-            raise DataError("this model takes a text, not a file")
-        suffix = PurePath(name).suffix.lower()
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / f"input{suffix if suffix in self.task.suffixes else ''}"
-            path.write_bytes(content)
-            try:
-                loaded = self.task.load_file(path)
-            except DataError as error:
-                raise DataError(str(error).replace(str(path), name)) from None
-        return self.look(LoadedInput(name, loaded))
+        return self._look(self.tracer.inputs.decode_file(name, content), len(content) > LONG_FILE)
 
     def answer_without(
         self,
@@ -120,8 +109,8 @@ class LiveModel:
 
         `hidden` has positions of tokens by text, as `clearhead.hide` takes them: their keys are masked in all layers.
         """
-        ids, context = record.calls[call].ids, getattr(self.task, "context", None)
-        if hidden and isinstance(context, int) and "tokens" in ids and ids["tokens"].shape[1] >= context:
+        ids, context = record.calls[call].ids, self.tracer.context
+        if hidden and context is not None and "tokens" in ids and ids["tokens"].shape[1] >= context:
             raise LensError(
                 f"the text fills the model's context of {context:,} tokens, which moves on while it writes, so that "
                 "positions are not fixed; hide words in a shorter text"
@@ -157,88 +146,91 @@ class LiveModel:
     ) -> list[AblatedAnswer]:
         """One result a call."""
         calls = [record.calls[number] for number in numbers]
-        with self.lock, torch.inference_mode(), hide(self.model, hidden), ablate(self.model, heads):
-            again = [self._repeat(one) for one in calls]
-            texts = self._answer_again(calls, numbers)
+        with (
+            self._turn(self._choose_lane(record)) as tracer,
+            torch.inference_mode(),
+            hide(tracer.model, hidden),
+            ablate(tracer.model, heads),
+        ):
+            again = [self._repeat(tracer, one) for one in calls]
+            texts = self._answer_again(tracer, calls, numbers)
         return [_compare_answers(*one, self.samples) for one in zip(calls, again, texts, strict=True)]
 
-    def _answer_again(self, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
+    def _answer_again(self, tracer: Tracer, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
         """The answers that the model gives now; None for those that were given to it.
 
         A text that was read in several calls is answered once as a whole; an answer whose beginning was chosen begins
         with that again.
         """
         options = self._task_options()
-        if isinstance(self.task, Continuable) and any(one.about.get("forced") for one in calls):
+        if isinstance(tracer, ContinuableTracer) and any(one.about.get("forced") for one in calls):
             traces = [_restore_trace(one) for one in calls]
             begins = [list(trace.writes[: trace.forced]) for trace in traces]
             both = zip(traces, begins, strict=True)
-            return [self.task.continue_trace(self.model, *one, options=options).text for one in both]
+            return [tracer.continue_trace(*one, options=options).text for one in both]
         if not any(one.about.get("text") and not one.about.get("given") for one in calls):
             return [None] * len(calls)
         given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
-        answers = self.task.traces(self.model, given, answer=None, options=options)
+        answers = tracer.traces(given, answer=None, options=options)
         return [answers[number].text for number in numbers]
 
     def _task_options(self) -> Any:
-        own = option_names(self.task.options, "look")
-        return validate(self.task.options, {name: value for name, value in self.options.items() if name in own})
+        own = option_names(self.tracer.options, "look")
+        return validate(self.tracer.options, {name: value for name, value in self.options.items() if name in own})
 
     @property
     def samples(self) -> bool:
         """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
-        chosen = getattr(self._task_options(), "temperature", None)
-        usual = getattr(getattr(self.task, "decode", None), "temperature", 0)
-        return self.can_continue and bool(usual if chosen is None else chosen)
+        return isinstance(self.tracer, ContinuableTracer) and self.tracer.samples(self._task_options())
 
     @property
     def can_continue(self) -> bool:
         """Whether the model writes token by token, so that it can go on from another token."""
-        return isinstance(self.task, Continuable)
+        return isinstance(self.tracer, ContinuableTracer)
 
     def continue_answer(self, record: Record, number: int, place: int, choice: int) -> AblatedAnswer:
         """The answer of a call with another token at a place, and what the model writes after that.
 
         `choice` counts the most probable tokens at that place, which the record has.
         """
-        with self.lock:
-            old, new = self._continue(record, number, place, choice)
+        with self._turn(self._choose_lane(record)) as tracer:
+            old, new = self._continue(tracer, record, number, place, choice)
             if old.prompt != new.prompt:  # within the prompt of a language model, of which a part is now the answer
-                assert isinstance(self.task, Continuable)
-                old = old._replace(text=self.task.written_text(old._replace(prompt=new.prompt)))
+                assert isinstance(tracer, ContinuableTracer)
+                old = old._replace(text=tracer.written_text(old._replace(prompt=new.prompt)))
         return {"text": new.text, "before_text": old.text}
 
     def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
         """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
-        with self._cancellable():
-            _, new = self._continue(record, number, place, choice)
+        with self._turn(self._choose_lane(record)) as tracer:
+            _, new = self._continue(tracer, record, number, place, choice)
             given = record.calls[number].about.get("input", "")
             parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.get("input") == given}
-            own = option_names(self.task.options, "look")
+            own = option_names(self.tracer.options, "look")
             options = {name: value for name, value in self.options.items() if name not in own}
             traces = list({**parts, number: new}.values())
-            return look_at_traces(self.model, self.task, traces, given, name=self.name, **options)
+            return look_at_traces(tracer, traces, given, name=self.name, **options)
 
     @torch.inference_mode()
-    def _continue(self, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
+    def _continue(self, tracer: Tracer, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
         """The trace of a call, and the one that goes on from another token."""
         call = record.calls[number]
-        if not isinstance(self.task, Continuable):
+        if not isinstance(tracer, ContinuableTracer):
             raise LensError("this model does not write token by token, so it cannot go on from another token")
         choices, old = call.about.get("choices", []), _restore_trace(call)
         if not 0 <= place < len(choices) or not 0 <= choice < len(choices[place]):
             raise LensError(f"the record has no alternative {choice} at place {place}; it has {len(choices):,} places")
         token = choices[place][choice]
-        new = self.task.continue_trace(self.model, old, [*old.writes[:place], token], options=self._task_options())
-        shown = display_tokens(self.task.pieces(list(old.reads)[-1], [token]))[0].shown
+        new = tracer.continue_trace(old, [*old.writes[:place], token], options=self._task_options())
+        shown = display_tokens(tracer.pieces(list(old.reads)[-1], [token]))[0].shown
         return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
 
-    def _repeat(self, call: Forward) -> CallMetadata:
+    def _repeat(self, tracer: Tracer, call: Forward) -> CallMetadata:
         """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
         trace = _restore_trace(call)
         if not trace.writes:
             return {}
-        return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
+        return describe_answer(tracer, trace, tracer.run(trace))
 
     def measure_effects(
         self, record: Record, number: int = 0, limit: float = MAX_SECONDS
@@ -248,19 +240,21 @@ class LiveModel:
         if call.about.get("loss") is None:
             return None
 
-        def loss() -> float:
-            value = self._repeat(call)["loss"]
-            assert value is not None, "the recorded call has one"
-            return value
+        lane = self._choose_lane(record)
+        with self._turn(lane) as tracer, torch.inference_mode():
 
-        with self.lock, torch.inference_mode():
+            def loss() -> float:
+                value = self._repeat(tracer, call)["loss"]
+                assert value is not None, "the recorded call has one"
+                return value
+
             loss()
             begin = time.perf_counter()
             loss()
             heads = sum(len(call[name].heads) for name in call.names)
             if (time.perf_counter() - begin) * heads > limit:
                 return None
-            found = head_effects(self.model, loss, call.names)
+            found = head_effects(tracer.model, loss, call.names, progress=lambda *_: lane.give_way())
         return {name: effect.tolist() for name, effect in found.items()}
 
 
