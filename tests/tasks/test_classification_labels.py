@@ -171,7 +171,7 @@ def test_a_pair_is_read_with_a_separator_and_segments(pairs):
     record = predictor.look("a dog\ta cat")
     marks = (tokenizer.start, tokenizer.end)
     assert record.calls[0].ids["tokens"].tolist() == text_windows(
-        [tokenizer.encode("a dog"), tokenizer.encode("a cat")], None, *marks
+        [tokenizer.encode("a dog"), tokenizer.encode("a cat")], 100, *marks
     )
     assert set(predictor.evaluate(pairs.parent / "dev.tsv")) >= {"accuracy"}, "columns are those of training"
     for wrong in ("a dog", "a\tb\tc"):
@@ -381,7 +381,8 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     [answer] = task.predict(model, [rows[-1].values[0]], LabelOptions())
     windows = text_windows([task.tokenizer.encode(rows[-1].values[0])], 12, task.tokenizer.start, task.tokenizer.end)
     assert len(windows) > 1
-    assert answer.notes == [f"the text is longer than the model's 12 positions: the mean over {len(windows)} windows"]
+    said = f"longer than the 12 tokens that the model reads at once: the mean over {len(windows)} windows"
+    assert answer.notes == [f"the text is {said}"]
     with torch.no_grad():
         scores = [task._label_scores(model, torch.tensor([one]), torch.tensor([len(one)])) for one in windows]
     wanted = torch.cat(scores).mean(0).softmax(-1)
@@ -390,7 +391,8 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     dev = Report()
     examples = task.examples(rows, dev)
     assert len(examples) == 31
-    assert str(dev) == "kept 31 of 31, 1 longer than the model's 12 positions (the loss is of the first ones)"
+    said = "1 longer than the 12 tokens that the model reads at once (the loss is of the first ones)"
+    assert str(dev) == f"kept 31 of 31, {said}"
     assert int(examples.lengths.max()) <= 12
 
 

@@ -53,7 +53,7 @@ from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
 from clearhead.tasks.label_tables import count_confusions
 from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
-from clearhead.tasks.text_windows import enclose, surface_windows
+from clearhead.tasks.text_windows import cut_text, enclose, surface_windows, window_size
 from clearhead.tasks.trace import AnswerPart, Trace
 from clearhead.text.report import Flaw
 
@@ -87,6 +87,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         self.tokenizer, self.labels, self.config, self.kind = tokenizer, list(labels), config, kind
         self.candidates: list[str] = []
         self.losses, self.section = AnswersLoss(), AnswersSection()
+        self.longest = 0  # tokens of a text in training; 0: not known
         self.finder = self._make_finder()
 
     def _make_finder(self) -> AnswerFinder:
@@ -97,7 +98,8 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         found = self.finder.calibration
         calibration = None if found is None else found.to_json()
         section, loss = self.section.model_dump(), self.losses.model_dump()
-        return {"kind": self.kind, "labels": self.labels, "answers": section, "loss": loss, "calibration": calibration}
+        own = {"kind": self.kind, "labels": self.labels, "longest": self.longest}
+        return {**own, "answers": section, "loss": loss, "calibration": calibration}
 
     # Data
 
@@ -120,7 +122,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, AnswersRecipe)
-        self.losses, self.section = recipe.loss, recipe.answers
+        self.losses, self.section, self.longest = recipe.loss, recipe.answers, recipe.data.longest
         self.finder = self._make_finder()
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[Any]:
@@ -245,9 +247,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         if epoch % self.section.mine_every:
             return
         asked = [_clean(row)[0] for row in examples.rows]
-        questions, answers = (
-            _normalize(encode_texts(model, self.tokenizer, some)) for some in (asked, examples.distinct)
-        )
+        questions, answers = (_normalize(self._pooled_vectors(model, some)) for some in (asked, examples.distinct))
         count = examples.negatives.shape[1]
         examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
 
@@ -297,11 +297,18 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
 
     def _text_vectors(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
         """Unit vectors of texts, on the CPU."""
-        return _normalize(encode_texts(model, self.tokenizer, texts, batch)).cpu()
+        return _normalize(self._pooled_vectors(model, texts, batch)).cpu()
+
+    def _pooled_vectors(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
+        return encode_texts(model, self.tokenizer, texts, batch, limit=self._limit())
+
+    def _limit(self) -> int:
+        """The most tokens that the model reads at once, start and end included."""
+        return window_size(self.config, self.longest + self.added_tokens)
 
     def _encode(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> tuple[Tensor, Tensor | None]:
         """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
-        vectors = encode_texts(model, self.tokenizer, texts, batch)
+        vectors = self._pooled_vectors(model, texts, batch)
         scores = self._label_scores(model, vectors).float().cpu() if self.kind == "intents" else None
         return _normalize(vectors).cpu(), scores
 
@@ -313,8 +320,9 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
             return []
         finder = self.finder = self.finder.with_newest_index()  # one index for the call, whatever other threads do
         vectors, scores = self._encode(model, inputs, options.batch)
-        empty = [not self.tokenizer.normal(given).strip() for given in inputs]
-        return finder.answer(vectors, scores, empty=empty, best=options.best)
+        cut = [cut_text(given) for given in inputs]
+        empty = [not self.tokenizer.normal(text).strip() for text, _ in cut]
+        return finder.answer(vectors, scores, empty=empty, notes=[notes for _, notes in cut], best=options.best)
 
     def evaluate(self, model: PooledEncoder, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
         """Scores of a model's answers; answers of pairs that the index lacks are candidates for the time being."""
@@ -358,14 +366,17 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     # Attention
 
     def traces(self, model: PooledEncoder, given: str, *, answer: str | None, options: AnswerOptions) -> list[Trace]:
-        """A question, read once."""
+        """A question, read once, or once for each window of a long one."""
         if answer is not None:
             raise DataError("the task answers cannot use --answer; omit it")
         [prediction] = self.predict(model, [given], options)
-        [(tokens, surfaces)] = surface_windows(self.tokenizer, [given], None)
+        text, _ = cut_text(given)
         score = prediction.matches[0].score if prediction.known and prediction.matches else None
         parts = [AnswerPart(prediction.text, "", score)]
-        return [Trace({"tokens": tokens}, (), prediction.text, False, prediction.notes, {"tokens": surfaces}, parts)]
+        return [
+            Trace({"tokens": tokens}, (), prediction.text, False, prediction.notes, {"tokens": surfaces}, parts)
+            for tokens, surfaces in surface_windows(self.tokenizer, [text], self._limit())
+        ]
 
     def run_trace(self, model: PooledEncoder, trace: Trace) -> None:
         model(torch.tensor([trace.reads["tokens"]], device=model.vocabulary.words.weight.device))
@@ -387,6 +398,7 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         try:
             kind, labels = settings["kind"], settings["labels"]
             task = cls(tokenizer, labels, config, kind=kind)
+            task.longest = int(settings.get("longest", 0))
             task.section, task.losses = AnswersSection(**settings["answers"]), AnswersLoss(**settings["loss"])
             task.finder = task._make_finder()
             if settings["calibration"] is not None:

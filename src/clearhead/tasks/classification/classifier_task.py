@@ -32,7 +32,15 @@ from clearhead.tasks.classification.label_losses import label_loss, scores_diver
 from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
-from clearhead.tasks.text_windows import mask_padding, surface_windows, text_windows
+from clearhead.tasks.text_windows import (
+    EncodedInput,
+    cut_text,
+    encode_inputs,
+    mask_padding,
+    surface_windows,
+    text_windows,
+    window_size,
+)
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged, token_batches
 from clearhead.text.report import Flaw
@@ -79,6 +87,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         self.metric = "macro_f1" if self.column.multi_label else "accuracy"
         self.temperature = 1.0  # that the model's scores were divided by
         self.thresholds = [0.5] * len(self.labels)
+        self.longest = 0  # tokens of a text in training; 0: not known
         self.label_smoothing = self.token_dropout = self.masked = self.r_drop = 0.0
         self.weights: Tensor | None = None  # of the labels in the loss
 
@@ -92,6 +101,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             "label_separator": column.separator,
             "label_names": list(column.names),
             "label_counts": self.counts,
+            "longest": self.longest,
             "temperature": self.temperature,
             "thresholds": self.thresholds,
         }
@@ -128,7 +138,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
 
     def configure(self, recipe: TaskRecipe) -> None:
         assert isinstance(recipe, ClassificationRecipe)
-        loss = recipe.loss
+        loss, self.longest = recipe.loss, recipe.data.longest
         self.label_smoothing, self.token_dropout, self.r_drop = loss.label_smoothing, loss.token_dropout, loss.r_drop
         self.masked = loss.masked
         if loss.class_weights is None:
@@ -143,23 +153,24 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         texts: list[list[int]] = []
         answers: list[Any] = []
         used: list[Row] = []
-        for row, parts in zip(rows, self._encode([self.input_of(row) for row in rows]), strict=True):
+        for row, (parts, cut) in zip(rows, self._encode([self.input_of(row) for row in rows]), strict=True):
             windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
             flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
             elif flaws and recipe is not None:
                 report.drop(row, "with a label that is not in the training data")
-            elif longest is not None and sum(map(len, parts)) > longest:
+            elif longest is not None and (cut or sum(map(len, parts)) > longest):
                 report.drop(row, f"longer than {longest} tokens")
             elif longest is not None and len(windows) > 1:
-                report.drop(row, f"longer than the model's {limit} positions")
+                report.drop(row, f"longer than the {limit:,} tokens that the model reads at once")
             else:
                 report.keep()
                 for flaw, count in flaws.items():
                     report.add_flaw(row, flaw, count)
                 if len(windows) > 1:
-                    report.remark(f"longer than the model's {limit} positions (the loss is of the first ones)")
+                    what = f"longer than the {limit:,} tokens that the model reads at once"
+                    report.remark(f"{what} (the loss is of the first ones)")
                 texts.append(windows[0])
                 answers.append(self._label_numbers(row))
                 used.append(row)
@@ -209,16 +220,12 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             return self.labels.index(labels[0]) if labels[0] in self.labels else UNCOUNTED
         return [float(label in labels) for label in self.labels]
 
-    def _encode(self, inputs: Sequence[Input]) -> list[list[list[int]]]:
-        """The tokens of each text, or of both texts of each pair."""
-        if not self.pairs:
-            return [[tokens] for tokens in self.tokenizer.encode_all([str(one) for one in inputs])]
-        flat = self.tokenizer.encode_all([text for pair in inputs for text in pair])
-        return [flat[place : place + 2] for place in range(0, len(flat), 2)]
+    def _encode(self, inputs: Sequence[Input]) -> list[EncodedInput]:
+        return encode_inputs(self.tokenizer, [_list_texts(given) for given in inputs], self._limit())
 
-    def _limit(self) -> int | None:
-        """The most tokens that the model can read at once."""
-        return self.config.max_length if self.config.positions == "learned" else None
+    def _limit(self) -> int:
+        """The most tokens that the model reads at once, start and ends included."""
+        return window_size(self.config, self.longest + (3 if self.pairs else 2))
 
     # Model
 
@@ -294,7 +301,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         """Scores (inputs, labels) of all inputs, on the CPU, the mean over windows of long ones; and notes on each."""
         texts = self._encode(inputs)
         marks = (self.tokenizer.start, self.tokenizer.end)
-        windows = [text_windows(parts, self._limit(), *marks) for parts in texts]
+        windows = [text_windows(one.parts, self._limit(), *marks) for one in texts]
         flat = [window for group in windows for window in group]
         weight = model.vocabulary.words.weight
         device, tokens_at_once = weight.device, TOKENS if weight.is_cpu else GPU_TOKENS
@@ -309,10 +316,11 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             found = torch.stack([part.mean(0) for part in found.split([len(group) for group in windows])])
         return found, [self._notes(*pair) for pair in zip(texts, windows, strict=True)]
 
-    def _notes(self, parts: list[list[int]], windows: list[list[int]]) -> list[str]:
-        empty = ["the text is empty"] if not any(parts) else []
-        many = f"the text is longer than the model's {self._limit()} positions: the mean over {len(windows)} windows"
-        return empty + [many] * (len(windows) > 1)
+    def _notes(self, text: EncodedInput, windows: list[list[int]]) -> list[str]:
+        empty = ["the text is empty"] if not any(text.parts) else []
+        limit = f"the {self._limit():,} tokens that the model reads at once"
+        many = f"the text is longer than {limit}: the mean over {len(windows)} windows"
+        return [*empty, *text.notes, *([many] if len(windows) > 1 else [])]
 
     def _prediction(self, shares: list[float], best: int, notes: Sequence[str]) -> LabelPrediction:
         order = sorted(range(len(self.labels)), key=lambda number: -shares[number])
@@ -367,7 +375,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         checked = self.check_input(given)
         [prediction] = self.predict(model, [checked], options)
         notes = [prediction.describe(), *prediction.notes]
-        texts = checked if isinstance(checked, tuple) else (checked,)
+        texts = [cut_text(text)[0] for text in _list_texts(checked)]
         return [
             Trace({"tokens": tokens}, (), prediction.text, False, notes, {"tokens": surfaces}, prediction.parts())
             for tokens, surfaces in surface_windows(self.tokenizer, texts, self._limit())
@@ -401,6 +409,11 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)
         counts = settings.get("label_counts", ())
         task = cls(tokenizer, labels, config, column=column, pairs=settings.get("pairs", False), counts=counts)
+        task.longest = int(settings.get("longest", 0))
         task.temperature = float(settings.get("temperature", 1.0))
         task.thresholds = list(settings.get("thresholds", task.thresholds))
         return task
+
+
+def _list_texts(given: Input) -> tuple[str, ...]:
+    return given if isinstance(given, tuple) else (given,)

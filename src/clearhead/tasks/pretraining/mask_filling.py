@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from clearhead.attention import Mask
+from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.base import Prediction
 from clearhead.text.batches import Ragged, token_batches
@@ -64,12 +65,27 @@ def insert_pieces(text: str, pieces: Sequence[str]) -> str:
     return first
 
 
+def check_length(tokens: int, limit: int) -> None:
+    """Refuses a text of more tokens, start and end included, than a model reads at once."""
+    if tokens > limit:
+        raise DataError(
+            f"a text of {tokens:,} tokens is longer than the {limit:,} that the model reads at once; shorten it"
+        )
+
+
 @torch.no_grad()
 def fill_masks(
-    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], mask: int, *, best: int, most: int
+    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], mask: int, *, limit: int, best: int, most: int
 ) -> list[FilledText]:
-    """Fills all masks of the texts; of several in one text the surest first, and the others given that one."""
-    tokens = [[tokenizer.start, *encode_masked(tokenizer, text, mask), tokenizer.end] for text in texts]
+    """Fills all masks of the texts; of several in one text the surest first, and the others given that one.
+
+    A text with masks has at most `limit` tokens, start and end included.
+    """
+    tokens = [
+        [tokenizer.start, *encode_masked(tokenizer, text, mask), tokenizer.end] if MASK in text else []
+        for text in texts
+    ]
+    check_length(max(map(len, tokens), default=0), limit)
     ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by place
     while unfinished := [number for number, one in enumerate(tokens) if mask in one]:
         for batch in token_batches([len(tokens[number]) for number in unfinished], TOKENS, most):

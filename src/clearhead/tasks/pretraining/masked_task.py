@@ -19,10 +19,11 @@ from clearhead.tasks.language_model.document_reading import DocumentReading
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.loss_scores import measure_loss
-from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, encode_masked, fill_masks
+from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
 from clearhead.tasks.settings import TaskRecipe, validate
+from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Batch
 from clearhead.text.report import Report
@@ -118,14 +119,12 @@ class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOpt
 
     def predict(self, model: Encoder, inputs: Sequence[str], options: FillOptions) -> list[FilledText]:
         """Texts with every <mask> filled; one mask stands for one piece."""
-        if self.config.positions == "learned":
-            lengths = [len(encode_masked(self.tokenizer, given, self.mask)) + 2 for given in inputs]
-            if max(lengths, default=0) > self.config.max_length:
-                raise DataError(
-                    f"a text of {max(lengths)} tokens is longer than the model's {self.config.max_length} positions; "
-                    "shorten it"
-                )
-        return fill_masks(model, self.tokenizer, inputs, self.mask, best=options.best, most=options.batch)
+        limit, best = self._limit(), options.best
+        return fill_masks(model, self.tokenizer, inputs, self.mask, limit=limit, best=best, most=options.batch)
+
+    def _limit(self) -> int:
+        """The most tokens that the model reads at once, start and end included."""
+        return window_size(self.config, self.longest + self.added_tokens)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[FilledText], options: FillOptions) -> Scores:
         raise ConfigError("a masked language model is scored by its loss, not by predictions; call evaluate")
@@ -166,6 +165,7 @@ class MaskedPretraining(DocumentReading, Task[Encoder, str, MaskedTexts, FillOpt
         [filled] = self.predict(model, [given], options)
         start, end = self.tokenizer.start, self.tokenizer.end
         tokens = [start, *encode_masked(self.tokenizer, given, self.mask), end]
+        check_length(len(tokens), self._limit())
         notes = [*filled.notes, *(f"{MASK} is {one[0].text.strip()} ({one[0].score:.2f})" for one in filled.candidates)]
         return [Trace({"tokens": tokens}, text=filled.text, notes=notes)]
 

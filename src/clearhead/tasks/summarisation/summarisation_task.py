@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field
 
+from clearhead.errors import DataError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.alignment import cross_attentions
 from clearhead.tasks.base import Baseline, Scores
@@ -24,6 +25,10 @@ from clearhead.tasks.trace import Trace
 
 if TYPE_CHECKING:
     from clearhead.text import Row
+
+
+LONGEST_TEXT = 16_384  # tokens; attention takes time by the square of their number
+SHOWN = 40  # characters of a text in an error
 
 
 class SummaryData(PairData):
@@ -65,7 +70,10 @@ class Summary(GeneratedText):
 
 
 class Summarisation(TextToText):
-    """One summary of each text, however long: texts are neither split nor cut."""
+    """One summary of each text: texts are neither split nor cut.
+
+    One of more than LONGEST_TEXT tokens is refused, unless the model has an `encoder_window`.
+    """
 
     name = "summarisation"
     output_name = "summary"
@@ -125,6 +133,16 @@ class Summarisation(TextToText):
             self.decode = self.decode.model_copy(update={"longest": found})
 
     # Answers
+
+    def split(self, given: str) -> list[list[int]]:
+        parts, most = super().split(given), max(LONGEST_TEXT, self.longest_text)
+        near = self.config.window is not None or self.config.encoder_window is not None
+        if parts and len(parts[0]) > most and not near:
+            raise DataError(
+                f"the text {given[:SHOWN]!r}… has {len(parts[0]):,} tokens, each of which would see all others; "
+                f"at most {most:,} are read at once: shorten it, or train with model.encoder_window"
+            )
+        return parts
 
     def output_limit(self, part: list[int]) -> int:
         return 1 + (super().output_limit(part) if self.decode.longest is None else self.decode.longest)
