@@ -50,6 +50,7 @@ from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, QuestionExamples, Questions
 from clearhead.tasks.answers.text_vectors import encode_texts, pool_tokens
 from clearhead.tasks.base import Baseline, Evaluation, Examples, Scores, Task
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.label_tables import count_confusions
 from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.settings import TaskRecipe
@@ -310,6 +311,8 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
         vectors = self._pooled_vectors(model, texts, batch)
         scores = self._label_scores(model, vectors).float().cpu() if self.kind == "intents" else None
+        if scores is not None:
+            check_finite(scores)
         return _normalize(vectors).cpu(), scores
 
     # Answers

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import PooledEncoder
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.text_windows import cut_text, text_windows
 from clearhead.text.batches import Ragged, token_batches
 
@@ -51,4 +52,5 @@ def encode_texts(
         size_of = lengths.to(weight.device)[:, None].float()
         total.index_add_(0, where, vectors * size_of)
         counts.index_add_(0, where, size_of)
+    check_finite(total)
     return total / counts.clamp(min=1)

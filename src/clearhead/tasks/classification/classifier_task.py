@@ -30,6 +30,7 @@ from clearhead.tasks.classification.classifier_settings import ClassificationRec
 from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.classification.label_losses import label_loss, scores_divergence, weigh_labels
 from clearhead.tasks.classification.label_prediction import LabelPrediction
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.text_windows import (
@@ -312,6 +313,7 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             ragged = Ragged([flat[place] for place in places])
             tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), self.tokenizer.pad)
             found[places] = self._label_scores(model, tokens.to(device), lengths.to(device)).cpu().to(found.dtype)
+        check_finite(found)
         if len(flat) > len(texts):
             found = torch.stack([part.mean(0) for part in found.split([len(group) for group in windows])])
         return found, [self._notes(*pair) for pair in zip(texts, windows, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from clearhead.tasks.base import AnyTask, Examples, Scores
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.text.batches import BatchPlan
 
 if TYPE_CHECKING:
@@ -36,5 +37,6 @@ def measure_loss(task: AnyTask, model: nn.Module, rows: Sequence[Row]) -> tuple[
     total = sum(float(task.loss(model, examples.collate(batch))) for batch in plan.epoch(0))
     model.train(training)
     loss = total / int(examples.counts.sum())
+    check_finite(torch.tensor(loss))
     scores: Scores = {"loss": round(loss, 4), "perplexity": round(math.exp(min(loss, MOST)), 2)}
     return examples, {**scores, "note": str(report)} if report.dropped else scores

@@ -12,6 +12,7 @@ from clearhead.attention import Mask
 from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.base import Prediction
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _rank_tokens(
     inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
     where = ((padded == mask) & inside).nonzero()
     scores = model.logits(hidden[where[:, 0], where[:, 1]]).float()
+    check_finite(scores)
     scores[:, [tokenizer.pad, tokenizer.start, tokenizer.end, mask]] = -torch.inf
     top = scores.softmax(-1).topk(min(max(best, CANDIDATES), scores.shape[1]))
     found: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]
