@@ -193,6 +193,13 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
     def configure(self, recipe: TaskRecipe) -> None:
         """Takes over what a recipe sets and training does not learn, such as loss and decoding; at every start."""
 
+    def chosen_settings(self) -> dict[str, str]:
+        """What the data chose where the recipe says "auto", by the key in the recipe; run, metrics and card say it.
+
+        `calibrate` may add to it.
+        """
+        return {}
+
     @abstractmethod
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[BatchT]:
         """Rows as numbers; those that cannot be used are dropped, and the report says why.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,11 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     adapter = read_adapter(where) if recipe.train.lora_rank else None
     model = _make_model(trainer, recipe, weights, adapter).to(processes.device).eval()
+    before = trainer.task.chosen_settings()
     if message := trainer.task.calibrate(model, trainer.examples.rows, data.dev[1] if data.dev else []):
         print_message(message)
+    chosen = trainer.task.chosen_settings()
+    print_chosen({key: value for key, value in chosen.items() if key not in before})
     metrics: dict[str, Any] = {
         "step": position.best_step or position.step,
         "averaged": _averaged_steps(trainer, recipe),
@@ -53,6 +56,7 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "examples": len(trainer.examples),
         "tokens": position.tokens,
+        **({"chosen": chosen} if chosen else {}),
     }
     for name, rows in (("dev", data.dev[1] if data.dev else []), ("test", data.test)):
         if rows:
@@ -90,6 +94,12 @@ def write_finished_model(where: Path, recipe: Recipe, trainer: Trainer, data: Tr
             f"it holds an adapter ({size}) and needs its base, {adapter.base}; "
             f"clearhead merge {where} --out FOLDER makes a model that needs none"
         )
+
+
+def print_chosen(chosen: Mapping[str, str]) -> None:
+    """Prints what the data chose where the recipe says "auto"."""
+    for key, value in chosen.items():
+        print_message(f'{key} = "auto": using "{value}"')
 
 
 def _write_samples(folder: Path, task: AnyTask, rows: Sequence[Row]) -> list[Path]:
@@ -252,6 +262,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
     given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
     data = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
+    chosen = ", ".join(f'{key} = "{value}"' for key, value in task.chosen_settings().items())
     lines = [
         f"# {name}",
         "",
@@ -267,6 +278,7 @@ def model_card(name: str, recipe: Recipe, task: AnyTask, model: nn.Module, metri
         f"{datetime.date.today().isoformat()} |",
         *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
         *([f"| adapter | LoRA of rank {recipe.train.lora_rank} |"] if recipe.train.lora_rank else []),
+        *([f"| chosen from the data | {chosen} |"] if chosen else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

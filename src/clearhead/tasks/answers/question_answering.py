@@ -126,6 +126,14 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
         self.losses, self.section, self.longest = recipe.loss, recipe.answers, recipe.data.longest
         self.finder = self._make_finder()
 
+    def chosen_settings(self) -> dict[str, str]:
+        chosen, calibration = dict[str, str](), self.finder.calibration
+        if self.section.kind == "auto":
+            chosen["answers.kind"] = self.kind
+        if self.section.detector == "auto" and calibration is not None:
+            chosen["answers.detector"] = calibration.detector
+        return chosen
+
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaskRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
         longest = recipe.data.longest if isinstance(recipe, AnswersRecipe) else None
