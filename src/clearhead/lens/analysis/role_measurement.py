@@ -69,7 +69,8 @@ def head_roles(
             called(*some.texts)
     known = runs if len(runs) == len(record.calls) else [TextInputs()] * len(record.calls)
     for call, some in zip(record.calls, known, strict=True):
-        tally.count_text(call, some)
+        if call.interrupted is None:
+            tally.count_text(call, some)
     drawn = _draw_repeats(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2

@@ -34,6 +34,9 @@ def make_table(record: Record, level: str) -> Table:
     else:
         make = _list_queries if level == "query" else _list_keys
         parts = [make(number, call[name]) for number, call in enumerate(record.calls) for name in call.names]
+        if any(call.interrupted for call in record.calls):
+            for part in parts:
+                part["interrupted"] = torch.tensor([bool(record.calls[n].interrupted) for n in part["call"].tolist()])
     columns = list(dict.fromkeys(name for part in parts for name in part))
     return {column: _join([part.get(column, _make_blanks(part)) for part in parts]) for column in columns}
 
