@@ -296,7 +296,7 @@ def test_all_heads_of_a_score_are_found_whatever_role_they_get(score):
     found = {"first": [(1, "first", 0.8), (0, "first", 0.45)], "previous": [(0, "previous", 0.9)]}
     assert [(one.head, one.role, one.score) for one in roles.of(score, min_score=0.4)] == found[score]
     assert len(roles.of("first", min_score=0.0)) == 2
-    with pytest.raises(LensError, match="min_score must be a number from 0 to 1, as scores are, got 40.0"):
+    with pytest.raises(LensError, match="min_score must be a number from 0 to 1, as scores are, got 40"):
         roles.of("first", min_score=40.0)
     with pytest.raises(LensError, match="'induction' was measured of no head"):
         roles.of("induction", min_score=0.4)

@@ -121,7 +121,9 @@ class HeadChange(NamedTuple):
     size: float
 
     def __str__(self) -> str:
-        means = f"{self.before:.3g} → {self.after:.3g}"
+        apart = (d for d in range(3, 18) if f"{self.before:.{d}g}" != f"{self.after:.{d}g}")
+        digits = 3 if self.before == self.after else next(apart, 3)
+        means = f"{self.before:.{digits}g} → {self.after:.{digits}g}"
         return f"{self.name} head {self.head}: {self.measure} {means}, by {self.size:.2g} standard deviations"
 
 
