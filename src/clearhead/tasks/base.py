@@ -334,6 +334,10 @@ class Task(ABC, Generic[ModelT, InputT, BatchT, OptionsT]):
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
         return None
 
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        """Whether rows with the same input have answers that exclude each other; False where there may be several."""
+        return False
+
     def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
         """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""
         return {}

@@ -12,7 +12,7 @@ from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
 from clearhead.storage import atomic_folder, read_json, verify_checksums, write_json
 from clearhead.tasks import TASKS, AnyTask
-from clearhead.tasks.base import Examples
+from clearhead.tasks.base import Examples, Task
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
@@ -63,6 +63,8 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     report = Report()
     examples = task.examples(rows, report, recipe)
     said, dev = f"train: {report}", None
+    if contradictions := find_contradictions(task, examples.rows):
+        said += f"\n{_describe_contradictions(task, contradictions)}"
     if data.dev is not None:
         report = Report()
         usable = task.examples(dev_rows, report)
@@ -84,6 +86,16 @@ def find_repeated(task: AnyTask, train: Sequence[Row], dev: Sequence[Row]) -> li
     wanted = set(inputs)
     common = {key for row in train if (key := task.input_key(row)) in wanted}
     return [row for row, key in zip(dev, inputs, strict=True) if key in common]
+
+
+def find_contradictions(task: AnyTask, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each input whose answers exclude each other, such as two labels for one text."""
+    if type(task).contradict is Task.contradict:
+        return []
+    same = dict[str, list[Row]]()
+    for row in rows:
+        same.setdefault(task.input_key(row), []).append(row)
+    return [some for some in same.values() if len(some) > 1 and task.contradict(some)]
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -109,6 +121,17 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
             f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
         )
     return kept, chosen
+
+
+def _describe_contradictions(task: AnyTask, contradictions: Sequence[Sequence[Row]]) -> str:
+    """How many inputs of train have answers that exclude each other, and the first two such rows."""
+    rows = sum(map(len, contradictions))
+    first, *others = contradictions[0]
+    other = next((row for row in others if task.contradict([first, row])), others[0])
+    cases = [f"{task.answer_of(row)!r:.60} ({row._replace(file=Path(row.file).name).where})" for row in (first, other)]
+    count = f"{format_count(len(contradictions), 'input')} of train {'has' if len(contradictions) == 1 else 'have'}"
+    what = f"{count} answers that exclude each other, in {format_count(rows, 'row')}"
+    return f"warning: {what}; {task.input_key(first)!r:.60} is {' and '.join(cases)}"
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:

@@ -175,6 +175,11 @@ class Answers(Task[PooledEncoder, str, Any, AnswerOptions]):
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(_clean(row)[0]).strip() else "without a question"
 
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        """Pairs may have several answers to a question, but it is not out of scope then."""
+        answers = {_clean(row)[1] for row in rows}
+        return len(answers) > 1 and (self.kind == "intents" or "" in answers)
+
     def find_flaws(self, row: Row) -> dict[Flaw, int]:
         return {UNSEEN: 1} if self._find_unseen([row]) else {}
 

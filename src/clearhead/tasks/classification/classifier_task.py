@@ -203,6 +203,9 @@ class Classification(Task[Classifier, Input, LabelledTexts, LabelOptions]):
             return "without a label"
         return None if all(map(self._has_text, texts)) else "without a text"
 
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        return len({frozenset(self.column.parse(row.values[-1])) for row in rows}) > 1
+
     def find_flaws(self, row: Row) -> dict[Flaw, int]:
         return {UNSEEN: 1} if self._unseen([row]) else {}
 
