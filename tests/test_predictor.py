@@ -59,7 +59,8 @@ def test_a_predictor_knows_what_it_is(echo: Predictor, saved: Path) -> None:
     assert isinstance(echo.processor, EchoProcessor)
     assert echo.device == torch.device("cpu")
     assert not echo.model.training
-    assert repr(echo) == "Predictor('saved': echo, 0.0 million weights, on cpu)"
+    weights = sum(parameter.numel() for parameter in echo.model.parameters())
+    assert repr(echo) == f"Predictor('saved': echo, {weights:,} weights, on cpu)"
     run = saved.parent / "run"
     run.mkdir()
     saved.rename(run / "model")

@@ -12,7 +12,7 @@ ClearheadError
 ├── LensError          a layer, head or measure that is not there, or a model that cannot be watched
 ├── RecordError        a record that cannot be read, or does not hold what it is asked for
 ├── DataError          a file of examples with something wrong in it
-├── DecodeError        invalid decoding options, or logits that are NaN or infinite
+├── DecodeError        invalid decoding options, or scores of a model that are NaN or infinite
 ├── TrainingError      a training run that cannot go on
 └── PackageError       a package that is needed and not installed
 """

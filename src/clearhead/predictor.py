@@ -193,7 +193,8 @@ class Predictor:
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        return f"Predictor({self.name!r}: {self.task.name}, {size / 1e6:.1f} million weights, on {self.device})"
+        weights = f"{size / 1e6:.1f} million" if size >= 100_000 else f"{size:,}"
+        return f"Predictor({self.name!r}: {self.task.name}, {weights} weights, on {self.device})"
 
 
 def look_through(

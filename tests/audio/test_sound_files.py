@@ -90,7 +90,7 @@ def broken_files(folder):
         "nan.wav": (np.where(np.arange(8000) == 71, math.nan, one), "NaN or infinite"),
         "infinite.wav": (np.where(np.arange(8000) == 71, math.inf, one), "NaN or infinite"),
         "huge.wav": (one * 1e30, "a sample of 5e[+]29"),
-        "click.wav": (sine(16000, 0.01), "0.0100 s are shorter than one window of 0.025 s"),
+        "click.wav": (sine(16000, 0.01), "0.01 s are shorter than one window of 0.025 s"),
     }
 
 
@@ -164,6 +164,13 @@ def test_ten_hours_are_refused_by_the_header_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(sound_files, "_decode", lambda *_: pytest.fail("nothing should be decoded"))
     with pytest.raises(DataError, match=r"long\.wav is longer than the limit of 7200 s \(36000 s\)"):
         read_sound(path, 16000)
+
+
+def test_a_duration_beside_its_limit_is_not_rounded_to_it():
+    with pytest.raises(DataError, match=r"the limit of 7200 s \(7200\.25 s\)"):
+        sound_files._check_duration("long.wav", 7200.25, 0.025, 7200.0)
+    with pytest.raises(DataError, match=r"0\.02499 s are shorter than one window of 0\.025 s"):
+        sound_files._check_duration("click.wav", 0.02499, 0.025, 7200.0)
 
 
 def test_a_limit_holds_where_the_header_does_not_know(tmp_path, monkeypatch):

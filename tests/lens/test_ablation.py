@@ -197,7 +197,7 @@ def test_what_names_no_heads_is_refused(heads):
 
 @pytest.mark.unchecked
 def test_a_pair_as_a_key_of_a_dict_is_refused_with_the_remedy():
-    refused = pytest.raises(LensError, match=r"\('decoder.0.self', 1\) is no name.* \[\('decoder.0.self', 1\)\]")
+    refused = pytest.raises(LensError, match=r"\('decoder.0.self', 1\) is no key.* \[\('decoder.0.self', 1\)\]")
     with refused, ablate(translator(), {("decoder.0.self", 1): [1]}):
         pass
 

@@ -100,7 +100,8 @@ def test_several_add_up_with_heads_and_names_and_a_row_that_sees_nothing_is_zero
         ({"tokens": [1.0]}, "whole numbers or slices, got 1.0"),
         ({"tokens": slice(0, 5, -1)}, r"positive step, got slice\(0, 5, -1\)"),
         ({"tokens": slice(0.5)}, r"whole numbers and a positive step, got slice\(None, 0.5, None\)"),
-        ({("decoder.0.self", 1): [0]}, r"key \('decoder.0.self', 1\) is no name of an attention"),
+        ({("decoder.0.self", 1): [0]}, r"a key must be one name.* got \('decoder.0.self', 1\)"),
+        ({"tokens": slice(0, 5, 0)}, "positive step"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused_in_one_line(wrong, message):

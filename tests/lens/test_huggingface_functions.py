@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from clearhead.errors import LensError
 from clearhead.lens.analysis.ablation import ablate
 from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface import verification
 from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, implementation, made, padding, tokens
 
 
@@ -111,6 +113,26 @@ def test_a_function_with_scores_of_its_own_is_refused_by_name(register, function
         watch(model),
     ):
         model(**given)
+
+
+def test_a_refusal_tells_a_small_difference_from_the_limit_that_it_broke(register):
+    register(scored(temper=1.0003, causal=True))
+    model = made("llama")
+    numbers = r"differs by (\S+) of its size, and rounding explains at most (\S+)\)"
+    with implementation(model, "mine"), pytest.raises(LensError, match=numbers) as refused, watch(model):
+        model(tokens())
+    found = re.search(numbers, str(refused.value))
+    share, limit = float(found[1]), float(found[2])
+    assert 0 < limit < share < 1e-3
+
+
+def test_a_function_whose_arguments_fit_no_form_is_refused_without_a_number(register, monkeypatch):
+    register(flash_but_plain)
+    model = made("llama")
+    monkeypatch.setattr(verification, "to_seen", lambda *_: torch.zeros(2) + torch.zeros(3))  # no form of it fits
+    refused = pytest.raises(LensError, match=r"arguments \(none of the forms that transformers gives them fits\)")
+    with implementation(model, "mine"), refused, watch(model):
+        model(tokens())
 
 
 def test_a_function_of_another_output_and_one_with_dropout_are_refused(register):

@@ -1,5 +1,6 @@
 """watch() on Hugging Face models: what it leaves behind, who may watch together, and what is refused."""
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -15,6 +16,7 @@ from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import find_attentions, wrapped_attention
 from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
+from tests.lens.test_interrupted_passes import InterruptionByUser, watch_failing
 from tests.model.checkpoints import BERT, shaken
 
 
@@ -375,3 +377,36 @@ def test_a_list_of_layers_is_refused_since_it_is_never_called():
     with torch.no_grad(), watch(both) as record:
         both[1](**inputs("bert"))
     assert len(record.calls) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", ["none", "statistics"])
+def test_a_step_of_generate_that_raises_marks_its_call_and_counts_in_no_statistics(keep):
+    model, options = made("llama"), {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    warning = r"^1 forward pass .*\(MemoryError: none left\).*statistics"
+    with watch_failing(model, 3, MemoryError("none left"), warning, keep=keep) as record:
+        with contextlib.suppress(MemoryError):
+            model.generate(tokens(7), **options)
+        model.generate(tokens(11), **options)
+    assert {int(one.queries[0]) for one in record.statistics().values()} == {3 * (11 + 4)}
+    if keep == "none":
+        assert [call.interrupted for call in record.calls] == ["MemoryError: none left", None]
+        assert [call["decoder.0.self"].keys for call in record.calls] == [9, 15]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("error", [MemoryError(), InterruptionByUser()], ids=repr)
+def test_a_loop_that_goes_on_with_a_cropped_cache_after_an_exception_begins_a_call(error):
+    model, text, cache, end = made("llama"), tokens(13), transformers.DynamicCache(), 7
+    with watch_failing(model, 4, error, r"record.calls\[0\]$") as record:
+        model(text[:, :end], past_key_values=cache)
+        while end < 13:
+            try:
+                model(text[:, end : end + 1], past_key_values=cache)
+                end += 1
+            except type(error):
+                cache.layers[0].crop(-1)
+    assert [call.interrupted is None for call in record.calls] == [False, True]
+    assert record.calls[1]["decoder.1.self"].queries.tolist() == [9, 10, 11, 12]
+    weights = eager_weights(model, {"input_ids": text}, FAMILIES["llama"].names)
+    assert_sees(record.calls[1]["decoder.1.self"], weights["decoder.1.self"][:, :, 9:], first=9)

@@ -8,6 +8,7 @@ import torch
 
 from clearhead import Decoder, ModelConfig, Record, watch
 from clearhead.errors import RecordError
+from clearhead.lens.record.record_tables import HeadChange
 
 
 def record_of(seed: int, *, keep: str = "none") -> Record:
@@ -66,6 +67,13 @@ def test_what_changed_most_comes_first():
     means = [getattr(record.statistics()[first.name], first.measure).mean[first.head].item() for record in (one, other)]
     assert (first.before, first.after) == tuple(means)
     assert all(change.size == 0 for change in Record.compare(one, one))
+
+
+def test_a_small_change_is_shown_with_the_digits_in_which_it_is_one():
+    change = HeadChange("decoder.0.self", 3, "peak", 0.965123, 0.965187, 0.000064, 4.0)
+    assert str(change) == "decoder.0.self head 3: peak 0.9651 → 0.9652, by 4 standard deviations"
+    assert "entropy nan → nan" in str(change._replace(measure="entropy", before=float("nan"), after=float("nan")))
+    assert "peak 1 → 1," in str(change._replace(before=1.0, after=1.0))
 
 
 def test_records_of_other_attentions_are_not_compared():

@@ -73,6 +73,9 @@ def test_tensors_without_numbers():
         measure(q().to("meta"), k().to("meta"))
 
 
+IDS = torch.tensor([[1, 2, 3]])
+
+
 def small() -> Decoder:
     return Decoder(ModelConfig.named("tiny", vocabulary=11, heads=4)).eval()
 
@@ -190,11 +193,36 @@ def test_numbers_may_be_those_of_tensors(seen):
         (torch.tensor([1, 2, 3]), ["(batch, tokens)", "(3,)"]),
         (torch.ones(1, 3), ["(batch, tokens)", "torch.float32"]),
         (torch.ones(1, 0, dtype=torch.long), ["there are no tokens", "(1, 0)"]),
+        ((IDS, IDS), ["Decoder reads one text, got 2"]),
+        ({"input_ids": [[1, 2, 3]]}, ["return_tensors='pt'", "[[1, 2, 3]]"]),
+        ({"pixel_values": IDS}, ["needs input_ids, got pixel_values"]),
+        ({"input_ids": IDS, "labels": IDS}, ["not 'labels'", "leave it out"]),
+        ({"input_ids": IDS, "token_type_ids": IDS}, ["not 'token_type_ids'"]),
+        ({"input_ids": IDS, "attention_mask": IDS[:, :2]}, ["(1, 3)", "got (1, 2)"]),
+        ({"input_ids": IDS, "attention_mask": 0 * IDS}, ["no tokens", "besides padding"]),
     ],
 )
 def test_roles_in_something_else_than_tokens(inputs, words):
     with refused(LensError, *words):
         head_roles(small(), inputs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"delimiters": 5}, ["delimiters", "[13]", "5"]),
+        ({"delimiters": "."}, ["delimiters", "[13]", "'.'"]),
+        ({"pad": "0"}, ["pad", "token id", "'0'"]),
+        ({"near": 1.5}, ["near", "whole number", "1.5"]),
+        ({"seed": "a"}, ["seed", "whole number", "'a'"]),
+        ({"run": 3}, ["run must be a function", "3"]),
+        ({"vocabulary": "a"}, ["vocabulary", "'a'"]),
+        ({"thresholds": {"first": "a"}}, ["threshold of 'first'", "'a'"]),
+    ],
+)
+def test_options_of_roles_that_make_no_sense(asked, words):
+    with refused(LensError, *words):
+        head_roles(small(), torch.randint(11, (1, 19)), **asked)
 
 
 def test_a_token_that_is_no_number(seen):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
@@ -227,7 +228,7 @@ def test_a_head_is_looked_up_by_the_name_of_its_attention_and_its_number():
 def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():
     with pytest.raises(LensError, match="2 vocabularies for 1 texts"):
         head_roles(Built(["broad"]), text(), vocabulary=(WORDS, WORDS))
-    with pytest.raises(LensError, match="near must be at least 1"):
+    with pytest.raises(LensError, match="near must be a whole number of at least 1, got 0"):
         head_roles(Built(["broad"]), text(), near=0)
 
 
@@ -248,6 +249,57 @@ def test_hugging_face_models_have_roles_too(family):
     received = record[roles.heads[-1].name].received[:, -1]
     share = float(received[tokens(19) == 5].sum() / received.sum())
     assert roles.heads[-1].scores["delimiter"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_what_a_tokenizer_gives_is_read_without_its_padding(family):
+    model, ids, target = made(family), tokens(19), tokens(17)
+    real = torch.ones_like(ids)
+    real[0, 13:], real[1, :6] = 0, 0  # on either side
+    given = {"input_ids": ids, "attention_mask": real}
+    padded: tuple[Tensor, ...] = (ids.masked_fill(real == 0, 0),)
+    if family == "t5":
+        given, padded = given | {"decoder_input_ids": target}, (*padded, target)
+    found = head_roles(model, transformers.BatchEncoding(given), delimiters=[5], layers=0)
+    want = head_roles(model, padded, pad=0, delimiters=[5], layers=0)
+    for one, other in zip(found, want, strict=True):
+        for role in one.scores.keys() - {"induction", "duplicate"}:  # on random tokens, of which `pad` is none
+            assert one.scores[role] == other.scores[role], role
+    whole = head_roles(model, given | {"attention_mask": torch.ones_like(ids)}, delimiters=[5], layers=0)
+    assert [one.scores for one in whole] != [one.scores for one in found]
+    by_run = head_roles(model, given, run=lambda *ids: _run(model, *ids), layers=0)
+    assert "first" in by_run.heads[0].scores
+
+
+def test_a_model_that_reads_something_else_is_named():
+    class Eyes(torch.nn.Module):
+        config = None
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return pixel_values
+
+    with pytest.raises(LensError, match="T5ForConditionalGeneration reads a source and a target"):
+        head_roles(made("t5"), tokens(19))
+    with pytest.raises(LensError, match="Eyes reads no token ids; pass run="):
+        head_roles(Eyes(), tokens(19))
+
+
+def _run(model, *ids: Tensor) -> None:
+    model(**dict(zip(("input_ids", "decoder_input_ids"), ids, strict=False)))
+
+
+@pytest.mark.parametrize("score", ["first", "previous"])
+def test_all_heads_of_a_score_are_found_whatever_role_they_get(score):
+    scores = {"previous": 0.9, "first": 0.45}
+    roles = HeadRoles([("a", 0, scores), ("a", 1, {"first": 0.8}), ("a", 2, {"first": math.nan, "previous": 0.1})])
+    assert [one.head for one in roles.of("first")] == [1]
+    found = {"first": [(1, "first", 0.8), (0, "first", 0.45)], "previous": [(0, "previous", 0.9)]}
+    assert [(one.head, one.role, one.score) for one in roles.of(score, min_score=0.4)] == found[score]
+    assert len(roles.of("first", min_score=0.0)) == 2
+    with pytest.raises(LensError, match="min_score must be a number from 0 to 1, as scores are, got 40"):
+        roles.of("first", min_score=40.0)
+    with pytest.raises(LensError, match="'induction' was measured of no head"):
+        roles.of("induction", min_score=0.4)
 
 
 def test_coverage_is_one_when_every_source_token_received_a_weight_of_one():

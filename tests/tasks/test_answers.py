@@ -18,6 +18,7 @@ from clearhead.predictor import Predictor
 from clearhead.storage import verify_checksums
 from clearhead.tasks import Answers
 from clearhead.tasks.answers.answer_settings import AnswerOptions
+from clearhead.tasks.answers.out_of_scope import DETECTORS
 from clearhead.tasks.answers.text_vectors import encode_texts
 from clearhead.text import Report, Row
 from clearhead.text.batches import BatchPlan
@@ -184,6 +185,18 @@ def test_answers_that_training_never_saw_are_wrong_and_no_false_rejections(predi
         assert scores[name] == before[name]
 
 
+def test_a_run_says_what_auto_stands_for(run, pairs):
+    for folder, kind in ((run, "intents"), (pairs / "whole", "pairs")):
+        chosen = json.loads((folder / "model" / "metrics.json").read_text())["chosen"]
+        assert chosen["answers.kind"] == kind
+        assert chosen["answers.detector"] in DETECTORS
+        said = f'answers.kind = "{kind}", answers.detector = "{chosen["answers.detector"]}"'
+        assert f"| chosen from the data | {said} |\n" in (folder / "model" / "README.md").read_text()
+    task = Answers.prepare(rows_of(asked(40, 1)), named := recipe_of(answers={"kind": "pairs", "detector": "energy"}))
+    task.configure(named)
+    assert task.chosen_settings() == {}, "what the recipe names was not chosen"
+
+
 def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
     calibration = predictor.task.finder.calibration
     assert calibration.reject == 0.05
@@ -280,8 +293,8 @@ def test_a_question_longer_than_the_learned_positions_is_read_in_parts():
     task = Answers.prepare(rows_of(asked(40, 1)), recipe)
     model = task.build().eval()
     long = "card lost rate " * 1000
-    short = encode_texts(model, task.tokenizer, ["card lost rate"])
-    vectors = encode_texts(model, task.tokenizer, ["card", long, "card lost rate"])
+    short = encode_texts(model, task.tokenizer, ["card lost rate"], limit=12)
+    vectors = encode_texts(model, task.tokenizer, ["card", long, "card lost rate"], limit=12)
     assert vectors.isfinite().all()
     assert torch.allclose(vectors[2], short[0], atol=1e-5)
 
@@ -536,7 +549,10 @@ def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp
     assert capsys.readouterr().out.count("Stripes.") == 2, "added once, removed once"
     for _ in range(2):
         run_training(recipe, out=run, device="cpu", resume=True)
-        assert "changes of the index are kept: 1 question added, 1 answer removed\n" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "changes of the index are kept: 1 question added, 1 answer removed\n" in said
+        assert said.index('answers.kind = "auto": using "pairs"\n') < said.index("ended after step 40")
+        assert said.index('answers.detector = "auto": using "') > said.index("ended after step 40")
         found = clearhead.load(run, device="cpu")
         index = found.task.finder.index
         assert gone not in index.answers

@@ -15,9 +15,12 @@ from clearhead.cli import main
 from clearhead.errors import DataError, PackageError
 from clearhead.tasks import TASKS
 from clearhead.tasks.answerer import Baseline
+from clearhead.tasks.answers.answer_processor import AnswerProcessor
 from clearhead.tasks.baselines import TfidfBaseline
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
+from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.train import run_training
-from clearhead.train.data import find_repeated, read_training_rows
+from clearhead.train.data import find_contradictions, find_repeated, read_training_rows
 from clearhead.train.finished_model import compare_with_baseline
 from clearhead.train.recipe import read_recipe
 from tests.tasks.test_classification import RECIPE, labelled, rows_of
@@ -141,3 +144,20 @@ def test_inputs_that_are_in_train_and_dev_are_found(run):
     dev = rows_of([("soup", "animal"), ("Soup", "food"), ("now", "time")], "dev.tsv")
     assert [row.line for row in find_repeated(processor, train, dev)] == [1, 3]
     assert find_repeated(processor, train, []) == []
+
+
+def test_inputs_with_answers_that_exclude_each_other_are_found(run):
+    train = rows_of([("a dog", "animal"), ("soup ", "food"), ("soup", "food"), ("a dog", "time"), (" a dog", "animal")])
+    processor = clearhead.load(run, device="cpu").processor
+    [contradiction] = find_contradictions(processor, train)
+    assert [row.line for row in contradiction] == [1, 4, 5]
+    many = ClassifierProcessor(
+        processor.tokenizer, processor.labels, processor.config, column=LabelColumn(multi_label=True)
+    )
+    assert find_contradictions(many, rows_of([("a", "x,y"), ("a", "y, x"), ("b", "x"), ("b", "")]))[0][0].line == 3
+    questions = rows_of([("why?", "so"), ("why?", "no"), ("who?", ""), ("who?", "me"), ("how?", "so"), ("how?", "so ")])
+    for kind, lines in (("intents", [[1, 2], [3, 4]]), ("pairs", [[3, 4]])):
+        answers = AnswerProcessor(processor.tokenizer, ["so", "no"], processor.config, kind=kind)
+        assert [[row.line for row in rows] for rows in find_contradictions(answers, questions)] == lines
+    translation = clearhead.load("zh-en", device="cpu").processor
+    assert find_contradictions(translation, rows_of([("你好", "Hello."), ("你好", "Hi.")])) == []

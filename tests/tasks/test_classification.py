@@ -91,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classification")
     for name, count, seed in (("train", 240, 1), ("dev", 30, 2)):
         lines = [f"{text}\t{label}\n" for text, label in labelled(count, seed)]
-        holes = ["cat\t\n", "\tfood\n"] if name == "train" else ["cat\tplant\n"]
+        holes = ["cat\t\n", "\tfood\n", "is it?\tfood\n", " is it?\ttime\n"] if name == "train" else ["cat\tplant\n"]
         (folder / f"{name}.tsv").write_text("".join([*lines, *holes]), encoding="utf-8")
     (folder / "toy.toml").write_text(RECIPE, encoding="utf-8")
     return run_training(str(folder / "toy.toml"), out=folder / "run", device="cpu")
@@ -114,9 +114,12 @@ def test_it_has_learned_which_word_decides(classifier):
 
 
 def test_what_was_left_out_of_training_is_reported(run):
-    train, dev, repeated = (run / "report.txt").read_text().splitlines()
+    train, contradictory, dev, repeated = (run / "report.txt").read_text().splitlines()
+    said = "1 input of train has answers that exclude each other, in 2 rows"
+    example = "'is it?' is 'food' (train.tsv:243) and 'time' (train.tsv:244)"
+    assert contradictory == f"warning: {said}; {example}"
     assert train == (
-        "train: kept 240 of 242; dropped 1 without a label (train.tsv:241), 1 without a text (train.tsv:242)"
+        "train: kept 242 of 244; dropped 1 without a label (train.tsv:241), 1 without a text (train.tsv:242)"
     )
     flaw = "row with a label that is not in the training data, counted as wrong"
     assert dev == f"dev: kept 31 of 31; flaws: 1 {flaw} (dev.tsv:31)"

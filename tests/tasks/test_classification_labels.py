@@ -174,7 +174,7 @@ def test_a_pair_is_read_with_a_separator_and_segments(pairs):
     record = predictor.look("a dog\ta cat")
     marks = (tokenizer.start, tokenizer.end)
     assert record.calls[0].ids["tokens"].tolist() == text_windows(
-        [tokenizer.encode("a dog"), tokenizer.encode("a cat")], None, *marks
+        [tokenizer.encode("a dog"), tokenizer.encode("a cat")], 100, *marks
     )
     assert set(predictor.evaluate(pairs.parent / "dev.tsv")) >= {"accuracy"}, "columns are those of training"
     for wrong in ("a dog", "a\tb\tc"):
@@ -391,7 +391,8 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     [answer] = answerer.predict([text], LabelOptions())
     windows = text_windows([tokenizer.encode(text)], 12, tokenizer.start, tokenizer.end)
     assert len(windows) > 1
-    assert answer.notes == [f"the text is longer than the model's 12 positions: the mean over {len(windows)} windows"]
+    said = f"longer than the 12 tokens that the model reads at once: the mean over {len(windows)} windows"
+    assert answer.notes == [f"the text is {said}"]
     with torch.no_grad():
         lengths = [torch.tensor([len(window)]) for window in windows]
         tokens = [torch.tensor([window]) for window in windows]
@@ -403,7 +404,8 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     dev = Report()
     examples = processor.examples(rows, dev)
     assert len(examples) == 31
-    assert str(dev) == "kept 31 of 31, 1 longer than the model's 12 positions (the loss is of the first ones)"
+    said = "1 longer than the 12 tokens that the model reads at once (the loss is of the first ones)"
+    assert str(dev) == f"kept 31 of 31, {said}"
     assert int(examples.lengths.max()) <= 12
 
 

@@ -159,9 +159,9 @@ def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: flo
 
 def _check_duration(path: str | Path, seconds: float, shortest: float, longest: float) -> None:
     if seconds > longest:
-        raise DataError(f"{path} is longer than the limit of {longest:g} s ({seconds:.0f} s); cut it into parts")
+        raise DataError(f"{path} is longer than the limit of {longest:g} s ({seconds:.7g} s); cut it into parts")
     if seconds < shortest:
-        raise DataError(f"{path} has no sound in it: {seconds:.4f} s are shorter than one window of {shortest:g} s")
+        raise DataError(f"{path} has no sound in it: {seconds:.4g} s are shorter than one window of {shortest:g} s")
 
 
 def _refuse_cut_file(path: str | Path, log: str) -> None:

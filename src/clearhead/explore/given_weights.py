@@ -97,12 +97,12 @@ def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
         if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1 + TOLERANCE):
             low, high = float(finite.min()), float(finite.max())
             raise DataError(
-                f"weights are from 0 to 1, got {low:.3g} to {high:.3g} in layer {number}; apply the softmax"
+                f"weights are from 0 to 1, got {low:.6g} to {high:.6g} in layer {number}; apply the softmax"
             )
         sums = one.sum(-1).nan_to_num(0.0, 0.0, 0.0)
         if (sums > 1 + TOLERANCE).any():
             head, row = divmod(int(sums.argmax()), sums.shape[-1])
-            found = f"{float(sums.max()):.4g} in row {row} of head {head} in layer {number}"
+            found = f"{float(sums.max()):.6g} in row {row} of head {head} in layer {number}"
             raise DataError(f"the weights of a row sum to at most 1, got {found}; apply the softmax over keys")
     return given
 

@@ -103,14 +103,10 @@ def find_layer(number: int, names: Iterable[str]) -> list[str]:
 
 def check_key(name: Any) -> None:
     """Raises LensError for a key of a dict that is neither the name of an attention nor a number of a layer."""
-    if isinstance(to_python_number(name), bool) or not isinstance(to_python_number(name), (str, int)):
-        pair = isinstance(name, tuple) and len(name) == 2 and isinstance(name[1], int)
-        instead = (
-            f"for one head, write a list of pairs instead of a dict, [{name!r}]" if pair else "write a key for each"
-        )
+    plain = to_python_number(name)
+    if isinstance(plain, bool) or not isinstance(plain, (str, int)):
         raise LensError(
-            f"the key {name!r} is no name of an attention, such as 'decoder.0.self', no pattern, and no number of a "
-            f"layer; {instead}"
+            f"a key must be one name, such as 'decoder.0.self', one pattern, or the number of a layer, got {name!r:.80}"
         )
 
 

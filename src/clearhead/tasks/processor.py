@@ -121,6 +121,13 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     def configure(self, recipe: RecipeT) -> None:
         """Takes over what a resumed run may change, such as settings of decoding."""
 
+    def chosen_settings(self) -> dict[str, str]:
+        """What the data chose where the recipe says "auto", by the key in the recipe; run, metrics and card say it.
+
+        `Objective.calibrate` may add to it.
+        """
+        return {}
+
     @abstractmethod
     def examples(self, rows: Iterable[Row], report: Report, recipe: RecipeT | None = None) -> Examples[BatchT]:
         """Rows as numbers; those that cannot be used are dropped, and the report says why.
@@ -131,6 +138,10 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     def row_problem(self, row: Row) -> str | None:
         """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
         return None
+
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        """Whether rows with the same input have answers that exclude each other; False where there may be several."""
+        return False
 
     def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
         """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+WIDE_MARK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
 WIDE = dict(zip(",!?:;()", "，！？：；（）", strict=True))
 # Where a text may be cut, best first: after sentences, after clauses, at spaces, anywhere.
 SEAMS = [
@@ -64,7 +65,7 @@ def join_texts(texts: Sequence[str]) -> str:
     """
     out = ""
     for text in filter(None, texts):
-        dense = out and (HAN.match(text) or text[0] in "“「『（") and re.search(r"[\u3000-\u9fff\uff00-\uffef]$", out)
+        dense = out and (HAN.match(text) or text[0] in "“「『（") and WIDE_MARK.match(out[-1])
         out += text if not out or dense else f" {text}"
     return out
 

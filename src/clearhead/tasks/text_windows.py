@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.attention import Mask
+from clearhead.model import ModelConfig
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
+
+READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
+LONGEST_TEXT = 100_000  # characters that are read
+PAIR_WINDOWS = 8  # of each text of a pair, for every window of the one meets every window of the other
+
+
+def window_size(config: ModelConfig, longest: int = 0) -> int:
+    """The most tokens that a model reads at once, start and ends included: its learned positions, or READ_AT_ONCE.
+
+    It is more if texts of training had up to `longest` tokens, and any number if each token sees its neighbours only.
+    """
+    if config.positions == "learned":
+        return config.max_length
+    near = config.window is not None or config.encoder_window is not None
+    return sys.maxsize if near else max(READ_AT_ONCE, longest)
+
+
+def cut_text(text: str) -> tuple[str, list[str]]:
+    """The beginning of a text that is read, and a note if that is not all of it."""
+    if len(text) <= LONGEST_TEXT:
+        return text, []
+    return text[:LONGEST_TEXT], [f"the text has {len(text):,} characters: only the first {LONGEST_TEXT:,} were read"]
 
 
 def split_windows(tokens: Sequence[int], size: int) -> list[list[int]]:
@@ -40,20 +64,20 @@ def enclose(parts: Sequence[Sequence[int]], start: int, end: int) -> list[int]:
     return tokens
 
 
-def text_windows(parts: Sequence[Sequence[int]], limit: int | None, start: int, end: int) -> list[list[int]]:
-    """A text or a pair of texts as tokens, in windows of at most `limit` tokens (None: any number).
+def text_windows(parts: Sequence[Sequence[int]], limit: int, start: int, end: int) -> list[list[int]]:
+    """A text or a pair of texts as tokens, in windows of at most `limit` tokens.
 
-    Of a pair, every window of the one meets every window of the other.
+    Of a pair, every window of the one meets every window of the other, and `pair_size` tokens of each are read.
 
     >>> text_windows([[7, 8, 9, 10]], 5, 1, 2)
     [[1, 7, 8, 9, 2], [1, 8, 9, 10, 2]]
     """
-    room = None if limit is None else limit - 1 - len(parts)
-    if room is None or sum(map(len, parts)) <= room:
+    room = limit - 1 - len(parts)
+    if sum(map(len, parts)) <= room:
         return [enclose(parts, start, end)]
     if len(parts) == 1:
         return [enclose([window], start, end) for window in split_windows(parts[0], room)]
-    first, second = parts
+    first, second = (part[: pair_size(room)] for part in parts)
     half = max(room // 2, room - len(second))
     return [
         enclose([one, other], start, end)
@@ -62,7 +86,34 @@ def text_windows(parts: Sequence[Sequence[int]], limit: int | None, start: int, 
     ]
 
 
-def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> list[tuple[list[int], list[str]]]:
+def pair_size(room: int) -> int:
+    """The most tokens of each text of a long pair that are read, in windows with room for so many of both."""
+    return PAIR_WINDOWS * (room // 2)
+
+
+class EncodedInput(NamedTuple):
+    """The tokens of a text, or of both texts of a pair, and notes on what of it is not read."""
+
+    parts: list[list[int]]
+    notes: list[str]
+
+
+def encode_inputs(tokenizer: Tokenizer, inputs: Sequence[Sequence[str]], limit: int) -> list[EncodedInput]:
+    """The tokens of inputs, each a text or a pair of texts, for windows of at most `limit` tokens."""
+    cut = [cut_text(text) for texts in inputs for text in texts]
+    tokens = iter(tokenizer.encode_all([text for text, _ in cut]))
+    notes = iter([note for _, note in cut])
+    found = []
+    for texts in inputs:
+        parts, said = [next(tokens) for _ in texts], [note for _ in texts for note in next(notes)]
+        room = limit - 1 - len(texts)
+        if len(texts) > 1 and sum(map(len, parts)) > room and max(map(len, parts)) > pair_size(room):
+            said.append(f"only the first {pair_size(room):,} tokens of each text of the pair were read")
+        found.append(EncodedInput(parts, said))
+    return found
+
+
+def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[tuple[list[int], list[str]]]:
     """The windows of a text or a pair, each as tokens and as the pieces that the texts themselves have."""
     from clearhead.text.surface_forms import surface_forms
 

@@ -14,7 +14,7 @@ from clearhead.storage import atomic_folder, read_json, verify_checksums, write_
 from clearhead.tasks import Task
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import AnyProcessor, Examples
+from clearhead.tasks.processor import AnyProcessor, Examples, Processor
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.report import SHOWN
@@ -75,6 +75,8 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     report = Report()
     examples, dev = processor.examples(rows, report, recipe), None
     said = f"train: {report}"
+    if contradictions := find_contradictions(processor, examples.rows):
+        said += f"\n{_describe_contradictions(processor, contradictions)}"
     if data.dev is not None:
         report = Report()
         dev = processor.examples(dev_rows, report)
@@ -97,6 +99,16 @@ def find_repeated(processor: AnyProcessor, train: Sequence[Row], dev: Sequence[R
     wanted = set(inputs)
     common = {key for row in train if (key := identify(row)) in wanted}
     return [row for row, key in zip(dev, inputs, strict=True) if key in common]
+
+
+def find_contradictions(processor: AnyProcessor, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each input whose answers exclude each other, such as two labels for one text."""
+    if type(processor).contradict is Processor.contradict:
+        return []
+    same = dict[str, list[Row]]()
+    for row in rows:
+        same.setdefault(processor.inputs.identify(row), []).append(row)
+    return [some for some in same.values() if len(some) > 1 and processor.contradict(some)]
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -122,6 +134,19 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
             f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
         )
     return train, dev
+
+
+def _describe_contradictions(processor: AnyProcessor, contradictions: Sequence[Sequence[Row]]) -> str:
+    """How many inputs of train have answers that exclude each other, and the first two such rows."""
+    rows = sum(map(len, contradictions))
+    first, *others = contradictions[0]
+    other = next((row for row in others if processor.contradict([first, row])), others[0])
+    cases = [
+        f"{processor.answer_of(row)!r:.60} ({row._replace(file=Path(row.file).name).where})" for row in (first, other)
+    ]
+    count = f"{format_count(len(contradictions), 'input')} of train {'has' if len(contradictions) == 1 else 'have'}"
+    what = f"{count} answers that exclude each other, in {format_count(rows, 'row')}"
+    return f"warning: {what}; {processor.inputs.identify(first)!r:.60} is {' and '.join(cases)}"
 
 
 def _describe_repeated(repeated: Sequence[Row], total: int) -> str:

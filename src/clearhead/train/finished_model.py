@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,8 +44,10 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     adapter = read_adapter(where) if trainer.train.lora_rank else None
     model = _make_model(trainer, weights, adapter).to(processes.device).eval()
+    before = data.processor.chosen_settings()
     if message := data.objective.calibrate(model, data.examples.rows, data.dev_rows):
         print_message(message)
+    print_chosen({key: value for key, value in data.processor.chosen_settings().items() if key not in before})
     metrics = _score_model(trainer, model)
     stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
     _replace_model(where, data, model, metrics, stored)
@@ -61,6 +63,12 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
         )
 
 
+def print_chosen(chosen: Mapping[str, str]) -> None:
+    """Prints what the data chose where the recipe says "auto"."""
+    for key, value in chosen.items():
+        print_message(f'{key} = "auto": using "{value}"')
+
+
 def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
     """The content of metrics.json: how the run went, and the scores on dev, on test and of the baseline."""
     data, position = trainer.data, trainer.position
@@ -72,6 +80,8 @@ def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
         "examples": len(trainer.examples),
         "tokens": position.tokens,
     }
+    if chosen := data.processor.chosen_settings():
+        metrics["chosen"] = chosen
     answerer = data.task.answerer(data.processor, model)
     for part, rows in (("dev", data.dev_rows), ("test", data.test)):
         if rows:
@@ -275,6 +285,7 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
     given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
     sources = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
+    chosen = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings().items())
     lines = [
         f"# {name}",
         "",
@@ -290,6 +301,7 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
         f"{datetime.date.today().isoformat()} |",
         *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
         *([f"| adapter | LoRA of rank {recipe.train.lora_rank} |"] if recipe.train.lora_rank else []),
+        *([f"| chosen from the data | {chosen} |"] if chosen else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

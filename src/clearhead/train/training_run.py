@@ -31,7 +31,7 @@ from clearhead.tasks.pretrained import Transfer
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.fine_tuning import read_new, record_start, start_model
-from clearhead.train.finished_model import write_finished_model
+from clearhead.train.finished_model import print_chosen, write_finished_model
 from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.memory_check import check_memory, refuse_out_of_memory
@@ -197,6 +197,7 @@ def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
     if data.fitted:
         chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
         print_message(f"no [model] section: using {chosen}, chosen for {format_count(len(data.examples), 'example')}")
+    print_chosen(data.processor.chosen_settings())
     if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):

@@ -79,6 +79,8 @@ def _list_choices(heads: Any) -> list[tuple[str | int, Any]]:
     """Pairs of an attention and its heads."""
     if isinstance(heads, Mapping):
         for name in heads:
+            if isinstance(name, tuple) and _is_pair(name):
+                raise LensError(f"{name!r} is no key of a dict; one head is written as a list of pairs, [{name!r}]")
             check_key(name)
         return list(heads.items())
     single = isinstance(heads, HeadRole) or (isinstance(heads, tuple) and _is_pair(heads))

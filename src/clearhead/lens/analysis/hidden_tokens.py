@@ -134,7 +134,7 @@ def _read_positions(wanted: Any, positions: Any) -> tuple[list[int], tuple[int |
     for place in map(to_python_number, several):
         if isinstance(place, slice):
             edges = [to_python_number(edge) for edge in (place.start, place.stop, place.step)]
-            if not all(edge is None or _is_whole(edge) for edge in edges) or (edges[2] or 1) < 1:
+            if not all(edge is None or _is_whole(edge) for edge in edges) or (edges[2] is not None and edges[2] < 1):
                 raise LensError(f"a slice of {wanted!r} must have whole numbers and a positive step, got {place!r}")
             others.append(slice(*edges))
         elif not _is_whole(place):

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
+from clearhead.lens.analysis.role_inputs import RUN, TextInputs, check_text_count, read_inputs
 from clearhead.lens.analysis.roles import NEAR, HeadRoles, counts_queries
-from clearhead.lens.attention_names import find_attentions
+from clearhead.lens.attention_names import find_attentions, to_python_number, to_python_numbers
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe
+from clearhead.lens.measures.definition import check_counts
 from clearhead.lens.record.attention_views import Forward, Sight
 
 UNKNOWN = "Induction and duplicates were not measured: that needs a text of 10 tokens, and a vocabulary to draw from."
@@ -26,7 +28,7 @@ Numbers = int | Sequence[int]
 @torch.no_grad()
 def head_roles(
     model: nn.Module,
-    inputs: Tensor | tuple[Tensor, ...] | None = None,
+    inputs: Tensor | tuple[Tensor, ...] | Mapping[str, Any] | None = None,
     *,
     run: Callable[..., Any] | None = None,
     delimiters: Collection[int] = (),
@@ -40,10 +42,11 @@ def head_roles(
 ) -> HeadRoles:
     """Every head of a model with its score in each role, and the role that it gets; `ROLES` has the formulas.
 
-    `inputs` are token numbers (batch, tokens), of an encoder-decoder (source, target). `run(*inputs)` is how the model
-    is called on them, if not in the usual way; with `run` alone, roles that need tokens are left out. What holds `pad`
-    tokens is read without them (by `run`: their queries do not count). Queries that see fewer than 5 keys do not count
-    either; for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
+    `inputs` are token ids (batch, tokens), of an encoder-decoder (source, target), or what a Hugging Face tokenizer
+    gives with return_tensors="pt". `run(*inputs)` is how the model is called on them, if not in the usual way; with
+    `run` alone, roles that need tokens are left out. Padding, which is `pad` tokens or those that an attention_mask
+    hides, is removed (with `run`: its queries do not count). Queries that see fewer than 5 keys do not count either;
+    for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
 
     Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`
     (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
@@ -51,20 +54,23 @@ def head_roles(
     Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured. How well
     heads of a translator align words is measured by `clearhead.tasks.alignment.score_heads`.
     """
-    texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
-    if not texts and run is None:
-        raise LensError("head_roles needs inputs (token ids), or run=, a function that calls the model")
+    if inputs is None and run is None:
+        raise LensError(f"head_roles needs inputs (token ids), or {RUN}")
+    delimiters = _check_options(delimiters, run, near, pad, seed)
+    given = read_inputs(inputs, pad, check=run is None)
+    texts = given.texts
     if run is None:
-        _check_texts(texts)
+        check_text_count(model, texts)
     called = partial(_run_model, model) if run is None else run
-    runs = [texts] if run is not None or pad is None else _remove_pads(texts, pad)
-    tally = _Tally(near, frozenset(delimiters), pad)
+    runs = given.without_padding() if run is None else [given]
+    tally = _Tally(near, delimiters)
     with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_make_neighbour_probes(near)) as record:
         for some in runs:
-            called(*some)
-    known = runs if len(runs) == len(record.calls) else [()] * len(record.calls)
+            called(*some.texts)
+    known = runs if len(runs) == len(record.calls) else [TextInputs()] * len(record.calls)
     for call, some in zip(record.calls, known, strict=True):
-        tally.count_text(call, some)
+        if call.interrupted is None:
+            tally.count_text(call, some)
     drawn = _draw_repeats(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2
@@ -81,19 +87,22 @@ def head_roles(
 class _Tally:
     """Weighted sums and counts per head and role, from which scores are means."""
 
-    def __init__(self, near: int, delimiters: frozenset[int], pad: int | None) -> None:
-        self.near, self.delimiters, self.pad = near, delimiters, pad
+    def __init__(self, near: int, delimiters: frozenset[int]) -> None:
+        self.near, self.delimiters = near, delimiters
         self.sums: dict[str, dict[str, list[Tensor]]] = {}
         self.heads: dict[str, tuple[int, ...]] = {}
 
-    def count_text(self, call: Forward, texts: tuple[Tensor, ...]) -> None:
+    def count_text(self, call: Forward, inputs: TextInputs) -> None:
         for sight in (call[name] for name in call.names):
-            of_queries, of_keys = (_find_tokens(sight, texts, side) for side in ("queries", "keys"))
+            of_keys, real_queries = (
+                _find_tokens(sight, inputs.texts, "keys"),
+                _find_tokens(sight, inputs.real, "queries"),
+            )
             visible, keys, place = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
             real = (sight.logsumexp != -torch.inf) & counts_queries("first", visible)  # NaN counts: it must show
-            if of_queries is not None and self.pad is not None:
-                real &= (of_queries[:, place] != self.pad)[:, None]
+            if real_queries is not None:
+                real &= real_queries[:, place][:, None]
             self.add(sight, "first", sight.first, real)
             self.add(sight, "broad", sight.entropy / visible.clamp(min=2).double().log(), real)
             if of_keys is not None and self.delimiters and sight.received is not None:
@@ -137,20 +146,26 @@ class _Tally:
                 )
 
 
-def _check_texts(texts: tuple[Any, ...]) -> None:
-    for text in texts:
-        if not isinstance(text, Tensor) or text.dtype not in (torch.int32, torch.int64) or text.ndim != 2:
-            got = f"{text.dtype} of shape {tuple(text.shape)}" if isinstance(text, Tensor) else repr(text)[:60]
-            raise LensError(
-                "inputs must be token ids shaped (batch, tokens), for an encoder-decoder a tuple (source, target); "
-                f"got {got}. For other inputs pass run=, a function that calls the model"
-            )
-        if not text.numel():
-            raise LensError(f"there are no tokens in inputs of shape {tuple(text.shape)}")
+def _check_options(delimiters: Any, run: Any, near: int, pad: Any, seed: int) -> frozenset[int]:
+    """The delimiters as a set of token ids; LensError for options that are no such numbers."""
+    check_counts(LensError, least=1, near=near)
+    check_counts(LensError, seed=seed)
+    if run is not None and not callable(run):
+        raise LensError(f"run must be a function that calls the model, got {run!r:.60}")
+    ids = (
+        [to_python_number(one) for one in to_python_numbers(delimiters)]
+        if isinstance(delimiters, (Collection, Tensor))
+        else None
+    )
+    if ids is None or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise LensError(f"delimiters must be a list of token ids, such as [13], got {delimiters!r:.60}")
+    if pad is not None and (isinstance(pad, bool) or not isinstance(pad, int)):
+        raise LensError(f"pad must be a token id, such as tokenizer.pad_token_id, got {pad!r:.60}")
+    return frozenset(ids)
 
 
 def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor | None:
-    """The token ids of the queries or of the keys; None where unknown."""
+    """What the texts have at the queries or at the keys: token ids, or whether they are real; None where unknown."""
     if not texts:
         return None
     source = (sight.cross and side == "keys") or (not sight.cross and "encoder" in sight.name.split("."))
@@ -160,21 +175,7 @@ def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor |
 
 
 def _make_neighbour_probes(near: int) -> dict[str, Probe]:
-    if near < 1:
-        raise LensError(f"near must be at least 1, got {near}")
     return {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
-
-
-def _remove_pads(texts: tuple[Tensor, ...], pad: int) -> list[tuple[Tensor, ...]]:
-    """The texts without pads, batched by length."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for sample in range(len(texts[0])):
-        groups.setdefault(tuple(int((text[sample] != pad).sum()) for text in texts), []).append(sample)
-    return [
-        tuple(torch.stack([text[one][text[one] != pad] for one in samples]) for text in texts)
-        for sizes, samples in groups.items()
-        if min(sizes)
-    ]
 
 
 def _run_model(model: nn.Module, *texts: Tensor) -> None:
@@ -203,6 +204,8 @@ def _find_vocabularies(
             return None
         vocabulary = target if count < 2 else (getattr(config, "source_vocabulary", None) or target, target)
     several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
+    if any(isinstance(one, (str, bool)) or not isinstance(one, (int, Sequence)) for one in several):
+        raise LensError(f"a vocabulary is a number of token ids, or a list of them, got {vocabulary!r:.60}")
     if len(several) != count:
         raise LensError(
             f"{len(several)} vocabularies for {count} texts; give a tuple of {count}, or one number or list for all"

@@ -81,8 +81,10 @@ class HeadRoles:
         thresholds: Mapping[str, float] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        for role in thresholds or {}:
+        for role, threshold in (thresholds or {}).items():
             check_role(role)
+            if not _is_number(threshold):
+                raise LensError(f"the threshold of {role!r} must be a number, got {threshold!r}")
         self.thresholds = {role: one.threshold for role, one in ROLES.items()} | dict(thresholds or {})
         self.notes = tuple(notes)
         self.heads = [self._called(name, head, dict(found)) for name, head, found in scores]
@@ -95,11 +97,24 @@ class HeadRoles:
         role = min(reached, key=lambda one: (ROLES[one].rank, -scores[one]))
         return HeadRole(name, head, role, scores[role], scores)
 
-    def of(self, role: str) -> list[HeadRole]:
-        """The heads that play this role, best first."""
-        if role != NONE:
+    def of(self, role: str, *, min_score: float | None = None) -> list[HeadRole]:
+        """The heads that play this role, best first; with `min_score`, all whose score in it is at least that.
+
+        A head plays one role, the most special that it reaches: a sink that repeats the token before it is `previous`.
+        What `min_score` finds has this role and its score in it.
+
+        >>> roles = HeadRoles([("decoder.0.self", 1, {"previous": 0.5, "first": 0.45})])
+        >>> roles.of("first"), [(one.head, one.score) for one in roles.of("first", min_score=0.4)]
+        ([], [(1, 0.45)])
+        """
+        if role != NONE or min_score is not None:
             check_role(role)
-        return sorted((one for one in self.heads if one.role == role), key=lambda one: -one.score)
+        if min_score is None:
+            return sorted((one for one in self.heads if one.role == role), key=lambda one: -one.score)
+        if not _is_number(min_score) or not 0 <= min_score <= 1:
+            raise LensError(f"min_score must be a number from 0 to 1, as scores are, got {min_score!r}")
+        scored = self._score(role)
+        return sorted((one for one in scored if one.score >= min_score), key=lambda one: -one.score)
 
     def best(self, role: str) -> HeadRole:
         """The head with the largest score in this role, with that score, whether it is called so or not.
@@ -107,11 +122,14 @@ class HeadRoles:
         `roles[name, head]` has the role that it gets.
         """
         check_role(role)
-        scored = [one for one in self.heads if role in one.scores]
+        return max(self._score(role), key=lambda one: one.score)
+
+    def _score(self, role: str) -> list[HeadRole]:
+        """The heads that were measured for a role, each with its score in it."""
+        scored = [one._replace(role=role, score=one.scores[role]) for one in self.heads if role in one.scores]
         if not scored:
             raise LensError("; ".join([f"the role {role!r} was measured of no head", *self.notes]))
-        found = max(scored, key=lambda one: one.scores[role])
-        return found._replace(role=role, score=found.scores[role])
+        return scored
 
     def table(self) -> str:
         """One line per head: its role, and its score in every role, in hundredths; · for what was not measured."""
@@ -128,7 +146,7 @@ class HeadRoles:
     def legend(self) -> str:
         """How each role is measured, and who found it."""
         return "\n".join(
-            f"{role:10} {one.formula}, from {self.thresholds[role]:.2f} on ({one.paper})" for role, one in ROLES.items()
+            f"{role:10} {one.formula}, from {self.thresholds[role]:g} on ({one.paper})" for role, one in ROLES.items()
         )
 
     def __getitem__(self, place: tuple[str, int]) -> HeadRole:
@@ -155,6 +173,10 @@ class HeadRoles:
         counts = {role: len(self.of(role)) for role in [*ROLES, NONE]}
         summary = ", ".join(f"{count} {role}" for role, count in counts.items() if count)
         return f"HeadRoles({len(self)} heads: {summary})"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_role(role: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -17,6 +18,7 @@ from clearhead.attention.call_slices import slice_heads
 from clearhead.errors import LensError
 from clearhead.formatting import format_bytes
 from clearhead.lens.attention_names import unwrap_model
+from clearhead.lens.capture.forward_hooks import describe_exception
 from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
 from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
 from clearhead.lens.capture.host_transfer import HostTransfer
@@ -42,6 +44,7 @@ class _ThreadState(threading.local):
     """A collector's state per thread."""
 
     call: GrowingCall | None = None
+    extended: list[GrowingCall] | None = None  # the calls that the pass in progress was part of, if one is
     growing: object | None = None  # the cache of the pass that has begun
     begun: bool = False
     ids: dict[str, Tensor] | None = None  # token numbers that went in, and belong to the call of the next attention
@@ -59,6 +62,7 @@ class Collector:
         self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
+        self.interruptions: Counter[str] = Counter()  # how many recorded passes each exception ended
         self.transfer = HostTransfer(settings.device_budget)
         self.joint = JointMeasuring(settings.device_budget)
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
@@ -97,19 +101,41 @@ class Collector:
         `ids` are the token numbers that go in: of "source" and "target", or of "tokens".
         """
         state = self._thread
+        self.begin_pass()
         kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
         state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
-    def end(self) -> None:
-        """The forward pass is over; later passes join its call only through its cache.
+    def end(self, error: BaseException | str | None = None) -> None:
+        """The forward pass is over; later passes join its call only through its cache, and not if it raised `error`.
 
         A source that no watched attention has claimed, of an encoder by itself, waits for the decoder's first pass.
         """
+        self.end_pass(error)
         waiting = self._thread.ids or {}
         source = {kind: numbers.clone() for kind, numbers in waiting.items() if kind == "source"}
         self._thread.begun, self._thread.growing, self._thread.ids = False, None, source or None
+
+    def begin_pass(self) -> None:
+        """A forward pass of this thread begins, of which `end_pass` will say whether it raised."""
+        self._thread.extended = []
+
+    def end_pass(self, error: BaseException | str | None = None) -> None:
+        """The pass is over. If it raised, the calls that it was part of are marked, and no later pass joins them."""
+        state, (calls, self._thread.extended) = self._thread, (self._thread.extended or [], None)
+        if error is None or not calls:
+            return
+        state.call = state.ids = None
+        text = error if isinstance(error, str) else describe_exception(error)
+        with self._lock:
+            self.interruptions[text] += 1
+            for call in calls:
+                call.about["interrupted"] = text
+                call.release()
+            ended = {id(call) for call in calls}
+            self._calls = {key: known for key, known in self._calls.items() if id(known[1]) not in ended}
+            self._current = {thread: call for thread, call in self._current.items() if id(call) not in ended}
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
@@ -237,6 +263,9 @@ class Collector:
                     *(name, heads, cross, self.settings.detail, history, sharing, self.transfer, self.joint)
                 )
             self._thread.call = self._current[threading.get_ident()] = forward
+            extended = self._thread.extended
+            if extended is not None and forward not in extended:
+                extended.append(forward)
             if forward not in current and self.settings.detail.keep == "statistics":
                 self._reduce_calls([forward, *self._current.values()])
             self.ran = True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, Seen
@@ -19,6 +20,12 @@ from clearhead.lens.capture.compiled_graphs import (
     is_recomputing,
     registry_lock,
     send_to_receiver,
+)
+from clearhead.lens.capture.forward_hooks import (
+    UNKNOWN_EXCEPTION,
+    HookRegistry,
+    find_new_exception,
+    get_handled_exception,
 )
 
 KINDS = ("source", "target", "tokens")
@@ -35,10 +42,73 @@ def observe_own_model(
         for name, attention in attentions.items():
             if name in collector.settings.layers:
                 stack.enter_context(_attach_observer(attention, _make_listener(name, attention, collector)))
-        for part in model.modules():
-            if _reads_tokens(part):
-                stack.enter_context(_attach_reader(part, collector))
+        parts = [part for part in model.modules() if _reads_tokens(part)]
+        for part in parts:
+            stack.enter_context(_attach_reader(part, collector))
+        stack.enter_context(_track_passes({model, *(one for part in parts for one in _find_stacks(part))}, collector))
         yield
+
+
+class _PassTracker:
+    """Tells a collector when a model begins and ends a forward pass, or a stack of it that is called by itself."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector, self._thread = collector, threading.local()
+
+    @property
+    def _open(self) -> list[tuple[nn.Module, BaseException | None]]:
+        """The modules that run, each with the exception that was handled before."""
+        if not hasattr(self._thread, "open"):
+            self._thread.open = []
+        modules: list[tuple[nn.Module, BaseException | None]] = self._thread.open
+        return modules
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(module is one for one, _ in self._open):
+            self.close(UNKNOWN_EXCEPTION)
+        if not self._open:
+            self.collector.begin_pass()
+        self._open.append((module, get_handled_exception()))
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._open:
+            return
+        _, handled = self._open.pop()
+        if not self._open:
+            self.collector.end_pass(find_new_exception(handled))
+
+    def close(self, error: BaseException | str) -> None:
+        """Ends a pass that nobody has ended, because of an exception."""
+        if self._open:
+            self._open.clear()
+            self.collector.end_pass(error)
+
+
+@contextmanager
+def _track_passes(modules: Collection[nn.Module], collector: Collector) -> Iterator[None]:
+    tracker = _PassTracker(collector)
+    for module in modules:
+        _passes.enter(module, tracker)
+    try:
+        yield
+    finally:
+        for module in modules:
+            _passes.leave(module, tracker)
+        tracker.close(get_handled_exception() or UNKNOWN_EXCEPTION)
+
+
+def _begin_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Does nothing while a graph is traced."""
+    if not torch.compiler.is_compiling():
+        _passes.call_begin(module, args, kwargs)
+
+
+def _end_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _passes.call_end(module, args, kwargs, output)
+
+
+_passes = HookRegistry(_begin_pass, _end_pass)
 
 
 @contextmanager
@@ -111,12 +181,10 @@ class TokenReader(GraphReceiver):
     def attach(self, model: nn.Module) -> None:
         """Adds forward pre-hooks to the embeddings and to the layer stacks."""
         places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
-        stacks = {
-            name: stack for name in ("encoder", "decoder") if isinstance(stack := getattr(model, name, None), nn.Module)
-        }
-        kinds = {"encoder": 0, "decoder": 1} if len(stacks) == 2 else dict.fromkeys(stacks, 2)
+        stacks = _find_stacks(model)
+        kinds = (0, 1) if len(stacks) == 2 else (2,)
         hooked = [(place, _TokenHook(self, None)) for place in places if isinstance(place, nn.Module)]
-        hooked += [(stacks[name], _TokenHook(self, kind)) for name, kind in kinds.items()]
+        hooked += [(stack, _TokenHook(self, kind)) for stack, kind in zip(stacks, kinds, strict=True)]
         self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
 
     def receive(self, given: EncodedCall) -> None:
@@ -150,6 +218,12 @@ def _make_empty_hook() -> Callable[[nn.Module, Any], None]:
 
 def _do_nothing(module: nn.Module, given: Any) -> None:
     """A forward pre-hook that does nothing."""
+
+
+def _find_stacks(model: nn.Module) -> list[nn.Module]:
+    """The encoder and the decoder of a model, those that it has."""
+    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
+    return [stack for stack in stacks if isinstance(stack, nn.Module)]
 
 
 def _reads_tokens(part: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from clearhead.errors import LensError
+from clearhead.formatting import format_count
 from clearhead.lens import huggingface
 from clearhead.lens.attention_names import Heads, Layers, find_attentions, select_heads, select_layers
 from clearhead.lens.capture.collector import Collector
@@ -65,7 +67,8 @@ def watch(
     - `device_budget`: bytes of a GPU's memory for results on their way to the CPU, which they take while the model runs
       on; by default a tenth of what is free. With 0 every layer waits for its copies.
 
-    A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one.
+    A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one. A call
+    whose pass raised has `interrupted`, the exception, and is left out of statistics.
     Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
     its own, except for threads that watch the model themselves. With `own_thread=True` it records only passes of the
     thread that it was entered in, as `Predictor.look` does.
@@ -102,12 +105,27 @@ def watch(
     collector = Collector(settings, record, model)
     with collector, target.attach(collector):
         yield record
+    _warn_of_interruptions(collector)
     if not collector.ran:
         raise LensError(
             f"none of the {len(settings.layers)} watched attentions ran"
             f"{' in this thread' if own_thread else ''}. Was another model called, or a copy; were other layers used; "
             "was a CUDA graph replayed?"
         )
+
+
+def _warn_of_interruptions(collector: Collector) -> None:
+    """Says which calls are incomplete because their forward pass raised, and the watch went on."""
+    if not collector.interruptions:
+        return
+    passes = format_count(collector.interruptions.total(), "forward pass", "forward passes")
+    calls = [f"record.calls[{n}]" for n, call in enumerate(collector.record.calls) if call.interrupted is not None]
+    where = f": {', '.join(calls[:6])}{', …' if len(calls) > 6 else ''}" if calls else ""
+    warnings.warn(
+        f"{passes} ended in an exception ({'; '.join(list(collector.interruptions)[:3])}); record.statistics() leaves "
+        f"out what was recorded until then{where}",
+        stacklevel=4,
+    )
 
 
 def expected_bytes(

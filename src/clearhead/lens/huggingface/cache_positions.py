@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
+from clearhead.lens.capture.forward_hooks import get_handled_exception
 from clearhead.lens.huggingface.arguments import Masks
 from clearhead.lens.huggingface.discovery import AttentionInfo
 from clearhead.lens.measures.definition import has_band, locate_first_query
@@ -115,7 +116,7 @@ class ForwardPass:
         layer_states: dict[int, LayerCacheState] | None = None,
         around: ForwardPass | None = None,
     ) -> None:
-        self.module = module
+        self.module, self.handled = module, get_handled_exception()
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
         self.layer_states: dict[int, LayerCacheState] = (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clearhead.errors import LensError
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
+from clearhead.lens.capture.forward_hooks import UNKNOWN_EXCEPTION, find_new_exception, get_handled_exception
 from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, to_seen
 from clearhead.lens.huggingface.cache_positions import (
     CacheGrowth,
@@ -73,7 +74,10 @@ class ForwardTracker:
         ):
             for counter in self.run_counters:
                 stack.enter_context(counter.attach())
-            yield
+            try:
+                yield
+            finally:
+                self._drop_frames(0, get_handled_exception() or UNKNOWN_EXCEPTION)
         if self.refusal:  # raised before, but perhaps in a thread of transformers that caught it
             raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
@@ -154,7 +158,7 @@ class ForwardTracker:
         frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
             if module is self.model or frame.module is module:  # of a pass that was interrupted
-                del frames[n:]
+                self._drop_frames(n, UNKNOWN_EXCEPTION)
                 break
         cache = find_cache(named.values())
         states = self._read_states(cache, before=True, coming=named.get("hidden_states"))
@@ -174,6 +178,12 @@ class ForwardTracker:
         if frame.growth is not None and cache is not None:
             self._listen(cache)
         frames.append(frame)
+
+    def _drop_frames(self, first: int, error: BaseException | str) -> None:
+        """Ends passes that nobody has ended, because of an exception."""
+        if self._frames and not first:
+            self.collector.end(error)
+        del self._frames[first:]
 
     def _listen(self, cache: Any) -> None:
         """Reports reorderings of this cache, and of all of its class."""
@@ -200,6 +210,10 @@ class ForwardTracker:
             return
         frame = self._frames.pop()
         if self._frames:
+            return
+        error = find_new_exception(frame.handled)
+        if error is not None:  # the cache may hold this step in some layers alone
+            self.collector.end(error)
             return
         self._thread.last_growth = frame.growth
         cache = find_cache(list_outputs(output)) if frame.cache is None else frame.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -18,76 +17,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, is_recomputing, registry_lock
+from clearhead.lens.capture.compiled_graphs import exclude_from_graphs, registry_lock
+from clearhead.lens.capture.forward_hooks import HookRegistry, PassCallbacks
 from clearhead.lens.huggingface.method_observer import MethodObserver
 
 
 @runtime_checkable
-class ForwardCallbacks(Protocol):
+class ForwardCallbacks(PassCallbacks, Protocol):
     """The callbacks of one watch for the forward passes of a model."""
 
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
-    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
     def on_finished_beams(self, rows: frozenset[int]) -> None: ...
     def on_stopped(self, stopped: list[bool]) -> None: ...
     def on_generated(self, _: Any) -> None: ...
     def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None: ...
-
-
-class HookRegistry:
-    """One pair of forward hooks per module, shared by all watches.
-
-    They are the same for all watches and keep their ids, on which compiled code guards, so that code compiled under the
-    first watch serves the others.
-    """
-
-    def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
-        self.begin, self.end = begin, end
-        self.numbers: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self.registered: weakref.WeakKeyDictionary[nn.Module, tuple[ForwardCallbacks, ...]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def enter(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
-        with registry_lock:
-            if module not in self.registered:
-                self._hook(module)
-            self.registered[module] = (*self.registered.get(module, ()), callbacks)
-
-    def leave(self, module: nn.Module, callbacks: ForwardCallbacks) -> None:
-        with registry_lock:
-            self.registered[module] = tuple(one for one in self.registered[module] if one is not callbacks)
-            if not self.registered[module]:
-                del self.registered[module]
-                for place, number, _ in self._places(module):
-                    del place[number]
-
-    def _hook(self, module: nn.Module) -> None:
-        if module in self.numbers:
-            for place, number, value in self._places(module):
-                place[number] = value
-        else:
-            self._forget(module)
-            begin = module.register_forward_pre_hook(self.begin, with_kwargs=True)
-            end = module.register_forward_hook(self.end, with_kwargs=True, always_call=True)
-            self.numbers[module] = (begin.id, end.id)
-
-    def _forget(self, module: nn.Module) -> None:
-        """Removes hooks that a copied module inherited from its original."""
-        for hooks, own in ((module._forward_pre_hooks, self.begin), (module._forward_hooks, self.end)):
-            for number in [number for number, hook in hooks.items() if hook is own]:
-                del hooks[number]
-
-    def _places(self, module: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
-        """The dictionaries in which PyTorch stores the two hooks and their options."""
-        begin, end = self.numbers[module]
-        return [
-            (module._forward_pre_hooks, begin, self.begin),
-            (module._forward_pre_hooks_with_kwargs, begin, True),
-            (module._forward_hooks, end, self.end),
-            (module._forward_hooks_with_kwargs, end, True),
-            (module._forward_hooks_always_called, end, True),
-        ]
 
 
 @contextmanager
@@ -114,29 +56,15 @@ def attach_callbacks(
             registry.leave(module, callbacks)
 
 
-def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> None:
-    if is_recomputing():
-        return
-    for one in (_whole if whole else _within).registered.get(module, ()):
-        one.begin(module, args, kwargs)
-
-
-def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, *, whole: bool) -> None:
-    if is_recomputing():
-        return
-    for one in (_whole if whole else _within).registered.get(module, ()):
-        one.end(module, args, kwargs, output)
-
-
 def _begin_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Does nothing while a graph is traced: inner modules have no pass of their own in a graph."""
     if not torch.compiler.is_compiling():
-        _begin(module, args, kwargs, whole=False)
+        _within.call_begin(module, args, kwargs)
 
 
 def _end_within(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     if not torch.compiler.is_compiling():
-        _end(module, args, kwargs, output, whole=False)
+        _within.call_end(module, args, kwargs, output)
 
 
 _exclude = exclude_from_graphs(
@@ -146,12 +74,12 @@ _exclude = exclude_from_graphs(
 
 @_exclude
 def _begin_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _begin(module, args, kwargs, whole=True)
+    _whole.call_begin(module, args, kwargs)
 
 
 @_exclude
 def _end_whole(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    _end(module, args, kwargs, output, whole=True)
+    _whole.call_end(module, args, kwargs, output)
 
 
 _within = HookRegistry(_begin_within, _end_within)

@@ -34,7 +34,7 @@ def find_reading(got: AttentionArguments, keys: int, masks: Masks, name: str) ->
             "checked, which dropout prevents; watch the model in eval mode"
         )
     output = _check_output(got, name)
-    smallest = float("inf")
+    nearest: Difference | None = None
     for reading in _iterate_readings(got):
         try:
             seen = to_seen(reading, keys, masks)
@@ -43,10 +43,11 @@ def find_reading(got: AttentionArguments, keys: int, masks: Masks, name: str) ->
             continue
         if difference.share <= difference.limit:
             return seen
-        smallest = min(smallest, difference.share)
+        if nearest is None or not nearest.share <= difference.share:  # NaN is not near
+            nearest = difference
     raise LensError(
         f"{name!r} attends by {got.function!r}, which is not a function of transformers, and its output is not "
-        f"softmax(q·kᵀ·scaling + mask)·v of its arguments (it differs by {smallest:.1%}), so its weights are unknown; "
+        f"softmax(q·kᵀ·scaling + mask)·v of its arguments ({_explain(nearest)}), so its weights are unknown; "
         "watch the model with model.set_attn_implementation('sdpa'), or pass your own scores to "
         "clearhead.measure(q, k, mask, bias=…)"
     )
@@ -57,6 +58,12 @@ class Difference(NamedTuple):
 
     share: float
     limit: float
+
+
+def _explain(nearest: Difference | None) -> str:
+    if nearest is None:
+        return "none of the forms that transformers gives them fits"
+    return f"it differs by {nearest.share:.2g} of its size, and rounding explains at most {nearest.limit:.2g}"
 
 
 def measure_difference(

@@ -103,8 +103,8 @@ def _sum_pixels(received: Tensor, height: int, width: int) -> Tensor:
         return received.new_zeros(*received.shape[:2], 0)
     if width == 1:
         return received.clone()
-    padded = F.pad(received, (0, -received.shape[-1] % width))
-    return padded.view(*padded.shape[:-1], -1, width).sum(-1)
+    blocks: Tensor = F.pad(received, (0, -received.shape[-1] % width)).unflatten(-1, (-1, width))
+    return blocks.sum(-1)
 
 
 def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:

@@ -31,6 +31,8 @@ VIEWER = "clearhead.explore"  # by name: the lens must not import it
 class Record:
     """The recorded attentions: `record[name]` if it ran once, `record.calls[i][name]` if the model ran several times.
 
+    A call whose forward pass raised has `interrupted`, the exception: `record[name]` prefers one that was complete.
+
     >>> import torch
     >>> from clearhead import Encoder, ModelConfig, watch
     >>> model = Encoder(ModelConfig.named("tiny", vocabulary=11))
@@ -64,6 +66,7 @@ class Record:
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
         found = [number for number, call in enumerate(self.calls) if name in call]
+        found = [number for number in found if self.calls[number].interrupted is None] or found
         if not found:
             raise RecordError(f"of {name!r} only record.statistics() was kept, by watch(…, keep='statistics')")
         if len(found) > 1:
@@ -101,16 +104,20 @@ class Record:
         return merged
 
     def statistics(self) -> dict[str, Statistics]:
-        """Of every attention and head: the mean and spread of its measures over all queries that see anything."""
-        found = {name: copy.deepcopy(self.running.get(name, RunningStatistics())) for name in self.names}
+        """Of every attention and head: the mean and spread of its measures over all queries that see anything.
+
+        Calls that an exception interrupted are left out.
+        """
+        found = copy.deepcopy(self.running)
         for call in self.calls:
-            for name in call:
-                found[name].add(call[name])
+            for name in call.names if call.interrupted is None else ():
+                found.setdefault(name, RunningStatistics()).add(call[name])
+        found = {name: found[name] for name in self.names if name in found}
         return {name: running.result() for name, running in found.items()}
 
     def reduce(self, call: Forward) -> None:
-        """Adds a call to the running statistics and drops it."""
-        for name in call.names:
+        """Adds a call to the running statistics, unless an exception interrupted it, and drops it."""
+        for name in call.names if call.interrupted is None else ():
             self.running.setdefault(name, RunningStatistics()).add(call[name])
         self.calls[:] = [one for one in self.calls if one is not call]
 
@@ -212,4 +219,5 @@ class Record:
         if self.calls and (missing := self.missing):
             shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
             rest.append(f"  not recorded, of {len(self.known)} that were watched: {shown}")
+        rest += [f"  call {n} interrupted: {call.interrupted}" for n, call in enumerate(self.calls) if call.interrupted]
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])

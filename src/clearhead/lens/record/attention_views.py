@@ -72,6 +72,7 @@ class CallMetadata(TypedDict, total=False):
     forced: int  # tokens at the beginning of the answer that somebody chose
     media: dict[str, Any]  # the picture or sound that was the input, as JSON; `input` is its name then
     loss: float | None
+    interrupted: str  # the exception that ended the pass before it was complete
     effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
     without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
 
@@ -100,6 +101,12 @@ class Forward:
     @property
     def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
         return self._ids
+
+    @property
+    def interrupted(self) -> str | None:
+        """The exception that ended this pass, or a step of this generation, which `record.statistics()` leaves out."""
+        found = self.about.get("interrupted")
+        return found if isinstance(found, str) else None
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
@@ -156,7 +163,8 @@ class Forward:
         return len(self.sights)
 
     def __repr__(self) -> str:
-        return f"Forward({', '.join(self.names)})"
+        ended = f"; interrupted by {self.interrupted}" if self.interrupted else ""
+        return f"Forward({', '.join(self.names)}{ended})"
 
 
 def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:

@@ -34,6 +34,9 @@ def make_table(record: Record, level: str) -> Table:
     else:
         make = _list_queries if level == "query" else _list_keys
         parts = [make(number, call[name]) for number, call in enumerate(record.calls) for name in call.names]
+        if any(call.interrupted for call in record.calls):
+            for part in parts:
+                part["interrupted"] = torch.tensor([bool(record.calls[n].interrupted) for n in part["call"].tolist()])
     columns = list(dict.fromkeys(name for part in parts for name in part))
     return {column: _join([part.get(column, _make_blanks(part)) for part in parts]) for column in columns}
 
@@ -118,7 +121,9 @@ class HeadChange(NamedTuple):
     size: float
 
     def __str__(self) -> str:
-        means = f"{self.before:.3g} → {self.after:.3g}"
+        apart = (d for d in range(3, 18) if f"{self.before:.{d}g}" != f"{self.after:.{d}g}")
+        digits = 3 if self.before == self.after else next(apart, 3)
+        means = f"{self.before:.{digits}g} → {self.after:.{digits}g}"
         return f"{self.name} head {self.head}: {self.measure} {means}, by {self.size:.2g} standard deviations"
 
 

@@ -101,9 +101,10 @@ class AnswerFinder:
         scores: Float[Tensor, "questions labels"] | None,
         *,
         empty: Sequence[bool],
+        notes: Sequence[Sequence[str]],
         best: int | None,
     ) -> list[AnswerPrediction]:
-        """A prediction for each question; an empty one is never known."""
+        """A prediction for each question, with its notes; an empty one is never known."""
         calibration = self.calibration
         temperature = 1.0 if calibration is None else calibration.temperature
         ranking = self.rank(vectors, scores, best=max(RANKED, best or 0), temperature=temperature)
@@ -117,7 +118,7 @@ class AnswerFinder:
             found.append(
                 AnswerPrediction(
                     matches[0].text if sure else UNKNOWN,
-                    (EMPTY,) if blank else (),
+                    (*notes[row], *([EMPTY] if blank else [])),
                     known=sure,
                     matches=matches,
                     best=best,

@@ -26,7 +26,7 @@ from clearhead.tasks.answers.contrastive_losses import (
 )
 from clearhead.tasks.answers.index_actions import carry_changes
 from clearhead.tasks.answers.question_examples import PairExamples, Pairs, Questions
-from clearhead.tasks.answers.text_vectors import encode_texts, pool_tokens
+from clearhead.tasks.answers.text_vectors import pool_tokens
 from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import Examples
@@ -103,7 +103,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         if epoch % self.processor.section.mine_every:
             return
         texts = [clean_pair(row)[0] for row in examples.rows], examples.distinct
-        questions, answers = (normalize(encode_texts(model, self.processor.tokenizer, side)) for side in texts)
+        questions, answers = (normalize(self.processor.pool_texts(model, side)) for side in texts)
         count = examples.negatives.shape[1]
         examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
 

@@ -23,8 +23,9 @@ from clearhead.tasks.answers.contrastive_losses import OUT_OF_SCOPE
 from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.answers.question_examples import PairExamples, QuestionExamples
 from clearhead.tasks.answers.text_vectors import encode_texts
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.processor import Examples, Processor
-from clearhead.tasks.text_windows import enclose
+from clearhead.tasks.text_windows import enclose, window_size
 from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     ) -> None:
         self.tokenizer, self.labels, self.config, self.kind = tokenizer, list(labels), config, kind
         self.section, self.losses = section or AnswersSection(), losses or AnswersLoss()
+        self.longest = 0  # tokens of a text in training; 0: not known
         self.candidates: list[str] = []  # of dev's questions during training, before there is an index
         self.finder = AnswerFinder(self.labels, config.width, self.section, self.losses.temperature)
 
@@ -65,7 +67,8 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         found = self.finder.calibration
         calibration = None if found is None else found.to_json()
         section, loss = self.section.model_dump(), self.losses.model_dump()
-        return {"kind": self.kind, "labels": self.labels, "answers": section, "loss": loss, "calibration": calibration}
+        own = {"kind": self.kind, "labels": self.labels, "longest": self.longest}
+        return {**own, "answers": section, "loss": loss, "calibration": calibration}
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: AnswersRecipe, start: Pretrained | None = None) -> AnswerProcessor:
@@ -85,8 +88,16 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
 
     def configure(self, recipe: AnswersRecipe) -> None:
         """A run finds its answers anew: the index is made when it ends."""
-        self.losses, self.section = recipe.loss, recipe.answers
+        self.losses, self.section, self.longest = recipe.loss, recipe.answers, recipe.data.longest
         self.finder = AnswerFinder(self.labels, self.config.width, self.section, self.losses.temperature)
+
+    def chosen_settings(self) -> dict[str, str]:
+        chosen, calibration = dict[str, str](), self.finder.calibration
+        if self.section.kind == "auto":
+            chosen["answers.kind"] = self.kind
+        if self.section.detector == "auto" and calibration is not None:
+            chosen["answers.detector"] = calibration.detector
+        return chosen
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: AnswersRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
@@ -129,6 +140,11 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(clean_pair(row)[0]).strip() else "without a question"
 
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        """Pairs may have several answers to a question, but it is not out of scope then."""
+        answers = {clean_pair(row)[1] for row in rows}
+        return len(answers) > 1 and (self.kind == "intents" or "" in answers)
+
     def find_flaws(self, row: Row) -> dict[Flaw, int]:
         return {UNSEEN: 1} if self.find_unseen([row]) else {}
 
@@ -156,13 +172,24 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         self, model: PooledEncoder, texts: Sequence[str], batch: int = 64
     ) -> tuple[Tensor, Tensor | None]:
         """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
-        vectors = encode_texts(model, self.tokenizer, texts, batch)
+        vectors = self.pool_texts(model, texts, batch)
         scores = self.score_labels(model, vectors).float().cpu() if self.kind == "intents" else None
+        if scores is not None:
+            check_finite(scores)
         return normalize(vectors).cpu(), scores
 
     def encode_entries(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
         """Unit vectors of the texts of an index, on the CPU."""
-        return normalize(encode_texts(model, self.tokenizer, texts, batch)).cpu()
+        return normalize(self.pool_texts(model, texts, batch)).cpu()
+
+    def pool_texts(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
+        """Vectors of texts, on the model's device."""
+        return encode_texts(model, self.tokenizer, texts, batch, limit=self.window)
+
+    @property
+    def window(self) -> int:
+        """The most tokens that the model reads at once, start and end included."""
+        return window_size(self.config, self.longest + self.added_tokens)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
@@ -177,6 +204,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
             kind, labels = settings["kind"], settings["labels"]
             section, losses = AnswersSection(**settings["answers"]), AnswersLoss(**settings["loss"])
             processor = cls(tokenizer, labels, config, kind=kind, section=section, losses=losses)
+            processor.longest = int(settings.get("longest", 0))
             if settings["calibration"] is not None:
                 processor.finder.calibration = Calibration.from_json(settings["calibration"])
         except (KeyError, TypeError, ValueError) as error:

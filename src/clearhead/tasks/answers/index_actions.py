@@ -13,6 +13,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import format_count, parse_whole_number
 from clearhead.storage import hold_lock
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, Vectors, replace_index
+from clearhead.tasks.text_windows import LONGEST_TEXT
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -119,6 +120,12 @@ def _read_pairs(arguments: Sequence[str], read: Read) -> list[tuple[str, str]]:
         if not question.strip() or not answer.strip():
             missing = "question" if not question.strip() else "answer"
             raise DataError(f"{where + ': ' if where else ''}the {missing} is empty; nothing was added")
+        if (size := max(len(question), len(answer))) > LONGEST_TEXT:
+            longer = "question" if size == len(question) else "answer"
+            raise DataError(
+                f"{where + ': ' if where else ''}the {longer} has {size:,} characters, more than {LONGEST_TEXT:,}; "
+                "shorten it; nothing was added"
+            )
         pairs.append((question.strip(), answer.strip()))
     return pairs
 

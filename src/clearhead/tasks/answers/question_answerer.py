@@ -16,7 +16,7 @@ from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
 from clearhead.tasks.answers.answer_scores import score_answers
 from clearhead.tasks.answers.answer_settings import AnswerOptions, AnswerPrediction
 from clearhead.tasks.answers.index_actions import run_action
-from clearhead.tasks.text_windows import surface_windows
+from clearhead.tasks.text_windows import cut_text, surface_windows
 from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptio
             return []
         finder = self.find_finder()  # one index for the call, whatever other threads do
         vectors, scores = self.processor.encode_questions(self.model, inputs, options.batch)
-        empty = [not self.processor.tokenizer.normal(question).strip() for question in inputs]
-        return finder.answer(vectors, scores, empty=empty, best=options.best)
+        cut = [cut_text(question) for question in inputs]
+        empty = [not self.processor.tokenizer.normal(text).strip() for text, _ in cut]
+        return finder.answer(vectors, scores, empty=empty, notes=[notes for _, notes in cut], best=options.best)
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:
@@ -81,13 +82,16 @@ class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptio
 
 class QuestionTracer(TaskTracer[QuestionAnswerer]):
     def traces(self, given: str, *, answer: str | None, options: AnswerOptions) -> list[Trace]:
-        """A question, read once."""
+        """A question, read once, or once for each window of a long one."""
         self.refuse_answer(answer)
         [prediction] = self.answerer.predict([given], options)
-        [(tokens, surfaces)] = surface_windows(self.answerer.processor.tokenizer, [given], None)
+        (text, _), processor = cut_text(given), self.answerer.processor
         score = prediction.matches[0].score if prediction.known and prediction.matches else None
         parts = [AnswerPart(prediction.text, "", score)]
-        return [Trace({"tokens": tokens}, (), prediction.text, False, prediction.notes, {"tokens": surfaces}, parts)]
+        return [
+            Trace({"tokens": tokens}, (), prediction.text, False, prediction.notes, {"tokens": surfaces}, parts)
+            for tokens, surfaces in surface_windows(processor.tokenizer, [text], processor.window)
+        ]
 
     def run(self, trace: Trace) -> None:
         model = self.answerer.model

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import PooledEncoder
-from clearhead.tasks.text_windows import enclose
+from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.text_windows import cut_text, text_windows
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
@@ -29,20 +30,17 @@ def pool_tokens(
 
 @torch.no_grad()
 def encode_texts(
-    model: PooledEncoder, tokenizer: Tokenizer, texts: Sequence[str], batch: int = 64
+    model: PooledEncoder, tokenizer: Tokenizer, texts: Sequence[str], batch: int = 64, *, limit: int
 ) -> Float[Tensor, "texts width"]:
-    """The vectors of texts in float32, on the model's device.
+    """The vectors of texts in float32, on the model's device; of each text what `cut_text` leaves.
 
-    A text that has more tokens than the model has learned positions is read in parts, and their vectors are averaged.
+    A text of more than `limit` tokens, start and end included, is read in windows, and their vectors are averaged.
     """
-    numbers = tokenizer.encode_all(texts)
-    most = model.config.max_length - 2 if model.config.positions == "learned" else None
     parts, owners = list[list[int]](), list[int]()
-    for place, tokens in enumerate(numbers):
-        size = most or max(len(tokens), 1)
-        for first in range(0, max(len(tokens), 1), size):
-            parts.append(enclose([tokens[first : first + size]], tokenizer.start, tokenizer.end))
-            owners.append(place)
+    for place, tokens in enumerate(tokenizer.encode_all([cut_text(text)[0] for text in texts])):
+        windows = text_windows([tokens], limit, tokenizer.start, tokenizer.end)
+        parts += windows
+        owners += [place] * len(windows)
     weight = model.vocabulary.words.weight
     total = torch.zeros(len(texts), model.config.width, device=weight.device)
     counts = torch.zeros(len(texts), 1, device=weight.device)
@@ -54,4 +52,5 @@ def encode_texts(
         size_of = lengths.to(weight.device)[:, None].float()
         total.index_add_(0, where, vectors * size_of)
         counts.index_add_(0, where, size_of)
+    check_finite(total)
     return total / counts.clamp(min=1)

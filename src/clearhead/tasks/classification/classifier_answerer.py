@@ -11,11 +11,12 @@ from torch import Tensor
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import Classifier
 from clearhead.tasks.answerer import Answerer, Scores
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
 from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
 from clearhead.tasks.classification.classifier_settings import LabelOptions
 from clearhead.tasks.classification.label_prediction import LabelPrediction
-from clearhead.tasks.text_windows import mask_padding, surface_windows, text_windows
+from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.text_windows import EncodedInput, cut_text, mask_padding, surface_windows, text_windows
 from clearhead.tasks.trace import TaskTracer, Trace
 from clearhead.text.batches import Ragged, token_batches
 
@@ -44,7 +45,8 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         """
         processor, model = self.processor, self.model
         tokenizer, texts = processor.tokenizer, processor.encode(inputs)
-        windows = [text_windows(parts, processor.window, tokenizer.start, tokenizer.end) for parts in texts]
+        marks = (processor.window, tokenizer.start, tokenizer.end)
+        windows = [text_windows(text.parts, *marks) for text in texts]
         flat = [window for group in windows for window in group]
         weight = model.vocabulary.words.weight
         device, tokens_at_once = weight.device, TOKENS if weight.is_cpu else GPU_TOKENS
@@ -56,14 +58,16 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
             tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), tokenizer.pad)
             scores = score_labels(processor, model, tokens.to(device), lengths.to(device))
             logits[places] = scores.cpu().to(logits.dtype)
+        check_finite(logits)
         if len(flat) > len(texts):
             logits = torch.stack([part.mean(0) for part in logits.split([len(group) for group in windows])])
         return logits, [self._make_notes(*pair) for pair in zip(texts, windows, strict=True)]
 
-    def _make_notes(self, parts: list[list[int]], windows: list[list[int]]) -> list[str]:
-        empty, limit = ["the text is empty"] if not any(parts) else [], self.processor.window
-        many = f"the text is longer than the model's {limit} positions: the mean over {len(windows)} windows"
-        return empty + [many] * (len(windows) > 1)
+    def _make_notes(self, text: EncodedInput, windows: list[list[int]]) -> list[str]:
+        empty = ["the text is empty"] if not any(text.parts) else []
+        limit = f"the {self.processor.window:,} tokens that the model reads at once"
+        many = f"the text is longer than {limit}: the mean over {len(windows)} windows"
+        return [*empty, *text.notes, *([many] if len(windows) > 1 else [])]
 
     def _make_prediction(self, shares: list[float], notes: Sequence[str], best: int) -> LabelPrediction:
         labels = self.processor.labels
@@ -90,7 +94,7 @@ class ClassifierTracer(TaskTracer[ClassifierAnswerer]):
         checked, processor = self.inputs.check(given), self.answerer.processor
         [prediction] = self.answerer.predict([checked], options)
         notes = [prediction.describe(), *prediction.notes]
-        texts = checked if isinstance(checked, tuple) else (checked,)
+        texts = [cut_text(text)[0] for text in list_texts(checked)]
         return [
             Trace({"tokens": tokens}, (), prediction.text, False, notes, {"tokens": surfaces}, prediction.parts())
             for tokens, surfaces in surface_windows(processor.tokenizer, texts, processor.window)

@@ -17,7 +17,7 @@ from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.processor import Columns, Files, Processor
 from clearhead.tasks.settings import Data
-from clearhead.tasks.text_windows import text_windows
+from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         self.metric = "macro_f1" if self.column.multi_label else "accuracy"
         self.temperature = 1.0  # that the model's scores were divided by
         self.thresholds = [0.5] * len(self.labels)
+        self.longest = 0  # tokens of a text in training; 0: not known
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -82,6 +83,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
             "label_separator": column.separator,
             "label_names": list(column.names),
             "label_counts": self.counts,
+            "longest": self.longest,
             "temperature": self.temperature,
             "thresholds": self.thresholds,
         }
@@ -113,29 +115,33 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         config = cls.make_config(recipe, start, **sizes)
         return cls(tokenizer, list(counts), config, column=column, pairs=pairs, counts=[*counts.values(), len(rows)])
 
+    def configure(self, recipe: ClassificationRecipe) -> None:
+        self.longest = recipe.data.longest
+
     def examples(self, rows: Iterable[Row], report: Report, recipe: ClassificationRecipe | None = None) -> TextExamples:
         rows, limit = list(rows), self.window
         longest = None if recipe is None else recipe.data.longest
         texts: list[list[int]] = []
         answers: list[Any] = []
         used: list[Row] = []
-        for row, parts in zip(rows, self.encode([self.inputs.of_row(row) for row in rows]), strict=True):
+        for row, (parts, cut) in zip(rows, self.encode([self.inputs.of_row(row) for row in rows]), strict=True):
             windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
             flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
             elif flaws and recipe is not None:
                 report.drop(row, "with a label that is not in the training data")
-            elif longest is not None and sum(map(len, parts)) > longest:
+            elif longest is not None and (cut or sum(map(len, parts)) > longest):
                 report.drop(row, f"longer than {longest} tokens")
             elif longest is not None and len(windows) > 1:
-                report.drop(row, f"longer than the model's {limit} positions")
+                report.drop(row, f"longer than the {limit:,} tokens that the model reads at once")
             else:
                 report.keep()
                 for flaw, count in flaws.items():
                     report.add_flaw(row, flaw, count)
                 if len(windows) > 1:
-                    report.remark(f"longer than the model's {limit} positions (the loss is of the first ones)")
+                    what = f"longer than the {limit:,} tokens that the model reads at once"
+                    report.remark(f"{what} (the loss is of the first ones)")
                 texts.append(windows[0])
                 answers.append(self.label_numbers(row))
                 used.append(row)
@@ -153,6 +159,9 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         if not labels and not self.column.multi_label:
             return "without a label"
         return None if all(map(self._has_text, texts)) else "without a text"
+
+    def contradict(self, rows: Sequence[Row]) -> bool:
+        return len({frozenset(self.column.parse(row.values[-1])) for row in rows}) > 1
 
     def find_flaws(self, row: Row) -> dict[Flaw, int]:
         return {UNSEEN: 1} if self.unseen_labels([row]) else {}
@@ -172,17 +181,14 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
             return self.labels.index(labels[0]) if labels[0] in self.labels else UNCOUNTED
         return [float(label in labels) for label in self.labels]
 
-    def encode(self, inputs: Sequence[Input]) -> list[list[list[int]]]:
+    def encode(self, inputs: Sequence[Input]) -> list[EncodedInput]:
         """The tokens of each text, or of both texts of each pair."""
-        if not self.pairs:
-            return [[tokens] for tokens in self.tokenizer.encode_all([str(one) for one in inputs])]
-        flat = self.tokenizer.encode_all([text for pair in inputs for text in pair])
-        return [flat[place : place + 2] for place in range(0, len(flat), 2)]
+        return encode_inputs(self.tokenizer, [list_texts(given) for given in inputs], self.window)
 
     @property
-    def window(self) -> int | None:
-        """The most tokens that the model can read at once; None: any number."""
-        return self.config.max_length if self.config.positions == "learned" else None
+    def window(self) -> int:
+        """The most tokens that the model reads at once, start and ends included."""
+        return window_size(self.config, self.longest + (3 if self.pairs else 2))
 
     def mark_segments(self, tokens: Tensor) -> Tensor | None:
         """Which text of a pair each token belongs to, for models that read that."""
@@ -214,6 +220,12 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)
         counts = settings.get("label_counts", ())
         processor = cls(tokenizer, labels, config, column=column, pairs=settings.get("pairs", False), counts=counts)
+        processor.longest = int(settings.get("longest", 0))
         processor.temperature = float(settings.get("temperature", 1.0))
         processor.thresholds = list(settings.get("thresholds", processor.thresholds))
         return processor
+
+
+def list_texts(given: Input) -> tuple[str, ...]:
+    """The texts of an input: one, or both of a pair."""
+    return given if isinstance(given, tuple) else (given,)

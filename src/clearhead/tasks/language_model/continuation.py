@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.decode import Writer, distribution
-from clearhead.errors import DecodeError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_settings import LanguageDecode
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
     """The next token of each text."""
     writing = texts[0].writing
     decode, tokenizer = writing.decode, writing.tokenizer
-    if not bool(torch.isfinite(logits).all()):
-        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
+    check_finite(logits)
     for row, one in zip(logits, texts, strict=True):
         if decode.repetition_penalty != 1:
             _penalise(row, one.tokens, decode.repetition_penalty)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.text.batches import Ragged, token_batches
 
@@ -82,6 +83,7 @@ def score_documents(
         )
         numbers = torch.tensor([one.document for one in some], device=device)
         sums.index_add_(0, numbers, losses.double().view(len(some), size).sum(1))
+    check_finite(sums)
     return [
         DocumentLoss("", nats=nats, tokens=len(document) - 1)
         for nats, document in zip(sums.tolist(), documents, strict=True)

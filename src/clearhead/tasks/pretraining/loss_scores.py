@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.tasks.answerer import Scores
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.processor import AnyProcessor, Examples
 from clearhead.text.batches import BatchPlan
 
@@ -35,5 +36,6 @@ def measure_loss(
     plan = BatchPlan(examples.lengths, tokens=TOKENS, seed=0)
     total = sum(float(loss(model, examples.collate(batch))) for batch in plan.epoch(0))
     mean = total / int(examples.counts.sum())
+    check_finite(torch.tensor(mean))
     scores: Scores = {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, LARGEST_LOSS)), 2)}
     return examples, {**scores, "note": str(report)} if report.dropped else scores

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from clearhead.attention import Mask
+from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
@@ -64,12 +66,27 @@ def insert_pieces(text: str, pieces: Sequence[str]) -> str:
     return first
 
 
+def check_length(tokens: int, limit: int) -> None:
+    """Refuses a text of more tokens, start and end included, than a model reads at once."""
+    if tokens > limit:
+        raise DataError(
+            f"a text of {tokens:,} tokens is longer than the {limit:,} that the model reads at once; shorten it"
+        )
+
+
 @torch.no_grad()
 def fill_masks(
-    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], mask: int, *, best: int, most: int
+    model: Encoder, tokenizer: Tokenizer, texts: Sequence[str], mask: int, *, limit: int, best: int, most: int
 ) -> list[FilledText]:
-    """Fills all masks of the texts; of several in one text the surest first, and the others given that one."""
-    tokens = [[tokenizer.start, *encode_masked(tokenizer, text, mask), tokenizer.end] for text in texts]
+    """Fills all masks of the texts; of several in one text the surest first, and the others given that one.
+
+    A text with masks has at most `limit` tokens, start and end included.
+    """
+    tokens = [
+        [tokenizer.start, *encode_masked(tokenizer, text, mask), tokenizer.end] if MASK in text else []
+        for text in texts
+    ]
+    check_length(max(map(len, tokens), default=0), limit)
     ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by place
     while unfinished := [number for number, one in enumerate(tokens) if mask in one]:
         for batch in token_batches([len(tokens[number]) for number in unfinished], TOKENS, most):
@@ -96,6 +113,7 @@ def _rank_tokens(
     inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
     where = ((padded == mask) & inside).nonzero()
     scores = model.logits(hidden[where[:, 0], where[:, 1]]).float()
+    check_finite(scores)
     scores[:, [tokenizer.pad, tokenizer.start, tokenizer.end, mask]] = -torch.inf
     top = scores.softmax(-1).topk(min(max(best, CANDIDATES), scores.shape[1]))
     found: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]

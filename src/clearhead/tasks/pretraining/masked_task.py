@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention import Mask
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
@@ -20,12 +20,13 @@ from clearhead.tasks.losses import token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.loss_scores import measure_loss
-from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, encode_masked, fill_masks
+from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
 from clearhead.tasks.processor import Examples
 from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
+from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
 from clearhead.text.batches import Batch
 from clearhead.text.report import Report
@@ -83,6 +84,11 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
         """The token that hides another: padding where the tokenizer has no mask token."""
         return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
+    @property
+    def window(self) -> int:
+        """The most tokens that the model reads at once, start and end included."""
+        return window_size(self.config, self.longest + self.added_tokens)
+
     def build(self) -> Encoder:
         return Encoder(self.config)
 
@@ -120,15 +126,8 @@ class MaskedAnswerer(Answerer[MaskedProcessor, Encoder, str, FillOptions]):
 
     def predict(self, inputs: Sequence[str], options: FillOptions, *, inputs_before: int = 0) -> list[FilledText]:
         """Texts with every <mask> filled; one mask stands for one piece."""
-        processor, config = self.processor, self.processor.config
-        if config.positions == "learned":
-            lengths = [len(encode_masked(processor.tokenizer, text, processor.mask)) + 2 for text in inputs]
-            if max(lengths, default=0) > config.max_length:
-                raise DataError(
-                    f"a text of {max(lengths)} tokens is longer than the model's {config.max_length} positions; "
-                    "shorten it"
-                )
-        settings = {"best": options.best, "most": options.batch}
+        processor = self.processor
+        settings = {"limit": processor.window, "best": options.best, "most": options.batch}
         return fill_masks(self.model, processor.tokenizer, inputs, processor.mask, **settings)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[FilledText], options: FillOptions) -> NoReturn:
@@ -196,6 +195,7 @@ class MaskedTracer(TaskTracer[MaskedAnswerer]):
         processor, tokenizer = self.answerer.processor, self.answerer.processor.tokenizer
         [filled] = self.answerer.predict([given], options)
         tokens = [tokenizer.start, *encode_masked(tokenizer, given, processor.mask), tokenizer.end]
+        check_length(len(tokens), processor.window)
         fillings = [f"{MASK} is {best[0].text.strip()} ({best[0].score:.2f})" for best in filled.candidates]
         return [Trace({"tokens": tokens}, text=filled.text, notes=[*filled.notes, *fillings])]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field
 
+from clearhead.errors import DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.alignment import cross_attentions
 from clearhead.tasks.answerer import Baseline, Scores
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from clearhead.text import Row
+
+
+LONGEST_TEXT = 16_384  # tokens; attention takes time by the square of their number
+SHOWN = 40  # characters of a text in an error
 
 
 class SummaryData(PairData):
@@ -121,9 +126,23 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
 
 
 class SummaryGeneration(TextGeneration[SummaryProcessor]):
-    """One summary of each text, however long: texts are neither split nor cut."""
+    """One summary of each text: texts are neither split nor cut.
+
+    One of more than LONGEST_TEXT tokens is refused, unless the model has an `encoder_window`.
+    """
 
     output_name = "summary"
+
+    def split(self, given: str) -> list[list[int]]:
+        parts, most = super().split(given), max(LONGEST_TEXT, self.processor.longest_text)
+        config = self.processor.config
+        near = config.window is not None or config.encoder_window is not None
+        if parts and len(parts[0]) > most and not near:
+            raise DataError(
+                f"the text {given[:SHOWN]!r}… has {len(parts[0]):,} tokens, each of which would see all others; "
+                f"at most {most:,} are read at once: shorten it, or train with model.encoder_window"
+            )
+        return parts
 
     def output_limit(self, part: list[int]) -> int:
         longest = self.processor.decode.longest

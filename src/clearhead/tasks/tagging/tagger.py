@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clearhead.attention import Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import ModelConfig, TokenClassifier
+from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.tagging.linear_chain import Steps
 from clearhead.tasks.tagging.tagging_examples import CASES, WindowTokens
 from clearhead.tasks.text_windows import mask_padding
@@ -140,6 +141,7 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
         mask = mask_padding(tokens, lengths)
         hidden = model(tokens, mask=mask, cases=cases, lengths=None if mask is None else lengths, places=words)
         scores = model.label_scores(hidden).float().cpu()
+        check_finite(scores)
         for place, row, window in zip(places, scores, some, strict=True):
             found[place] = row[: len(window.words)]
     parts = iter(found)
