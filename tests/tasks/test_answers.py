@@ -16,8 +16,10 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.storage import verify_checksums
-from clearhead.tasks import Answers
+from clearhead.tasks.answers.answer_objective import AnswerObjective
+from clearhead.tasks.answers.answer_processor import AnswerProcessor
 from clearhead.tasks.answers.answer_settings import AnswerOptions
+from clearhead.tasks.answers.answers_task import TASK
 from clearhead.tasks.answers.out_of_scope import DETECTORS
 from clearhead.tasks.answers.text_vectors import encode_texts
 from clearhead.text import Report, Row
@@ -142,7 +144,9 @@ def predictor(run: Path) -> Predictor:
 def copied(predictor: Predictor, tmp_path: Path) -> Path:
     """A model folder to change."""
     folder = tmp_path / "copy"
-    clearhead.model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="# a test\n")
+    clearhead.model_folder.write(
+        folder, task=TASK, processor=predictor.processor, model=predictor.model, metrics={}, card="# a test\n"
+    )
     return folder
 
 
@@ -150,7 +154,7 @@ def copied(predictor: Predictor, tmp_path: Path) -> Path:
 
 
 def test_it_has_learned_the_answers_and_what_it_does_not_know(predictor):
-    assert predictor.task.kind == "intents", "decided by the data"
+    assert predictor.processor.kind == "intents", "decided by the data"
     found = predictor.predict("please my stolen card")
     assert (found.text, found.known) == ("card lost", True)
     assert predictor.predict("请问 账户 余额").text == "账户余额"
@@ -192,13 +196,15 @@ def test_a_run_says_what_auto_stands_for(run, pairs):
         assert chosen["answers.detector"] in DETECTORS
         said = f'answers.kind = "{kind}", answers.detector = "{chosen["answers.detector"]}"'
         assert f"| chosen from the data | {said} |\n" in (folder / "model" / "README.md").read_text()
-    task = Answers.prepare(rows_of(asked(40, 1)), named := recipe_of(answers={"kind": "pairs", "detector": "energy"}))
-    task.configure(named)
-    assert task.chosen_settings() == {}, "what the recipe names was not chosen"
+    processor = AnswerProcessor.prepare(
+        rows_of(asked(40, 1)), named := recipe_of(answers={"kind": "pairs", "detector": "energy"})
+    )
+    processor.configure(named)
+    assert processor.chosen_settings() == {}, "what the recipe names was not chosen"
 
 
 def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
-    calibration = predictor.task.finder.calibration
+    calibration = predictor.processor.finder.calibration
     assert calibration.reject == 0.05
     assert set(calibration.auroc) == {"probability", "energy", "neighbours", "mahalanobis", "mean"}
     dev = json.loads((run / "model" / "metrics.json").read_text())["dev"]
@@ -207,9 +213,11 @@ def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
 
 
 def test_a_threshold_from_few_questions_is_told(run, predictor):
-    rows = {name: list(Answers.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
-    task = clearhead.load(run, device="cpu").task
-    told = task.calibrate(predictor.model, rows["train"], [row for row in rows["dev"] if row.values[1]][:8])
+    rows = {name: list(AnswerProcessor.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
+    processor, recipe = clearhead.load(run, device="cpu").processor, recipe_of()
+    told = AnswerObjective(processor, recipe).calibrate(
+        predictor.model, rows["train"], [row for row in rows["dev"] if row.values[1]][:8]
+    )
     assert told is not None
     assert "rests on 8 answerable questions: too few for reject = 0.05; give at least 100 in dev" in told
 
@@ -237,11 +245,11 @@ def test_an_empty_question_is_not_known(predictor):
 
 
 def test_batched_equals_single_and_order_is_kept(predictor):
-    task = predictor.task
     inputs = [*(question for question, _ in asked(17, seed=4)), "", "card " * 50, "未知 😀"]
-    together = task.predict(predictor.model, inputs, AnswerOptions())
+    predict = predictor.answerer.predict
+    together = predict(inputs, AnswerOptions())
     for batch in (1, 7):
-        for one, other in zip(task.predict(predictor.model, inputs, AnswerOptions(batch=batch)), together, strict=True):
+        for one, other in zip(predict(inputs, AnswerOptions(batch=batch)), together, strict=True):
             assert [match.id for match in one.matches] == [match.id for match in other.matches]
             assert one.evidence == pytest.approx(other.evidence, rel=1e-4, abs=1e-3)
     alone = [predictor.predict(text) for text in inputs]  # searched by the library
@@ -256,8 +264,8 @@ def test_a_saved_model_answers_as_before(predictor, copied):
 
 def test_a_report_has_answers_and_detectors(predictor):
     rows = rows_of(asked(40, seed=3))
-    found = predictor.task.evaluate(predictor.model, rows, AnswerOptions())
-    report = predictor.task.report(found.rows, found.predictions)
+    found = predictor.answerer.evaluate(rows, AnswerOptions())
+    report = TASK.report(predictor.processor, found.rows, found.predictions)
     assert "exchange rate" in report
     for name in ("probability", "energy", "neighbours", "mahalanobis", "mean"):
         assert f"  {name}" in report
@@ -265,8 +273,8 @@ def test_a_report_has_answers_and_detectors(predictor):
 
 def test_a_confusion_matrix_counts_questions_that_have_an_answer(predictor):
     rows = rows_of(asked(40, seed=3))
-    found = predictor.task.evaluate(predictor.model, rows, AnswerOptions())
-    labels, counts = predictor.task.confusion(found.rows, found.predictions)
+    found = predictor.answerer.evaluate(rows, AnswerOptions())
+    labels, counts = TASK.confusion(predictor.processor, found.rows, found.predictions)
     assert labels == sorted(WORDS)
     assert counts.sum() == 35
     assert counts.trace() == round(35 * found.scores["accuracy"])
@@ -274,7 +282,7 @@ def test_a_confusion_matrix_counts_questions_that_have_an_answer(predictor):
 
 def test_a_baseline_is_scored_on_the_same_rows(predictor):
     pytest.importorskip("sklearn")
-    found = predictor.task.baseline(rows_of(asked(120, 1)), rows_of(asked(40, 2)))
+    found = TASK.baseline(predictor.processor, rows_of(asked(120, 1)), rows_of(asked(40, 2)))
     assert "logistic regression" in found.name
     assert found.scores["accuracy"] > 0.9
 
@@ -290,11 +298,11 @@ def test_a_look_is_one_pass_over_the_question(predictor):
 
 def test_a_question_longer_than_the_learned_positions_is_read_in_parts():
     recipe = recipe_of(data={"train": "x", "longest": 10}, model={"positions": "learned", "max_length": 12})
-    task = Answers.prepare(rows_of(asked(40, 1)), recipe)
-    model = task.build().eval()
+    processor = AnswerProcessor.prepare(rows_of(asked(40, 1)), recipe)
+    model = processor.build().eval()
     long = "card lost rate " * 1000
-    short = encode_texts(model, task.tokenizer, ["card lost rate"], limit=12)
-    vectors = encode_texts(model, task.tokenizer, ["card", long, "card lost rate"], limit=12)
+    short = encode_texts(model, processor.tokenizer, ["card lost rate"], limit=12)
+    vectors = encode_texts(model, processor.tokenizer, ["card", long, "card lost rate"], limit=12)
     assert vectors.isfinite().all()
     assert torch.allclose(vectors[2], short[0], atol=1e-5)
 
@@ -335,9 +343,9 @@ def test_a_loaded_model_answers_by_what_others_change_meanwhile(copied, predicto
     assert not running.predict(asking).known
     assert running.act("add", "song dinner song", "音乐晚餐") == ["answer 3 (new): 1 question added: 音乐晚餐"]
     assert running.predict(asking).text == other.predict(asking).text == "音乐晚餐"
-    finder = other.task.finder
+    finder = other.processor.finder
     assert other.predict(asking).known
-    assert other.task.finder is finder, "an index that nobody has changed is not read again"
+    assert other.processor.finder is finder, "an index that nobody has changed is not read again"
     assert other.evaluate([(asking, "音乐晚餐")])["accuracy"] == 1.0
     assert other.act("remove", 3) == ["removed answer 3: 音乐晚餐"]
     assert not running.predict(asking).known
@@ -345,7 +353,7 @@ def test_a_loaded_model_answers_by_what_others_change_meanwhile(copied, predicto
     with pytest.raises(ConfigError, match="answers has no action 'forget'; choose from add, remove, list"):
         running.act("forget")
     with pytest.raises(ConfigError, match="this model was not loaded from one"):
-        Predictor(predictor.model, predictor.task, name="new", device=torch.device("cpu")).act("list")
+        Predictor(predictor.model, TASK, predictor.processor, name="new").act("list")
 
 
 def test_the_index_of_another_model_in_the_same_folder_is_not_taken(copied, tmp_path):
@@ -410,25 +418,27 @@ def test_a_missing_search_library_is_named(predictor, monkeypatch):
 
 def test_pairs_are_found_among_answers_that_training_never_saw(pairs):
     predictor = clearhead.load(pairs / "whole", device="cpu")
-    assert predictor.task.kind == "pairs", "decided by the data"
-    assert predictor.task.labels == []
+    assert predictor.processor.kind == "pairs", "decided by the data"
+    assert predictor.processor.labels == []
     held_out = paired(3)[:12]
     scores = predictor.evaluate([*held_out, ("今天天气好吗", "")])
     assert scores["recall_at_5"] > 0.6
     assert {"auroc", "false_rejection_rate"} <= set(scores)
-    known = {*predictor.task.finder.index.answers.values()}
+    known = {*predictor.processor.finder.index.answers.values()}
     assert known == {answer for _, answer in paired(3)}, "answers of dev are in the index, so that they are found"
-    questions = {entry.question for entry in predictor.task.finder.index.entries}
+    questions = {entry.question for entry in predictor.processor.finder.index.entries}
     assert not questions & {question for question, _ in held_out}, "its questions are not"
     new = predictor.evaluate([("雨伞怎么退", "雨伞请在三十天内寄回。")])
     assert set(new) >= {"accuracy", "mrr"}
-    assert "雨伞请在三十天内寄回。" not in predictor.task.finder.index.answers.values(), "only for the time being"
+    assert "雨伞请在三十天内寄回。" not in predictor.processor.finder.index.answers.values(), "only for the time being"
 
 
 def test_a_pair_that_is_added_is_found_by_question_and_by_answer(pairs, tmp_path, capsys):
     predictor = clearhead.load(pairs / "whole", device="cpu")
     folder = tmp_path / "copy"
-    clearhead.model_folder.write(folder, task=predictor.task, model=predictor.model, metrics={}, card="# a test\n")
+    clearhead.model_folder.write(
+        folder, task=TASK, processor=predictor.processor, model=predictor.model, metrics={}, card="# a test\n"
+    )
     assert main(["answers", str(folder), "add", "营业时间", "九点到五点营业", "--device", "cpu"]) == 0
     assert "(new)" in capsys.readouterr().out
     changed = clearhead.load(folder, device="cpu")
@@ -457,9 +467,9 @@ def test_mined_negatives_are_wrong_answers_and_resume_is_exact(pairs):
 
 def test_the_baseline_of_pairs_is_bm25(pairs):
     pytest.importorskip("bm25s")
-    task = clearhead.load(pairs / "whole", device="cpu").task
+    processor = clearhead.load(pairs / "whole", device="cpu").processor
     made = paired(3)
-    found = task.baseline(rows_of(made[12:]), rows_of(made[:12]))
+    found = TASK.baseline(processor, rows_of(made[12:]), rows_of(made[:12]))
     assert found.name == "BM25"
     assert found.scores["recall_at_5"] > 0.5
 
@@ -469,41 +479,43 @@ def test_the_baseline_of_pairs_is_bm25(pairs):
 
 def test_one_answer_is_nothing_to_choose_from():
     with pytest.raises(DataError, match="at least two different answers are needed; the only one is 'yes'"):
-        Answers.prepare(rows_of([("a", "yes"), ("b", "yes"), ("c", "")]), recipe_of())
+        AnswerProcessor.prepare(rows_of([("a", "yes"), ("b", "yes"), ("c", "")]), recipe_of())
     with pytest.raises(DataError, match="at least two different answers are needed; all are empty"):
-        Answers.prepare(rows_of([("a", ""), ("b", " ")]), recipe_of())
+        AnswerProcessor.prepare(rows_of([("a", ""), ("b", " ")]), recipe_of())
 
 
 def test_a_kind_may_be_named():
     rows = rows_of(asked(40, 1))
-    assert Answers.prepare(rows, recipe_of(answers={"kind": "pairs"})).kind == "pairs"
-    assert Answers.prepare(rows, recipe_of()).config.labels == 3
-    task = Answers.prepare(rows, recipe_of(answers={"kind": "pairs"}))
+    assert AnswerProcessor.prepare(rows, recipe_of(answers={"kind": "pairs"})).kind == "pairs"
+    assert AnswerProcessor.prepare(rows, recipe_of()).config.labels == 3
+    processor = AnswerProcessor.prepare(rows, recipe_of(answers={"kind": "pairs"}))
     with pytest.raises(DataError, match="no question with an answer is left to use"):
-        task.examples(rows_of([("a question", "")]), Report())
+        processor.examples(rows_of([("a question", "")]), Report())
 
 
 def test_without_dev_every_tenth_training_question_sets_the_threshold():
-    task = Answers.prepare(rows_of(asked(80, 1)), recipe_of())
-    model = task.build().eval()
-    task.calibrate(model, rows_of(asked(80, 1)), [])
-    assert task.finder.calibration is not None
-    assert len(task.finder.index.entries) == len({pair for pair in asked(80, 1) if pair[1]}), "all are in the index"
+    processor = AnswerProcessor.prepare(rows_of(asked(80, 1)), recipe_of())
+    model = processor.build().eval()
+    AnswerObjective(processor, recipe_of()).calibrate(model, rows_of(asked(80, 1)), [])
+    assert processor.finder.calibration is not None
+    assert len(processor.finder.index.entries) == len({pair for pair in asked(80, 1) if pair[1]}), (
+        "all are in the index"
+    )
 
 
 @pytest.mark.parametrize("head", ["linear", "cosine"])
 def test_both_heads_learn(head):
     recipe = recipe_of(answers={"head": head}, loss={"label_smoothing": 0.1, "contrast": 0.5})
-    task = Answers.prepare(rows_of(asked(80, 1)), recipe)
-    task.configure(recipe)
+    processor = AnswerProcessor.prepare(rows_of(asked(80, 1)), recipe)
+    processor.configure(recipe)
     torch.manual_seed(1)
-    model = task.build()
-    examples = task.examples(rows_of(asked(80, 1)), Report(), recipe)
+    model = processor.build()
+    examples = processor.examples(rows_of(asked(80, 1)), Report(), recipe)
     [batch] = BatchPlan(examples.lengths, tokens=10**6, seed=0, shapes=1).epoch(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(12):
-        loss = task.loss(model, examples.collate(batch)) / len(examples)
+        loss = AnswerObjective(processor, recipe).loss(model, examples.collate(batch)) / len(examples)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -513,12 +525,12 @@ def test_both_heads_learn(head):
 
 @pytest.mark.parametrize("settings", [{}, {"kind": "intents", "labels": ["a"], "answers": {"kind": "x"}, "loss": {}}])
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings):
-    task = Answers.prepare(rows_of(asked(40, 1)), recipe_of())
-    task.save(tmp_path)
+    processor = AnswerProcessor.prepare(rows_of(asked(40, 1)), recipe_of())
+    processor.save(tmp_path)
     with pytest.raises(CheckpointError, match="are not those of answers"):
-        Answers.load(tmp_path, task.config, settings)
+        AnswerProcessor.load(tmp_path, processor.config, settings)
     with pytest.raises(CheckpointError, match=r"has 2 labels and .* its model 3 and"):
-        Answers.load(tmp_path, task.config, {**task.settings, "labels": ["a", "b"]})
+        AnswerProcessor.load(tmp_path, processor.config, {**processor.settings, "labels": ["a", "b"]})
 
 
 def test_unknown_keys_are_refused_by_name():
@@ -541,7 +553,7 @@ def test_the_tiny_recipe_learns(tmp_path):
 def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp_path, capsys):
     run, recipe = tmp_path / "run", str(pairs / "toy.toml")
     shutil.copytree(pairs / "whole", run)
-    before = clearhead.load(run, device="cpu").task.finder.index
+    before = clearhead.load(run, device="cpu").processor.finder.index
     gone = min(before.answers)
     for arguments in (["add", "a zebra", "Stripes."], ["add", "a fox", "Red."], ["remove", str(gone)]):
         assert main(["answers", str(run), *arguments]) == 0
@@ -554,7 +566,7 @@ def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp
         assert said.index('answers.kind = "auto": using "pairs"\n') < said.index("ended after step 40")
         assert said.index('answers.detector = "auto": using "') > said.index("ended after step 40")
         found = clearhead.load(run, device="cpu")
-        index = found.task.finder.index
+        index = found.processor.finder.index
         assert gone not in index.answers
         assert index.answers[before.next_id + 1] == "Red."
         assert index.next_id == before.next_id + 2
@@ -568,4 +580,4 @@ def test_an_unreadable_index_of_an_earlier_model_does_not_stop_a_run(pairs, tmp_
         path.write_text("{")
     run_training(str(pairs / "toy.toml"), out=run, device="cpu", resume=True)
     assert "answers that were changed after training, if any, are lost: " in capsys.readouterr().err
-    assert clearhead.load(run, device="cpu").task.finder.index.entries
+    assert clearhead.load(run, device="cpu").processor.finder.index.entries

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from clearhead.tasks.answers.hard_negatives import mine_negatives
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry
+from clearhead.tasks.answers.answer_objective import mine_negatives
 from clearhead.tasks.answers.answer_ranking import rank_intents, rank_pairs
 from clearhead.tasks.answers.answer_scores import make_report, score_answers
 from clearhead.tasks.answers.answer_settings import AnswerPrediction, Match

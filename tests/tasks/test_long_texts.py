@@ -34,9 +34,8 @@ def rows_of(*columns: list[str]) -> list[Row]:
 
 
 def make_answerer(recipe: Recipe, *columns: list[str]) -> AnyAnswerer:
-    """An untrained model with its processor."""
+    """An untrained model with its processor, which does not know how long texts of training were."""
     processor = recipe.kind.processor.prepare(rows_of(*columns), recipe)
-    processor.configure(recipe)
     return recipe.kind.answerer(processor, processor.build().eval())
 
 
@@ -93,6 +92,7 @@ def test_training_texts_are_read_at_once_however_long_they_may_be(read):
     for task, options in (("classification", LabelOptions()), ("answers", AnswerOptions())):
         recipe = recipe_of(task, data={"train": "train.tsv", "longest": 70})
         answerer = make_answerer(recipe, TEXTS, LABELS)
+        answerer.processor.configure(recipe)
         assert answerer.processor.settings["longest"] == 70
         assert 32 < len(answerer.processor.tokenizer.encode(long)) <= 70
         read[1].clear()
