@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import copyreg
+import io
 import pickle
 import threading
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import LensError
+from clearhead.lens import ablate, hide
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import find_attentions, wrapped_attention
 from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
@@ -26,6 +29,10 @@ def state(model: nn.Module) -> Any:
         (sorted(vars(module)), len(module._forward_pre_hooks), len(module._forward_hooks)) for module in model.modules()
     ]
     return hooks, model.config._attn_implementation, sorted(vars(ALL_ATTENTION_FUNCTIONS)), type(model).forward
+
+
+def note_run(module: nn.Module, args: Any, output: Any) -> None:
+    """A hook of the user's own."""
 
 
 def assert_same_record(record: Any, other: Any) -> None:
@@ -165,19 +172,36 @@ def test_a_copy_made_while_it_is_watched_is_not():
     assert torch.equal(other(**given).logits, wanted)
 
 
+def save_and_load(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"clearhead" not in file.getvalue()
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def pickle_and_load(model: nn.Module) -> nn.Module:
+    data = pickle.dumps(model)
+    assert b"clearhead" not in data
+    return pickle.loads(data)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
-)
-def test_a_copy_made_while_it_is_watched_sees_once_when_it_is_watched_itself(copied):
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle_and_load, save_and_load])
+def test_a_copy_made_in_use_has_nothing_of_the_lens_and_can_be_watched_itself(copied):
     model, given = FAMILIES["llama"].make(), inputs("llama")
-    with watch(model):
+    model.model.layers[0].register_forward_hook(note_run)
+    wanted, before, table = model(**given).logits, state(model), dict(copyreg.dispatch_table)
+    with ablate(model, {"decoder.0.self": [1]}), hide(model, {"tokens": [2]}), watch(model):
         model(**given)
         other = copied(model)
+    assert copyreg.dispatch_table == table
+    assert state(other) == before, "something of the lens is in the copy, or of the user is not"
+    assert torch.equal(other(**given).logits, wanted)
     with watch(other) as record:
         other(**given)
     assert record.names == FAMILIES["llama"].names
-    assert state(other) == state(model), "something of the original's watch is still there"
+    assert state(other) == before
 
 
 @torch.no_grad()

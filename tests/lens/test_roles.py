@@ -280,6 +280,8 @@ def test_a_model_that_reads_something_else_is_named():
 
     with pytest.raises(LensError, match="T5ForConditionalGeneration reads a source and a target"):
         head_roles(made("t5"), tokens(19))
+    with pytest.raises(LensError, match="BertModel reads one text, got 2"):
+        head_roles(made("bert"), (tokens(19), tokens(17)))
     with pytest.raises(LensError, match="Eyes reads no token ids; pass run="):
         head_roles(Eyes(), tokens(19))
 

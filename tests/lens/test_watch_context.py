@@ -1,8 +1,11 @@
 """watch() on our models, in every way in which they can run."""
 
+import copy
+import copyreg
 import logging
 import math
 import os
+import pickle
 import sys
 import threading
 
@@ -379,14 +382,43 @@ def test_a_watch_records_other_threads_unless_own_thread_is_set(own_thread):
 
 
 def test_a_copy_of_a_watched_model_is_not_watched():
-    import copy
-
     model = built("Decoder")
     with watch(model) as record:
         twin = copy.deepcopy(model)
         twin(tokens(1, 5))
         model(tokens(1, 7))
     assert [call["decoder.0.self"].keys for call in record.calls] == [7]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_watched_model_has_nothing_of_the_watch(copied):
+    model, table = built("EncoderDecoder"), dict(copyreg.dispatch_table)
+    next(iter(find_attentions(model).values())).observer = print  # somebody else's
+    with watch(model), watch(model):
+        model(tokens(1, 5), tokens(1, 3))
+        twin = copied(model)
+    assert copyreg.dispatch_table == table
+    assert [one.observer for one in find_attentions(twin).values()][:2] == [print, None]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in twin.modules())
+
+
+def test_how_somebody_else_copies_a_class_stays_in_force():
+    model, copied = built("Decoder"), []
+
+    def reduce(module):
+        copied.append(module)
+        return module.__reduce_ex__(2)
+
+    copyreg.pickle(type(model), reduce)
+    try:
+        with watch(model):
+            model(tokens(1, 5))
+            twin = copy.deepcopy(model)
+        assert copyreg.dispatch_table[type(model)] is reduce
+    finally:
+        del copyreg.dispatch_table[type(model)]
+    assert copied == [model]
+    assert not twin._forward_hooks
 
 
 def test_a_probe_gets_the_weight_of_one_key_for_every_query():

@@ -235,13 +235,10 @@ DISABLED = "_clearhead_ablated"  # attribute of a module: its ablated heads
 
 
 class DisabledHeads:
-    """The disabled heads of a module; a copied module gets None instead."""
+    """The disabled heads of a module."""
 
     def __init__(self, heads: Bool[Tensor, "heads 1"]) -> None:
         self.heads = heads
-
-    def __reduce__(self) -> Any:
-        return (type(None), ())
 
 
 @contextmanager
@@ -267,7 +264,7 @@ def zero_heads(
     """Attention wrapper that zeroes the disabled heads; one function for all heads, so it is compiled once."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
     disabled: DisabledHeads | None = getattr(module, DISABLED, None)
-    if disabled is None:  # restored by another thread just now, or a copy
+    if disabled is None:  # restored by another thread just now
         return out, weights
     if out.ndim != 4 or out.shape[2] != len(disabled.heads):
         raise LensError(

@@ -22,6 +22,7 @@ from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 from clearhead.lens.analysis.ablation import count_heads
 from clearhead.lens.attention_names import check_key, find_attentions, select_layers, to_python_number
+from clearhead.lens.capture.clean_copies import clean_copies
 from clearhead.lens.huggingface.arguments import HIDING_VALUE, classify_function
 from clearhead.lens.huggingface.cache_positions import (
     ForwardPass,
@@ -200,7 +201,7 @@ HIDDEN = "_clearhead_hidden_keys"  # attribute of a module: the positions that n
 
 
 class HiddenState:
-    """What hides keys of a Hugging Face module; a copied module gets None instead."""
+    """What hides keys of a Hugging Face module."""
 
     def __init__(self, hidden: tuple[HiddenKeys, ...], passes: CachePasses, info: AttentionInfo) -> None:
         self.hidden, self.passes, self.info = hidden, passes, info
@@ -219,9 +220,6 @@ class HiddenState:
             one.reached = max(one.reached, tokens)
             hidden |= one.find(places, end)
         return ~hidden
-
-    def __reduce__(self) -> Any:
-        return (type(None), ())
 
 
 class CachePasses:
@@ -288,6 +286,7 @@ def _hide_huggingface_keys(model: nn.Module, chosen: list[tuple[nn.Module, Hidde
             begin = functools.partial(passes.begin, whole=part is model)
             stack.callback(part.register_forward_pre_hook(begin, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(passes.end).remove)
+        stack.enter_context(clean_copies(model.modules()))
         stack.enter_context(intercept_interfaces([module for module, _ in chosen]))
         stack.enter_context(_hide_keys(chosen, put))
         yield
@@ -298,7 +297,7 @@ def hide_interposed_keys(
 ) -> Result:
     """Attention wrapper that masks the hidden keys of a module."""
     hidden: HiddenState | None = getattr(module, HIDDEN, None)
-    if hidden is None:  # restored by another thread just now, or a copy
+    if hidden is None:  # restored by another thread just now
         return attend(module, q, k, v, mask, *args, **kwargs)
     kind, (queries, keys) = classify_function(attend.function, attend.eager), (q.shape[2], k.shape[2])
     if kind not in ("sdpa", "eager") or not (mask is None or isinstance(mask, Tensor)):

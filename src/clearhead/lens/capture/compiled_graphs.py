@@ -162,9 +162,6 @@ class GraphReceiver(ABC):
     @abstractmethod
     def receive(self, given: EncodedCall) -> None: ...
 
-    def __reduce__(self) -> Any:
-        return (type(None), ())  # the copy of a model that is being watched is not
-
 
 class AttentionObserver(GraphReceiver):
     """The observer of one attention: calls its listeners, and the observer that was set before it.

@@ -66,16 +66,9 @@ class HookRegistry:
             for place, number, value in self._places(module):
                 place[number] = value
         else:
-            self._forget(module)
             begin = module.register_forward_pre_hook(self.begin, with_kwargs=True)
             end = module.register_forward_hook(self.end, with_kwargs=True, always_call=True)
             self.numbers[module] = (begin.id, end.id)
-
-    def _forget(self, module: nn.Module) -> None:
-        """Removes hooks that a copied module inherited from its original."""
-        for hooks, own in ((module._forward_pre_hooks, self.begin), (module._forward_hooks, self.end)):
-            for number in [number for number, hook in hooks.items() if hook is own]:
-                del hooks[number]
 
     def _places(self, module: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
         """The dictionaries in which PyTorch stores the two hooks and their options."""

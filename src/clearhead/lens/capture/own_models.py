@@ -208,17 +208,6 @@ class _TokenHook:
         elif given:
             send_to_receiver(self.reader, EncodedCall([given[0].detach()], [], []))
 
-    def __reduce__(self) -> Any:
-        return (_make_empty_hook, ())  # in the copy of a model that is being watched
-
-
-def _make_empty_hook() -> Callable[[nn.Module, Any], None]:
-    return _do_nothing
-
-
-def _do_nothing(module: nn.Module, given: Any) -> None:
-    """A forward pre-hook that does nothing."""
-
 
 def _find_stacks(model: nn.Module) -> list[nn.Module]:
     """The encoder and the decoder of a model, those that it has."""

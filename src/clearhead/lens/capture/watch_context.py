@@ -13,6 +13,7 @@ from clearhead.errors import LensError
 from clearhead.formatting import format_count
 from clearhead.lens import huggingface
 from clearhead.lens.attention_names import Heads, Layers, find_attentions, select_heads, select_layers
+from clearhead.lens.capture.clean_copies import clean_copies
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.own_models import observe_own_model
 from clearhead.lens.capture.watch_settings import (
@@ -67,6 +68,7 @@ def watch(
     - `device_budget`: bytes of a GPU's memory for results on their way to the CPU, which they take while the model runs
       on; by default a tenth of what is free. With 0 every layer waits for its copies.
 
+    Copies of the model, also by pickle and `torch.save`, are not watched, and hold nothing of the watch.
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one. A call
     whose pass raised has `interrupted`, the exception, and is left out of statistics.
     Watches can be nested. A watch also records what other threads run on the model meanwhile, each pass as a call of
@@ -103,7 +105,7 @@ def watch(
     record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}
     record.settings |= _selections_to_json(settings.detail)
     collector = Collector(settings, record, model)
-    with collector, target.attach(collector):
+    with collector, target.attach(collector), clean_copies(model.modules()):
         yield record
     _warn_of_interruptions(collector)
     if not collector.ran:

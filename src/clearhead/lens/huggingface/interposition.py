@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention.sdpa_logsumexp import observe_sdpa
+from clearhead.lens.capture.clean_copies import clean_copies
 from clearhead.lens.capture.compiled_graphs import (
     EncodedCall,
     GraphReceiver,
@@ -37,7 +38,6 @@ Wrap = Callable[..., Result]
 WRAPS = "_clearhead_wraps"
 _lock = threading.RLock()
 _patches: dict[int, _InterfacePatch | _SubscriptPatch] = {}  # by the id of the interface, or of its class
-_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionFunction:
@@ -102,7 +102,8 @@ def intercept_interfaces(modules: Iterable[nn.Module]) -> Iterator[None]:
         for patch in patches:
             patch.enter()
     try:
-        yield
+        with clean_copies(modules):
+            yield
     finally:
         with _lock:
             for patch in patches:
@@ -189,9 +190,8 @@ class _SubscriptPatch:
 def add_wrap(module: nn.Module, wrap: Wrap, *, outermost: bool = False) -> None:
     """Adds a wrapper: inside those that are there, or around all of them, so that they get the arguments it changes."""
     with _lock:
-        wraps = vars(module)[WRAPS] if module in _wrapped else ()  # a copy still has those of its original
+        wraps = vars(module).get(WRAPS, ())
         vars(module)[WRAPS] = (wrap, *wraps) if outermost else (*wraps, wrap)
-        _wrapped.add(module)
 
 
 def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
@@ -203,7 +203,6 @@ def remove_wrap(module: nn.Module, wrap: Wrap) -> None:
             vars(module)[WRAPS] = tuple(wraps)
         else:
             del vars(module)[WRAPS]
-            _wrapped.discard(module)
 
 
 Callback = Callable[[nn.Module, AttentionArguments], None]
@@ -262,7 +261,7 @@ def observe_function(
         attend = attend.collecting(outputs)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
-    observer: FunctionObserver | None = getattr(module, OBSERVER, None)  # a copy of the module has none
+    observer: FunctionObserver | None = getattr(module, OBSERVER, None)
     if observer is None:
         return result
     got = read_arguments(kind, attend.function, module, q, k, v, mask, args, kwargs)

@@ -104,12 +104,6 @@ class RunCounter:
         finally:
             handle.remove()
 
-    def __deepcopy__(self, memo: Any) -> RunCounter:
-        return self  # the hook of a copied module counts nothing
-
-    def __reduce__(self) -> Any:
-        return (RunCounter, (None,))
-
 
 METHOD = "_update_finished_beams"
 FinishedCallback = Callable[[frozenset[int]], None]
