@@ -369,7 +369,7 @@ class Captioning(
         if kind != "source":
             return self.target.pieces(numbers)
         columns = self.config.patch_columns or 1
-        return [f"r{number // columns + 1} c{number % columns + 1}" for number in numbers]
+        return [f"r{number // columns} c{number % columns}" for number in numbers]
 
     # Model folder
 

@@ -241,7 +241,7 @@ export const CHINESE = {
   retry: "重试",
   earlier: "往前",
   later: "往后",
-  positions: "第 {first} 至 {last} 个词元，共 {count} 个",
+  positions: "词元 {first}–{last}，共 {count} 个",
   nothing: "在这份记录中，这个词元没有权重。",
   noOne: "没有词元关注它。",
   mapLabel: "{head} 的注意力图：{queries} 个查询，{keys} 个键。方向键逐格移动。",
