@@ -141,6 +141,7 @@ export const CHINESE = {
   newText: "换一段文本",
   textLimits: "至多 {characters} 个字符、{tokens} 个词元",
   tooLong: "文本有 {count} 个字符；本页最多接受 {most} 个。",
+  noText: "请输入要让模型读的文本。",
   readingFor: "计算中……{seconds} 秒",
   cancel: "取消",
   newPicture: "换一张图片……",
