@@ -6,6 +6,7 @@ tests marked `unchecked` that pass wrong input on purpose to see clearhead's own
 
 import importlib.util
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -22,6 +23,9 @@ if CHECK_SHAPES:
     from jaxtyping import install_import_hook
 
     install_import_hook("clearhead", "beartype.beartype")
+
+# In the background of a shell (`make test &`, nohup) Ctrl-C is ignored, and so it would be in every process of a test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Test tensors are small: a second thread costs more in waiting than it brings, the more so on a busy machine.
 torch.set_num_threads(1)

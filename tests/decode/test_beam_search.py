@@ -33,7 +33,7 @@ class Told(Writer):
 
     def __init__(self, table: dict[int, dict[int, float]], rows: int = 1) -> None:
         self.inputs = self.rows = rows
-        self.device, self.table = torch.device("cpu"), table
+        self.device, self.table, self.model = torch.device("cpu"), table, translator()
 
     vocabulary = 6
 

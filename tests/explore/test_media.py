@@ -43,7 +43,7 @@ def test_the_patches_of_a_caption_are_the_source_axis_with_their_picture():
     scene = Scene(record).to_json()
     axis = scene["axes"]["source"]
     assert (axis["kind"], axis["grid"], axis["file"]) == ("image", [7, 9], "scene.png")
-    assert axis["tokens"][:2] + axis["tokens"][-1:] == ["r1 c1", "r1 c2", "r7 c9"]
+    assert axis["tokens"][:2] + axis["tokens"][-1:] == ["r0 c0", "r0 c1", "r6 c8"]
     pixels = decode_picture(axis)
     assert (pixels.shape, tuple(pixels[28, 20]), tuple(pixels[0, 0])) == ((56, 72, 3), (214, 52, 44), (236, 236, 236))
     assert scene["start"] == {"name": "decoder.1.cross", "head": 1}
@@ -210,7 +210,7 @@ def test_a_picture_that_a_page_sends_is_looked_at(captioner):
     assert (scene["takes"], scene["axes"]["source"]["grid"]) == ("picture", [3, 5])
     assert scene["axes"]["source"]["file"] == "script>.png"
     assert scene["attentions"][-1]["counts"][1] == 15
-    assert record["decoder.0.cross"].text(0, 7) == "r2 c3"
+    assert record["decoder.0.cross"].text(0, 7) == "r1 c2"
 
 
 def test_a_file_that_is_no_picture_is_refused_by_its_own_name(captioner):

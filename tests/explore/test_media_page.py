@@ -70,15 +70,15 @@ def test_a_word_shows_its_patches_and_a_patch_its_words(watched, pages):
     assert watched.page.locator(".film").count() == len(media_records.WORDS)
     film(watched, "circle").click()
     watched.until("#subject", "circle")
-    watched.until("#keys tbody tr", "r4 c3")
+    watched.until("#keys tbody tr", "r3 c2")
     first = watched.page.locator("#keys tbody tr").first.inner_text().split("\t")
-    assert (first[0], float(first[1])) == ("r4 c3", pytest.approx(weights[2].max().item(), abs=0.0006))
+    assert (first[0], float(first[1])) == ("r3 c2", pytest.approx(weights[2].max().item(), abs=0.0006))
     watched.settle()
     assert colour_at(watched, *media_records.CIRCLE) == [214, 52, 44]  # in full colour where it looks
     red, _, blue = colour_at(watched, *media_records.SQUARE)
     assert abs(red - blue) < 12  # grey elsewhere
     click_patch(watched, *media_records.SQUARE)
-    watched.until("#subject", "r3 c7")
+    watched.until("#subject", "r2 c6")
     watched.until("#keys tbody tr", "square")
     watched.settle()  # rows that are replaced while they are read have no tabs
     best = watched.page.locator("#keys tbody tr").all_inner_texts()[:2]
@@ -119,7 +119,7 @@ def test_words_are_reached_by_keys(watched, pages):
     page.keyboard.press("m")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    watched.until("#subject", "r1 c2")
+    watched.until("#subject", "r0 c1")
     page.locator(".film[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -177,7 +177,7 @@ def test_what_is_shown_is_saved(watched, pages, kind):
     assert any(f"the {kind}, shaded by what" in (element.text or "") for element in drawing.iter())
     pixels = np.asarray(Image.open(io.BytesIO(saved(watched, "#save-png"))).convert("RGB"))
     assert len(np.unique(pixels[::7, ::7].reshape(-1, 3), axis=0)) > 50
-    assert b"r4 c3" in saved(watched, "#save-csv") or kind == "sound"
+    assert b"r3 c2" in saved(watched, "#save-csv") or kind == "sound"
 
 
 @pytest.mark.parametrize("width", [390, 1100])

@@ -167,7 +167,7 @@ def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pa
     assert "Example: From E, it gives" in said
     watched.open(pages["caption"])
     said = sentence(watched)
-    assert "Writing square, it gives 23 % of its attention to the patch r3 c7; " in said
+    assert "Writing square, it gives 23 % of its attention to the patch r2 c6; " in said
     assert "half of its attention lies on 5 of 63 patches" in said
     assert watched.page.locator("#axes-note").is_hidden()
     watched.open(pages["sound"])

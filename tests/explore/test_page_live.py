@@ -40,7 +40,7 @@ def enter(watched: Watched, text: str) -> None:
     watched.page.keyboard.press("Enter")
 
 
-def test_a_text_that_is_too_long_is_refused_in_one_line(watched, url, live, monkeypatch):
+def test_a_text_that_is_too_long_or_missing_is_refused_in_one_line(watched, url, live, monkeypatch):
     monkeypatch.setattr(live, "max_tokens", 23)
     watched.allowed = ["Failed to load resource"]
     watched.open(url, START)
@@ -50,6 +50,10 @@ def test_a_text_that_is_too_long_is_refused_in_one_line(watched, url, live, monk
     watched.until("#another-problem", "tokens; the page takes 23 at most")
     asked: list[str] = []
     watched.page.on("request", lambda request: asked.append(request.url))
+    enter(watched, "  ")
+    assert watched.text("#another-problem") == "Enter the text that the model should read."
+    field.fill("x")
+    assert watched.text("#another-problem") == ""
     field.fill("长" * 100_001)
     assert watched.text("#another-problem") == "the text has 100,001 characters; the page takes 100,000 at most"
     watched.page.keyboard.press("Enter")

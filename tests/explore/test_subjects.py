@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -406,11 +405,8 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, capsys, arguments, 
 
 def test_the_command_serves_until_it_is_interrupted(folder, text):
     command = [sys.executable, "-m", "clearhead", "look", str(folder), text]
-    pipe, heard = (
-        subprocess.PIPE,
-        partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # in the background it is ignored
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heard) as running:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as running:
         assert running.stdout is not None
         try:
             address = running.stdout.readline().strip()

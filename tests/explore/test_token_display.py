@@ -59,3 +59,11 @@ def test_hostile_tokens_stay_what_they_are(token):
 
 def test_latin_letters_of_other_tokenizers_are_no_bytes():
     assert shown("ñandú", "łódź") == ["ñandú", "łódź"]
+
+
+def test_only_names_of_special_tokens_make_one():
+    text = ["</script>", "<b>", "<iostream>", "[0]", "[i]", "[A]", "<T>", "<!--"]
+    assert [word.shown for word in display_tokens(text) if not word.special] == text
+    special = ["[CLS]", "<s>", "</s>", "<pad>", "<|im_start|>", "<｜begin▁of▁sentence｜>", "<extra_id_3>", "[unused17]"]
+    special += ["<start_of_turn>", "<unused99>", "[INST]", "[/INST]", "<mask>", "<17>", "<2en>", "<fim_prefix>"]
+    assert all(word.special for word in display_tokens(special))

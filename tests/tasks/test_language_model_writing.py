@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.decode import Writer
 from clearhead.errors import ConfigError, DecodeError
-from clearhead.model import ModelConfig
+from clearhead.model import ModelConfig, small_passes
 from clearhead.predictor import Predictor
 from clearhead.tasks.language_model.continuation import hold_back, window_begin
 from clearhead.tasks.language_model.language_processor import LanguageProcessor
@@ -130,6 +131,15 @@ def test_no_run_of_tokens_comes_twice_even_from_the_prompt(predictor):
         assert new
         assert len(set(new)) == len(new)
         assert not set(old) & set(new)
+
+
+def test_the_steps_of_a_small_model_are_computed_under_the_lock_that_threads_share(predictor, monkeypatch):
+    held, compute = [], Writer._compute_logits
+    lock = small_passes.pass_lock(predictor.model, 1)
+    monkeypatch.setattr(Writer, "_compute_logits", lambda *args: (held.append(lock._is_owned()), compute(*args))[1])
+    for _ in predictor.stream("the", longest=3):
+        assert not lock._is_owned()
+    assert set(held) == {True}
 
 
 def test_a_repetition_penalty_makes_texts_more_varied(predictor):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ def start(
         program = [str(Path(__file__).with_name("signalled.py")), *map(str, signal_at)]
     command = [sys.executable, *program, "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    heed = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup the tests ignore it
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, preexec_fn=heed, **pipes)
 
 
 def finish(process: subprocess.Popen[str]) -> None:

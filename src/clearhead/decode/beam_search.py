@@ -14,6 +14,7 @@ from clearhead.decode.hypotheses import BestHypotheses, Hypothesis
 from clearhead.decode.rules import PrefixedRuleOptions, Rules
 from clearhead.decode.writer import Writer, select_active
 from clearhead.errors import DecodeError
+from clearhead.model.small_passes import lock_steps, pass_lock
 
 BLOCK = 64  # tokens of the vocabulary whose maximum is taken first
 
@@ -45,7 +46,10 @@ def beam(
         raise DecodeError(f"{beams} beams are more than the model has tokens, {writer.vocabulary}; use fewer")
     kept = [BestHypotheses(beams) for _ in range(writer.inputs)]
     if kept:
-        _search(writer, rules, kept, _StopRule(beams, length_penalty, early_stopping))
+        steps = _search(writer, rules, kept, _StopRule(beams, length_penalty, early_stopping))
+        with torch.inference_mode():
+            for _ in lock_steps(steps, pass_lock(writer.model, writer.inputs * beams)):
+                pass
     if any(not one.best for one in kept):
         raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
     return [one.best[:best] for one in kept]
@@ -68,9 +72,8 @@ class _StopRule(NamedTuple):
         return bool(score / longest**self.length_penalty <= kept.worst)
 
 
-@torch.inference_mode()
-def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: _StopRule) -> None:
-    """Fills `kept`. Finished inputs leave the batch; `numbers` are the inputs that the rows belong to."""
+def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: _StopRule) -> Iterator[None]:
+    """Fills `kept`, step by step. Finished inputs leave the batch; `numbers` are the inputs that the rows belong to."""
     numbers, over = list(range(writer.inputs)), [False] * writer.inputs
     limits = torch.tensor(rules.limits, device=writer.device)
     logits = writer.begin(rules.start)[:, None]  # (rows, beams, vocabulary): at first one beam
@@ -100,6 +103,7 @@ def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: 
             parents, tokens, written, scores, limits = (t[rows] for t in (parents, tokens, written, scores, limits))
             numbers, over = [numbers[row] for row in remaining], [False] * len(remaining)
         writer.select_beams(parents, rows)
+        yield
         logits = writer.advance(tokens.flatten()).unflatten(0, tokens.shape)
 
 

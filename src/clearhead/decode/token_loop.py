@@ -13,6 +13,7 @@ from clearhead.decode.hypotheses import Hypothesis
 from clearhead.decode.rules import Rules
 from clearhead.decode.writer import Writer, select_active
 from clearhead.errors import DecodeError
+from clearhead.model.small_passes import lock_steps, pass_lock
 
 # (logits (rows, vocabulary), indices of these rows among the inputs, tokens decoded so far) -> one token per row
 TokenChooser = Callable[[Tensor, list[int], int], Tensor]
@@ -28,6 +29,10 @@ class Step(NamedTuple):
 
 def decode_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator[Step]:
     """Decodes until all rows are finished; yields each step as soon as it is computed."""
+    return lock_steps(_compute_steps(writer, rules, choose), pass_lock(writer.model, writer.inputs))
+
+
+def _compute_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator[Step]:
     if not writer.inputs:
         return
     logits = writer.begin(rules.start)

@@ -76,7 +76,7 @@ class Axis:
             if media.rows * media.columns > count:
                 return cls.numbers(count)
             before = [f"⟨{number}⟩" for number in range(count - media.rows * media.columns)]
-            patches = [f"r{row + 1} c{column + 1}" for row in range(media.rows) for column in range(media.columns)]
+            patches = [f"r{row} c{column}" for row in range(media.rows) for column in range(media.columns)]
             pixels = _shrink(torch.from_numpy(media.pixels.copy()).float().movedim(2, 0), PICTURE_PIXELS)
             extra: AxisExtras = {
                 "grid": [media.rows, media.columns],

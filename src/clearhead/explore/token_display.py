@@ -12,7 +12,13 @@ from clearhead.lens.record.attention_views import TokenChance
 from clearhead.lens.record.token_labels import SPACE, byte_alphabet
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-SPECIAL = re.compile(r"<\|?[^<>\s]{1,40}\|?>|\[[A-Za-z_0-9]{1,40}\]")
+# The names of special tokens in common vocabularies. Other text in brackets stays text: </script>, <iostream>, [0].
+ANGLE_NAMES = (
+    r"/?s|cls|sep|pad|unk|mask|bos|eos|sos|eot|eod|start|end|blank|[|｜][^<>\s]{1,40}[|｜]|\d+|2[a-z]{2,3}"
+    r"|(?:mask|unused|extra_id|special|reserved\w*)_?\d+|(?:start|end)_of_\w{1,30}|fim_\w{1,30}"
+)
+SQUARE_NAMES = r"CLS|SEP|PAD|UNK|MASK|BOS|EOS|/?INST|unused_?\d+"
+SPECIAL = re.compile(rf"<(?:{ANGLE_NAMES})>|\[(?:{SQUARE_NAMES})\]", re.IGNORECASE)
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 DELIMITERS = frozenset(".,;:!?。，、；：！？…")
 BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})

@@ -222,7 +222,8 @@ class Page {
     const text = byId("another-text").value.trim();
     const limit = this.explorer.scene.limits?.[0] ?? Infinity;
     if (Array.from(text).length > limit) return this.warnOfLength();
-    if (text && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
+    if (!text) return (byId("another-problem").textContent = say("noText"));
+    if (!byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
   }
 
   /** Says that a text is too long, before it is sent. */

@@ -95,4 +95,4 @@ class CaptionTracer(GenerationTracer[CaptionAnswerer]):
         if kind != "source":
             return super().pieces(kind, numbers)
         columns = self.answerer.processor.config.patch_columns or 1
-        return [f"r{number // columns + 1} c{number % columns + 1}" for number in numbers]
+        return [f"r{number // columns} c{number % columns}" for number in numbers]

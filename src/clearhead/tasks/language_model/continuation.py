@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead.decode import Writer, distribution
 from clearhead.model import Decoder
+from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_settings import LanguageDecode
@@ -139,6 +140,10 @@ def write_texts(model: Decoder, texts: Sequence[WrittenText], *, stream: bool = 
     The model reads at most a context. A longer text is read from a later token on, as the rows of long documents were
     in training, and the keys and values are computed anew from there.
     """
+    return lock_steps(_write_steps(model, texts, stream), pass_lock(model, len(texts)))
+
+
+def _write_steps(model: Decoder, texts: Sequence[WrittenText], stream: bool) -> Iterator[None]:
     active = list(texts)
     while active:
         windows = [one.window for one in active]

@@ -84,7 +84,7 @@ export const CHINESE_GUIDE = {
   axisToken: "一个词元",
   axisSource: "源文的一个词",
   axisSame: "同一文本的一个词元",
-  axisPatch: "图片的一个图块",
+  axisPatch: "图片的一个图块，行和列从 0 数起",
   axisMoment: "声音的一个时刻",
   sumAll: "100%",
   sumSome: "至多 100%",

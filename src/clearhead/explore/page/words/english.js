@@ -141,6 +141,7 @@ export const ENGLISH = {
   newText: "another text",
   textLimits: "at most {characters} characters and {tokens} {tokens|token|tokens}",
   tooLong: "the text has {count} {count|character|characters}; the page takes {most} at most",
+  noText: "Enter the text that the model should read.",
   readingFor: "computing … {seconds} s",
   cancel: "cancel",
   newPicture: "another picture …",

@@ -85,7 +85,7 @@ export const ENGLISH_GUIDE = {
   axisToken: "one token",
   axisSource: "one source word",
   axisSame: "one token of the same text",
-  axisPatch: "one patch of the picture",
+  axisPatch: "one patch of the picture, its row and column counted from 0",
   axisMoment: "one moment of the sound",
   sumAll: "100\u00a0%",
   sumSome: "at most 100\u00a0%",
