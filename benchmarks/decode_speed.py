@@ -98,7 +98,7 @@ def from_folder(folder: str, pairs: str) -> Job:
 
     predictor = load(folder, device="cpu")
     rows = [row.values for _, row in zip(range(SENTENCES), read(pairs, ["source", "target"]), strict=False)]
-    tokenizers = predictor.task.source, predictor.task.target
+    tokenizers = predictor.processor.source, predictor.processor.target
     sources = [[*tokenizers[0].encode(source), END] for source, _ in rows]
     return Job(predictor.model, sources, tokenizers[1].decode, [target for _, target in rows])
 

@@ -38,10 +38,8 @@ class Learner:
         torch.manual_seed(recipe.seed)
         checkpoints = Checkpoints(folder / "checkpoints", 1, processes)
         observers = [HeadLog(folder, 0), TensorBoardLog(folder / "tensorboard", 0)] if heads_every else []
-        self.every, self.trainer = (
-            every,
-            Trainer(recipe.train, data.task, data.task.build(), data.examples, None, checkpoints, processes, observers),
-        )
+        data, self.every = data._replace(dev=None), every
+        self.trainer = Trainer(data, data.processor.build(), checkpoints, processes, observers)
 
     def __call__(self) -> None:
         trainer = self.trainer

@@ -15,8 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.tasks import TASKS
-from clearhead.tasks.language_model import LanguageModel, PackedExamples
+from clearhead.tasks.language_model.language_processor import LanguageProcessor
+from clearhead.tasks.language_model.language_task import LanguageObjective
+from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.text import Report as DataReport
 from clearhead.text import Row
 from clearhead.text.batches import BatchPlan
@@ -50,10 +51,11 @@ def read_own(size: Size, *, compiled: bool) -> tuple[Recipe, list[Row]]:
 
 
 def make_own_step(
-    recipe: Recipe, task: LanguageModel, examples: PackedExamples, device: torch.device
+    recipe: Recipe, processor: LanguageProcessor, examples: PackedExamples, device: torch.device
 ) -> Callable[[], Tensor]:
     """A function that makes one of our training steps, with all that the trainer does for it."""
-    updater = Updater(recipe.train, task, task.build(), examples.to(device), Processes(0, 1, device), recipe.seed)
+    objective, processes = LanguageObjective(processor, recipe), Processes(0, 1, device)
+    updater = Updater(recipe.train, objective, processor.build(), examples.to(device), processes, recipe.seed)
     plan = BatchPlan(examples.lengths, tokens=recipe.train.batch_tokens, seed=recipe.seed, shapes=recipe.train.shapes)
     done, batches = 0, plan.epoch(0)
 
@@ -63,7 +65,7 @@ def make_own_step(
         if done and place == 0:
             epoch = done // plan.batches
             batches = plan.epoch(epoch)
-            task.refresh(updater.model, examples, epoch)
+            objective.refresh(updater.model, examples, epoch)
         done += 1
         updater.set_learning_rate(done, done / recipe.train.steps)
         with select_attention_kernels(float(recipe.data.longest)):
@@ -86,9 +88,8 @@ def main() -> None:
         settings.small = True
     size = SMALL if settings.small else Size()
     recipe, rows = read_own(size, compiled=not settings.small)
-    task = TASKS["language-model"].prepare(rows, recipe)
-    assert isinstance(task, LanguageModel)
-    examples = task.examples(rows, DataReport(), recipe)
+    processor = LanguageProcessor.prepare(rows, recipe)
+    examples = processor.examples(rows, DataReport(), recipe)
     text = rows[0].values[0]
     letters = {letter: number for number, letter in enumerate(sorted(set(text)))}
     data = torch.tensor([letters[letter] for letter in text])
@@ -103,7 +104,7 @@ def main() -> None:
 
     steps = {
         "nanoGPT-style loop": make_step(data, size, device, compiled=not settings.small),
-        "clearhead": make_own_step(recipe, task, examples, device),
+        "clearhead": make_own_step(recipe, processor, examples, device),
     }
     for step in steps.values():  # compilation, and the capture of both shapes of batches
         for _ in range(3 if settings.small else 40):

@@ -89,7 +89,7 @@ def main() -> int:
     predictor = clearhead.load(given.model)
     poems = [one.text for one in predictor.predict(titles, seed=given.seed, **options)]
     seconds = time.monotonic() - began
-    shared = find_shared(poems, map(predictor.task.tokenizer.normal, training))  # variants of characters are equal
+    shared = find_shared(poems, map(predictor.processor.tokenizer.normal, training))  # variants of characters are equal
     right = [has_right_form(poem) for poem in poems]
     counts = {"right form": sum(right), "distinct": len(set(poems)), "sharing": sum(one is not None for one in shared)}
     lines = [f"hardware: {hardware()}", f"command: python {' '.join(sys.argv)}", ""]
