@@ -135,13 +135,11 @@ def browser() -> Iterator:
         yield browser
 
 
-@pytest.fixture
-def watched(browser, request) -> Iterator[Watched]:
-    """A fresh page; the test fails if anything went wrong in it."""
+@contextmanager
+def visiting(browser, first_visit: bool = False, **wanted) -> Iterator[Watched]:
+    """A fresh page of somebody who has been here before; at a first visit the tour starts."""
     options = {"viewport": {"width": 1280, "height": 820}, "color_scheme": "light", "locale": "en-GB"}
-    wanted = options | getattr(request, "param", {})
-    first_visit = wanted.pop("first_visit", False)  # if so, the tour starts
-    context = browser.new_context(**wanted)
+    context = browser.new_context(**options | wanted)
     if not first_visit:
         context.add_init_script(SEEN_TOUR)
     page = Watched(context.new_page())
@@ -149,3 +147,17 @@ def watched(browser, request) -> Iterator[Watched]:
     page.settle()
     context.close()
     assert not page.problems, page.problems
+
+
+@pytest.fixture
+def watched(browser, request) -> Iterator[Watched]:
+    """A fresh page; the test fails if anything went wrong in it."""
+    with visiting(browser, **getattr(request, "param", {})) as page:
+        yield page
+
+
+@pytest.fixture
+def another(browser) -> Iterator[Watched]:
+    """The page of another browser."""
+    with visiting(browser) as page:
+        yield page

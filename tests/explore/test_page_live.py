@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 import clearhead
 from clearhead import Record
 from clearhead.errors import DataError, LensError
-from clearhead.explore import Scene, open_record, write_page
+from clearhead.explore import Scene, kept_records, open_record, write_page
 from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
 from tests.explore.browser import Watched
@@ -79,24 +80,45 @@ def test_a_long_text_shows_progress_and_can_be_cancelled_while_other_requests_go
     token(watched, "#source-text", "猫").wait_for()
 
 
-def test_a_text_that_waits_for_the_model_can_be_cancelled(live):
-    problems: list[str] = []
+def test_cancelling_ends_the_text_of_this_browser_and_no_other(watched, another, url, live, monkeypatch):
+    traces, go_on = live.task.traces, threading.Event()
 
-    def look() -> None:
-        with pytest.raises(LensError) as refused:
-            live.look("我喜欢猫。")
-        problems.append(str(refused.value))
+    def wait(model: nn.Module, text: str, **options: Any) -> Any:
+        assert go_on.wait(20)
+        return traces(model, text, **options)
 
-    live.cancel()  # that of an earlier text does not concern this one
-    thread = threading.Thread(target=look)
-    with live.lock:  # as while the effects of heads are computed
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-        live.cancel()
-        thread.join(5)
-        assert problems == ["cancelled"]
-    assert live.look("我喜欢猫。").calls
+    monkeypatch.setattr(live.task, "traces", wait)
+    for page, text in ((watched, "我爱你。"), (another, "我喜欢猫。")):  # the second waits for the first
+        page.open(url, START)
+        enter(page, text)
+    watched.page.locator("#another-cancel").click()
+    watched.until("#another-problem", "cancelled")
+    go_on.set()
+    token(another, "#source-text", "猫").wait_for()
+    assert token(watched, "#source-text", "世界").count() == 1
+
+
+def test_each_browser_keeps_its_own_text_when_it_is_reloaded(watched, another, url, monkeypatch):
+    for page, text, word in ((watched, "我喜欢猫。", "猫"), (another, "他病了。", "病")):
+        page.open(url, START)
+        token(page, "#source-text", "世界").wait_for()  # of the text that the server was started with
+        enter(page, text)
+        token(page, "#source-text", word).wait_for()
+    token(watched, "#source-text", "猫").click()
+    assert "pins=source" in watched.fragment
+    watched.page.reload()
+    token(watched, "#source-text", "猫").wait_for()
+    monkeypatch.setattr(kept_records, "MAX_RECORDS", 1)
+    enter(another, "我爱你。")  # which leaves no room for the text of the first
+    token(another, "#source-text", "爱").wait_for()
+    watched.allowed = ["Failed to load resource"]
+    watched.page.reload()
+    token(watched, "#source-text", "世界").wait_for()
+    watched.until("#another-problem", "this text is no longer kept by the server; enter it again")
+    assert "pins" not in watched.fragment
+    watched.page.reload()  # said once
+    token(watched, "#source-text", "世界").wait_for()
+    assert watched.text("#another-problem") == ""
 
 
 def test_tables_of_positions_are_found_by_their_names():
@@ -213,7 +235,7 @@ def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(w
             watched.page.locator("#switch-off").click()
             watched.until("#ablation p", "loss")
             with torch.inference_mode(), clearhead.ablate(live.model, off):
-                loss = live._repeat(record.calls[0])["loss"]
+                loss = live._repeat(live.model, record.calls[0])["loss"]
             assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
             assert watched.text("figcaption .off-mark") == "switched off"
             watched.until("#axes-note", "This head is switched off. Shown here is still where it looked before.")
@@ -250,7 +272,7 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     page.locator("#hidden-answer").wait_for()
     with torch.inference_mode(), clearhead.hide(live.model, {"source": [place]}):
         [want] = live.task.traces(live.model, SENTENCE, answer=None, options=live.task.options())
-        loss = live._repeat(record.calls[0])["loss"]
+        loss = live._repeat(live.model, record.calls[0])["loss"]
     assert "world" not in want.text
     assert watched.text("#hidden-answer").split() == want.text.split()
     assert f"→ {loss:.2f}" in watched.text("#hiding")

@@ -6,7 +6,9 @@ import re
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -17,7 +19,10 @@ import torch
 
 from clearhead import Mask, Record
 from clearhead.errors import ClearheadError, RecordError
-from clearhead.explore import open_record
+from clearhead.explore import Scene, kept_records, live_model, open_record
+from clearhead.explore.attention_map import AttentionMap
+from clearhead.explore.free_memory import free_memory
+from clearhead.explore.kept_records import KeptRecords, RecordGone
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
 from clearhead.explore.page_file import PAGE
 from clearhead.explore.page_requests import MAX_BODY, PageRequests
@@ -99,7 +104,7 @@ def test_a_scene_that_was_prepared_knows_of_effects_that_came_later(record):
     requests = PageRequests(record)
     requests.prepare()
     before = json.loads(requests.get("scene.json", {}).body)
-    requests._find_scene({}).details["effects"] = {"encoder.1.self": [0.25, 0.5, 0.75]}
+    requests.records.first.find_scene(0).details["effects"] = {"encoder.1.self": [0.25, 0.5, 0.75]}
     after = json.loads(requests.get("scene.json", {}).body)
     requests.close()
     assert {head["effect"] for one in before["attentions"] for head in one["heads"]} == {None}
@@ -270,7 +275,6 @@ def test_no_path_leads_anywhere_else(server, path):
         ),
         ("window?name=encoder.0.self&head=0&q0=0&q1=67&k0=0&k1=67&height=1&width=135", "got 1 × 135"),
         ("scene.json?view=1", "has views 0 to 0, so there is no view 1"),
-        ("scene.json?scene=99", "no longer kept"),
         ("nothing", "unknown request 'nothing'"),
     ],
 )
@@ -400,8 +404,143 @@ def test_a_model_reads_new_text_and_old_pages_keep_theirs(live):
     for one in (first, scene):
         header, _ = numbers(live, "map", name=name, head=0, scene=one["id"])
         assert header["rows"] == len(one["axes"]["source"]["tokens"])
+    assert json.loads(ask(live, "scene.json")[1])["id"] == first["id"]  # a new page does not see what another one reads
     assert post(live, "look", {"text": "  "})[0] == 400
     assert post(live, "look", {"text": 5})[0] == 400
+
+
+def look(server: Server, text: str, **content: Any) -> dict[str, Any]:
+    status, scene = post(server, "look", {"text": text, **content})
+    assert status == 200, scene
+    return scene
+
+
+def test_a_record_is_kept_until_its_page_shows_another_one(live):
+    old = look(live, "da ba")
+    freed = weakref.ref(live.requests.records.find(old["id"]).record)
+    new = look(live, "ba ba da", replaces=old["id"])
+    assert ask(live, f"scene.json?scene={old['id']}")[0] == 200  # the page may not have the new one yet
+    assert ask(live, f"scene.json?scene={new['id']}")[0] == 200
+    status, body, _ = ask(live, f"scene.json?scene={old['id']}")
+    assert (status, json.loads(body)["error"]) == (410, "this text is no longer kept by the server; enter it again")
+    free_memory()
+    assert freed() is None
+    assert ask(live, f"scene.json?scene={new['id']}")[0] == 200
+    for strange in (7, ["x"], {"a": 1}, new["id"] * 9):
+        assert ask(live, f"scene.json?scene={look(live, 'da', replaces=strange)['id']}")[0] == 200
+
+
+def test_of_many_pages_those_keep_their_texts_that_were_used_last(record, monkeypatch):
+    large = list[bool]()
+    monkeypatch.setattr(kept_records, "MAX_RECORDS", 2)
+    monkeypatch.setattr(kept_records, "LARGE", -1)
+    monkeypatch.setattr(kept_records, "free_memory_soon", lambda: large.append(True))
+    records = KeptRecords(record, Scene)
+    one, other = (records.add(record, None).id for _ in range(2))
+    assert records.find(one).id == one
+    assert large == []
+    third = records.add(record, None).id
+    assert large == [True]
+    assert records.find(None) is records.find(records.first.id) is records.first
+    assert [records.find(name).id for name in (one, third)] == [one, third]
+    for name in (other, "1", ""):
+        with pytest.raises(RecordGone, match="no longer kept"):
+            records.find(name)
+
+
+class Pause:
+    """A function that waits until another request was answered, and knows whether it had to."""
+
+    def __init__(self, function: Callable[..., Any], chosen: Callable[..., bool]) -> None:
+        self.function, self.chosen = function, chosen
+        self.reached, self.go_on, self.waited = threading.Event(), threading.Event(), False
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.chosen(*args):
+            self.reached.set()
+            self.waited = self.go_on.wait(30)  # false if the other request waits for this one
+        return self.function(*args, **options)
+
+    @contextmanager
+    def during(self, work: Callable[[], Any]) -> Iterator[None]:
+        """What is done within it happens while `work` waits."""
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self.reached.wait(20)
+        try:
+            yield
+        finally:
+            self.go_on.set()
+            thread.join()
+        assert self.waited
+
+
+def test_numbers_of_one_record_come_while_another_is_computed(live, monkeypatch):
+    slow, other = look(live, "da ba da ba da"), look(live, "ba")
+    query = {"name": slow["attentions"][0]["name"], "head": 0}
+    rows = len(slow["axes"]["source"]["tokens"])
+    pause = Pause(AttentionMap.sum_overview, lambda map, head: map.counts[0] == rows)
+    monkeypatch.setattr(AttentionMap, "sum_overview", lambda *args: pause(*args))
+    with pause.during(lambda: numbers(live, "map", **query, scene=slow["id"])):
+        assert numbers(live, "map", **query, scene=other["id"])[0]["rows"] < rows
+        assert look(live, "da")["id"]
+
+
+def test_short_texts_are_read_while_the_model_reads_a_long_one(live, monkeypatch):
+    model, long = live.requests.live, "da ba da ba da"
+    pause = Pause(model.task.traces, lambda model, text: text == long)
+    monkeypatch.setattr(model.task, "traces", pause)
+    monkeypatch.setattr(live_model, "LONG_TEXT", 9)
+    found: list[dict[str, Any]] = []
+    with pause.during(lambda: found.append(look(live, long))):
+        scene = look(live, "da ba")
+        off = [{"name": one["name"], "heads": [0, 1, 2, 3]} for one in scene["attentions"]]
+        assert post(live, "ablate", {"off": off, "scene": scene["id"]})[0] == 200
+    monkeypatch.undo()
+    alone = look(live, long)  # in the lane of short texts
+    for name in ("output", "axes"):  # what was switched off meanwhile was on for the long text
+        assert found[0][name] == alone[name]
+
+
+def test_the_effects_of_heads_let_others_run_the_model_in_between(live, monkeypatch):
+    model, done = live.requests.live, list[str]()
+    record = model.look("ba da")
+
+    def measure(model_of_lane: Any, run: Callable[[], float], names: list[str], progress: Any) -> dict[str, Any]:
+        thread = threading.Thread(target=lambda: done.append(look(live, "da")["id"]))
+        thread.start()
+        until(lambda: len(model.short._queue) == 2)
+        progress(1, 2)
+        until(lambda: len(done) == 1)
+        return {}
+
+    monkeypatch.setattr(live_model, "head_effects", measure)
+    assert model.measure_effects(record) == {}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another thread does."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_request_ends_when_its_browser_leaves_and_those_of_others_go_on(live):
+    lane, answers = live.requests.live.short, list[str]()
+    body = json.dumps({"text": "da ba"}).encode()
+    headers = {"Origin": live.url[:-1].rpartition("/")[0], "Content-Type": "application/json"}
+    staying = threading.Thread(target=lambda: answers.append(look(live, "ba")["id"]))
+    leaving = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+    with lane.turn():
+        leaving.request("POST", f"/{live.token}/look", body, headers)
+        until(lambda: len(lane._queue) == 2)
+        staying.start()
+        until(lambda: len(lane._queue) == 3)
+        leaving.close()
+        until(lambda: len(lane._queue) == 2)
+    staying.join()
+    assert len(answers) == 1
 
 
 def test_a_head_that_is_switched_off_changes_the_loss_and_is_on_again_afterwards(live):

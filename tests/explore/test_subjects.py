@@ -18,7 +18,7 @@ import torch
 from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.explore import Scene, subjects, write_page
+from clearhead.explore import Scene, live_model, subjects, write_page
 from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
 from clearhead.explore.live_model import LiveModel
 from clearhead.predictor import Predictor, _pixels
@@ -190,7 +190,7 @@ def saved(folder: Path, words: Any, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertModel", "MarianMTModel"])
-def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
+def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind, monkeypatch):
     folder = saved(tmp_path / "theirs", words, kind)
     assert is_huggingface_folder(folder)
     live = load_huggingface_folder(folder, device="cpu")
@@ -199,6 +199,9 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     tokens = scene["axes"]["source" if kind == "MarianMTModel" else "tokens"]["shown"]
     assert tokens[:4] == ["w3", "w5", "w8", "w5"]
     assert scene["title"] == "theirs"
+    monkeypatch.setattr(live_model, "LONG_TEXT", 0)
+    long = live.look("w3 w5 w8 w5")  # with modules of its own over the same weights
+    assert Scene(long).to_json() == scene
     if kind == "BertModel":
         assert scene["output"] is None
         return
@@ -213,6 +216,9 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind):
     opened = live.look_at_continuation(record, 0, 1, 1).calls[0]
     assert opened.about["writes"][1] == chosen
     assert opened.about["forced"] == 2
+    monkeypatch.setattr(live_model, "LONG_RECORD", 0)
+    assert live.answer_without(long, 0, {record.names[-1]: [0, 1, 2]}) == without
+    assert live.answer_without(long, 0, {})["loss"][1] == pytest.approx(scene["output"]["loss"])
 
 
 def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):

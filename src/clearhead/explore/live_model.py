@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,14 @@ from torch import nn
 
 from clearhead.attention.positions import Learned
 from clearhead.errors import DataError, LensError
+from clearhead.explore.free_memory import free_memory_soon
+from clearhead.explore.model_lane import ModelLane, end_if_left
 from clearhead.explore.token_display import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
+from clearhead.model.inference_view import inference_view
 from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
 from clearhead.tasks.file_inputs import FileInputs, LoadedInput
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
@@ -30,56 +32,54 @@ from clearhead.tasks.trace import AnswerPart, Continuable, Trace, Traceable
 MAX_CHARACTERS = 100_000  # of a text that a page may send
 MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
 POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")  # their names in Hugging Face models
-CANCELLED = "cancelled"
-LOCK_WAIT = 0.05  # seconds between two checks whether a text that waits for the model was cancelled
+LONG_TEXT = 500  # characters of a text above which it is read in the lane of long ones
+LONG_FILE = 2**20  # bytes of a file, likewise
+LONG_RECORD = 1000  # tokens of a record, likewise: of all its calls, and of what they read and write
 MAX_SECONDS = 5.0  # that the effects of all heads may take
 
 
 class LiveModel:
-    """A model with the task that tokenizes for it; requests are serialised, since ablation changes the model itself."""
+    """A model with the task that tokenizes for it.
+
+    Ablation changes the model itself, so requests take turns. Long texts run in a lane of their own, with their own
+    module objects over the same weights: short ones need not wait for them.
+    """
 
     def __init__(self, model: nn.Module, task: Traceable, name: str, **options: Any) -> None:
         self.model, self.task, self.name, self.options = model, task, name, options
-        self.lock = threading.RLock()
         self.max_tokens = min(MAX_TOKENS, count_positions(model) or MAX_TOKENS)
-        self._cancels, self._looking = 0, threading.local()
         for module in model.modules():
-            module.register_forward_pre_hook(self._check_cancelled)
+            module.register_forward_pre_hook(end_if_left)
+        self.short, self.long = ModelLane(model), ModelLane(inference_view(model))
 
     @classmethod
     def from_predictor(cls, predictor: Predictor, **options: Any) -> LiveModel:
         """`options` are those of `Predictor.look`."""
         return cls(predictor.model, predictor.task, predictor.name, **options)
 
+    @contextmanager
+    def _turn(self, lane: ModelLane) -> Iterator[nn.Module]:
+        """The model of a lane, for one request."""
+        try:
+            with lane.turn() as model:
+                yield model
+        finally:
+            if lane is self.long:
+                free_memory_soon()
+
+    def _choose_lane(self, record: Record) -> ModelLane:
+        tokens = sum(ids.shape[1] for call in record.calls for ids in call.ids.values())
+        return self.long if tokens > LONG_RECORD else self.short
+
     def look(self, text: Any, **options: Any) -> Record:
         """A record of this text, or of a file by its path or content."""
         if isinstance(text, str) and len(text) > MAX_CHARACTERS:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
-        with self._cancellable():
-            return look_through(self.model, self.task, text, name=self.name, **{**self.options, **options})
+        return self._look(text, isinstance(text, str) and len(text) > LONG_TEXT, **options)
 
-    @contextmanager
-    def _cancellable(self) -> Iterator[None]:
-        """Holds the lock during a `look`, which `cancel` can end, also while it waits for the lock."""
-        self._looking.since = self._cancels
-        try:
-            while not self.lock.acquire(timeout=LOCK_WAIT):
-                self._check_cancelled()
-            try:
-                self._check_cancelled()
-                yield
-            finally:
-                self.lock.release()
-        finally:
-            self._looking.since = None
-
-    def cancel(self) -> None:
-        """Ends each `look` that waits or is under way, which raises LensError at the next module that it runs."""
-        self._cancels += 1
-
-    def _check_cancelled(self, *_: Any) -> None:
-        if getattr(self._looking, "since", None) not in (None, self._cancels):
-            raise LensError(CANCELLED)
+    def _look(self, text: Any, long: bool, **options: Any) -> Record:
+        with self._turn(self.long if long else self.short) as model:
+            return look_through(model, self.task, text, name=self.name, **{**self.options, **options})
 
     def check_length(self, traces: Sequence[Trace]) -> None:
         """Raises DataError for more tokens than a page may ask for; `look(text, check=live.check_length)`."""
@@ -107,7 +107,7 @@ class LiveModel:
                 loaded = self.task.load_file(path)
             except DataError as error:
                 raise DataError(str(error).replace(str(path), name)) from None
-        return self.look(LoadedInput(name, loaded))
+        return self._look(LoadedInput(name, loaded), len(content) > LONG_FILE)
 
     def answer_without(
         self,
@@ -157,12 +157,17 @@ class LiveModel:
     ) -> list[AblatedAnswer]:
         """One result a call."""
         calls = [record.calls[number] for number in numbers]
-        with self.lock, torch.inference_mode(), hide(self.model, hidden), ablate(self.model, heads):
-            again = [self._repeat(one) for one in calls]
-            texts = self._answer_again(calls, numbers)
+        with (
+            self._turn(self._choose_lane(record)) as model,
+            torch.inference_mode(),
+            hide(model, hidden),
+            ablate(model, heads),
+        ):
+            again = [self._repeat(model, one) for one in calls]
+            texts = self._answer_again(model, calls, numbers)
         return [_compare_answers(*one, self.samples) for one in zip(calls, again, texts, strict=True)]
 
-    def _answer_again(self, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
+    def _answer_again(self, model: nn.Module, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
         """The answers that the model gives now; None for those that were given to it.
 
         A text that was read in several calls is answered once as a whole; an answer whose beginning was chosen begins
@@ -173,11 +178,11 @@ class LiveModel:
             traces = [_restore_trace(one) for one in calls]
             begins = [list(trace.writes[: trace.forced]) for trace in traces]
             both = zip(traces, begins, strict=True)
-            return [self.task.continue_trace(self.model, *one, options=options).text for one in both]
+            return [self.task.continue_trace(model, *one, options=options).text for one in both]
         if not any(one.about.get("text") and not one.about.get("given") for one in calls):
             return [None] * len(calls)
         given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
-        answers = self.task.traces(self.model, given, answer=None, options=options)
+        answers = self.task.traces(model, given, answer=None, options=options)
         return [answers[number].text for number in numbers]
 
     def _task_options(self) -> Any:
@@ -201,8 +206,8 @@ class LiveModel:
 
         `choice` counts the most probable tokens at that place, which the record has.
         """
-        with self.lock:
-            old, new = self._continue(record, number, place, choice)
+        with self._turn(self._choose_lane(record)) as model:
+            old, new = self._continue(model, record, number, place, choice)
             if old.prompt != new.prompt:  # within the prompt of a language model, of which a part is now the answer
                 assert isinstance(self.task, Continuable)
                 old = old._replace(text=self.task.written_text(old._replace(prompt=new.prompt)))
@@ -210,17 +215,17 @@ class LiveModel:
 
     def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
         """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
-        with self._cancellable():
-            _, new = self._continue(record, number, place, choice)
+        with self._turn(self._choose_lane(record)) as model:
+            _, new = self._continue(model, record, number, place, choice)
             given = record.calls[number].about.get("input", "")
             parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.get("input") == given}
             own = option_names(self.task.options, "look")
             options = {name: value for name, value in self.options.items() if name not in own}
             traces = list({**parts, number: new}.values())
-            return look_at_traces(self.model, self.task, traces, given, name=self.name, **options)
+            return look_at_traces(model, self.task, traces, given, name=self.name, **options)
 
     @torch.inference_mode()
-    def _continue(self, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
+    def _continue(self, model: nn.Module, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
         """The trace of a call, and the one that goes on from another token."""
         call = record.calls[number]
         if not isinstance(self.task, Continuable):
@@ -229,16 +234,16 @@ class LiveModel:
         if not 0 <= place < len(choices) or not 0 <= choice < len(choices[place]):
             raise LensError(f"the record has no alternative {choice} at place {place}; it has {len(choices):,} places")
         token = choices[place][choice]
-        new = self.task.continue_trace(self.model, old, [*old.writes[:place], token], options=self._task_options())
+        new = self.task.continue_trace(model, old, [*old.writes[:place], token], options=self._task_options())
         shown = display_tokens(self.task.pieces(list(old.reads)[-1], [token]))[0].shown
         return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
 
-    def _repeat(self, call: Forward) -> CallMetadata:
+    def _repeat(self, model: nn.Module, call: Forward) -> CallMetadata:
         """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
         trace = _restore_trace(call)
         if not trace.writes:
             return {}
-        return describe_answer(self.task, trace, self.task.run_trace(self.model, trace))
+        return describe_answer(self.task, trace, self.task.run_trace(model, trace))
 
     def measure_effects(
         self, record: Record, number: int = 0, limit: float = MAX_SECONDS
@@ -248,19 +253,21 @@ class LiveModel:
         if call.about.get("loss") is None:
             return None
 
-        def loss() -> float:
-            value = self._repeat(call)["loss"]
-            assert value is not None, "the recorded call has one"
-            return value
+        lane = self._choose_lane(record)
+        with self._turn(lane) as model, torch.inference_mode():
 
-        with self.lock, torch.inference_mode():
+            def loss() -> float:
+                value = self._repeat(model, call)["loss"]
+                assert value is not None, "the recorded call has one"
+                return value
+
             loss()
             begin = time.perf_counter()
             loss()
             heads = sum(len(call[name].heads) for name in call.names)
             if (time.perf_counter() - begin) * heads > limit:
                 return None
-            found = head_effects(self.model, loss, call.names)
+            found = head_effects(model, loss, call.names, progress=lambda *_: lane.give_way())
         return {name: effect.tolist() for name, effect in found.items()}
 
 

@@ -6,10 +6,10 @@ import base64
 import json
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from clearhead.errors import LensError, RecordError
 from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid
+from clearhead.explore.kept_records import MAX_RECORDS, KeptRecord, KeptRecords
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
+from clearhead.explore.model_lane import end_if_left
+from clearhead.explore.page_response import BINARY, Response
 from clearhead.explore.scene import Scene
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.record.attention_record import Record
 
-MAX_RECORDS = 4  # that are kept for pages which still show them after new texts
-BINARY = "application/octet-stream"
 MAX_CELLS = 2**22  # of one window
 MAX_NAME = 200  # characters of a file's name
 MAX_BODY, MAX_FILE_BODY = 2**20, 2**25  # bytes of a request: with a text, or with a file as base64
@@ -31,25 +32,8 @@ HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
 TOKENS_FORMAT = 'name the tokens by text and position, as {"source": [3, 4]}'
 
 
-class Response(NamedTuple):
-    """The body of an HTTP response and its content type."""
-
-    body: bytes
-    content_type: str = BINARY
-
-    @classmethod
-    def from_json(cls, content: Any) -> Response:
-        return cls(json.dumps(content, allow_nan=False).encode("ascii"), "application/json")
-
-    @classmethod
-    def from_numbers(cls, header: Mapping[str, Any], numbers: Float[Tensor, "..."] | None) -> Response:
-        """One line of JSON followed by float32 numbers, little-endian."""
-        raw = b"" if numbers is None else numbers.float().contiguous().numpy().astype("<f4").tobytes()
-        return cls(json.dumps(header, allow_nan=False).encode("ascii") + b"\n" + raw)
-
-
 class PageRequests:
-    """Handles GET and POST requests by name. Computations run one at a time."""
+    """Handles GET and POST requests by name. A request names the record that it is about by `scene`, its id."""
 
     def __init__(
         self,
@@ -60,57 +44,52 @@ class PageRequests:
         axes: Mapping[str, Axis] | None = None,
     ) -> None:
         self.live, self.title, self.axes = live, title, axes
-        self.lock, self.worker = threading.RLock(), _SingleThread()
-        self.records: OrderedDict[str, Record] = OrderedDict()
-        self.scenes: dict[tuple[str, int], Scene] = {}
-        self.newest = self._add_record(record)
-        self._find_scene({})  # raises now if the record cannot be shown
+        self.records = KeptRecords(record, self._make_scene)
+        self.records.first.find_scene(0)  # raises now if the record cannot be shown
+        self.workers = _WorkerThreads(1 if live is None else MAX_RECORDS + 1)  # one for each record
+
+    def _make_scene(self, record: Record, view: int) -> Scene:
+        takes = None if self.live is None else self.live.input_kind
+        return Scene(record, view, title=self.title, axes=self.axes, takes=takes)
 
     def prepare(self) -> None:
         """Computes what the first scene needs while the browser loads the page."""
-        self.worker.start(self._find_scene({}).to_json)
-
-    def _add_record(self, record: Record) -> str:
-        number = str(len(self.records) and int(next(reversed(self.records))) + 1)
-        self.records[number] = record
-        while len(self.records) > MAX_RECORDS:
-            old, _ = self.records.popitem(last=False)
-            self.scenes = {place: scene for place, scene in self.scenes.items() if place[0] != old}
-        return number
-
-    def _find_scene(self, query: Mapping[str, str]) -> Scene:
-        """The scene that a request names; by default that of the newest record."""
-        name, view = query.get("scene", self.newest), _read_integer(query, "view", 0)
-        if name not in self.records:
-            raise RecordError("this text is no longer kept by the server; enter it again")
-        if (name, view) not in self.scenes:
-            takes = None if self.live is None else self.live.input_kind
-            scene = Scene(self.records[name], view, title=self.title, axes=self.axes, takes=takes)
-            self.scenes[name, view] = scene
-        return self.scenes[name, view]
+        first = self.records.first
+        first.lock.acquire()  # until it is done: the page will ask for the same
+        work = self.workers.start(partial(self._respond, first, "scene.json", {}))
+        work.add_done_callback(lambda _: first.lock.release())  # an error comes again when the page asks
 
     def get(self, name: str, query: Mapping[str, str]) -> Response:
+        kept = self.records.find(query.get("scene"))
         if name == "effects":
-            return self._get_effects(query)
-        with self.lock:
-            if name == "window" and self._find_map(query).is_large_window(*_read_window(query)):
-                return self._respond(name, query)
-            return self.worker.run(self._respond, name, query)
+            return self._get_effects(kept, query)
+        request = json.dumps([name, sorted(query.items())])
+        response = kept.find_response(request)
+        if response is None:
+            response = self._compute(kept, name, query)
+            if response.content_type == BINARY:
+                kept.cache_response(request, response)
+        return response
 
-    def _find_map(self, query: Mapping[str, str]) -> AttentionMap:
-        return self._find_scene(query).find_map(query.get("name", ""))
+    def _compute(self, kept: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
+        """The response, once earlier computations on this record are done; those on other records go on."""
+        respond = partial(self._respond, kept, name, query)
+        with kept.lock:
+            if name == "window" and _find_map(kept, query).is_large_window(*_read_window(query)):
+                return respond()  # here, with as many threads as PyTorch uses
+            return self.workers.run(respond)
 
-    def _respond(self, name: str, query: Mapping[str, str]) -> Response:
+    def _respond(self, kept: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
         with torch.inference_mode():
             if name == "scene.json":
-                content = self._find_scene(query).to_json()
+                content = _find_scene(kept, query).to_json()
                 limits = None if self.live is None else [MAX_CHARACTERS, self.live.max_tokens]
-                more = {"id": query.get("scene", self.newest), "limits": limits}
+                more = {"id": kept.id, "limits": limits}
                 goes_on = self.live is not None and self.live.can_continue
                 return Response.from_json({**content, **more, "continues": goes_on})
             if name not in ("map", "window", "row", "column", "thumbs"):
                 raise LensError(f"unknown request {name[:40]!r}")
-            attention = self._find_map(query)
+            attention = _find_map(kept, query)
             if name == "thumbs":
                 header = {"size": THUMBNAIL, "heads": len(attention.sight.heads)}
                 return Response(json.dumps(header).encode("ascii") + b"\n" + attention.draw_thumbnails().tobytes())
@@ -127,33 +106,34 @@ class PageRequests:
         return MAX_BODY if self.live is None or self.live.input_kind == "text" else MAX_FILE_BODY
 
     def close(self) -> None:
-        self.worker.close()
+        self.workers.close()
 
     def post(self, name: str, content: Mapping[str, Any]) -> Response:
         if self.live is None:
             raise LensError("no model is loaded: start clearhead look with a model and a text")
-        if name == "cancel":
-            self.live.cancel()
-            return Response.from_json({})
         if name == "look":
-            return self._show_record(self._look_at(self.live, content))
+            return self._show_record(self._look_at(self.live, content), content)
         if name not in ("ablate", "continue"):
             raise LensError(f"unknown action {name[:40]!r}")
-        with self.lock:
-            scene = self._find_scene({key: str(content[key]) for key in ("scene", "view") if key in content})
+        query = {key: str(content[key]) for key in ("scene", "view") if key in content}
+        kept = self.records.find(query.get("scene"))
+        with kept.lock:
+            scene = _find_scene(kept, query)
         if name == "ablate":
             heads, hidden = _read_heads(content.get("off", [])), _read_tokens(content.get("hide", {}))
             return Response.from_json(self.live.answer_without(scene.record, scene.call, heads, hidden))
         place, choice = (_read_index(content, one) for one in ("place", "choice"))
         if content.get("open") is True:
             record = self.live.look_at_continuation(scene.record, scene.call, place, choice)
-            return self._show_record(record, min(scene.view, len(record.calls) - 1))
+            return self._show_record(record, content, min(scene.view, len(record.calls) - 1))
         return Response.from_json(self.live.continue_answer(scene.record, scene.call, place, choice))
 
-    def _show_record(self, record: Record, view: int = 0) -> Response:
-        with self.lock:
-            self.newest = self._add_record(record)
-            return self.worker.run(self._respond, "scene.json", {"scene": self.newest, "view": str(view)})
+    def _show_record(self, record: Record, content: Mapping[str, Any], view: int = 0) -> Response:
+        """Keeps a record for the page that asked for it, in place of the one that it shows: `replaces`."""
+        end_if_left()  # else nobody would ever ask for it
+        replaces = content.get("replaces")
+        kept = self.records.add(record, replaces if isinstance(replaces, str) else None)
+        return self._compute(kept, "scene.json", {"view": str(view)})
 
     def _look_at(self, live: LiveModel, content: Mapping[str, Any]) -> Record:
         """Runs the model on a text, or on a file's content; a request cannot name a file to open."""
@@ -171,9 +151,9 @@ class PageRequests:
             raise LensError("the data of the file are not base64") from None
         return live.look_at_file(name[:MAX_NAME], raw)
 
-    def _get_effects(self, query: Mapping[str, str]) -> Response:
-        with self.lock:
-            scene = self._find_scene(query)
+    def _get_effects(self, kept: KeptRecord, query: Mapping[str, str]) -> Response:
+        with kept.lock:
+            scene = _find_scene(kept, query)
         if self.live is not None and "effects" not in scene.details:  # takes seconds: without the lock
             effects = self.live.measure_effects(scene.record, scene.call)
             if effects is not None:
@@ -181,27 +161,41 @@ class PageRequests:
         return Response.from_json({"effects": scene.details.get("effects")})
 
 
-class _SingleThread:
-    """A worker thread in which PyTorch uses one thread.
+class _WorkerThreads:
+    """Worker threads in which PyTorch uses one thread each.
 
     The page's computations are small. Split among threads that compete with the browser, they would mostly wait.
     """
 
-    def __init__(self) -> None:
-        threads = torch.get_num_threads()
-        self.thread = ThreadPoolExecutor(1, "clearhead-look")
-        self.thread.submit(torch.get_num_threads).result()  # a new thread takes over the global number when first asked
-        self.thread.submit(torch.set_num_threads, 1).result()
+    def __init__(self, count: int) -> None:
+        threads, started = torch.get_num_threads(), threading.Barrier(count)
+        self.pool = ThreadPoolExecutor(count, "clearhead-look")
+
+        def use_one_thread() -> None:
+            torch.get_num_threads()  # a new thread takes over the global number when first asked
+            started.wait()  # else one thread might do this several times
+            torch.set_num_threads(1)
+
+        for future in [self.pool.submit(use_one_thread) for _ in range(count)]:
+            future.result()
         torch.set_num_threads(threads)  # else threads that start later would use one as well
 
-    def start(self, work: Callable[[], Any]) -> None:
-        self.thread.submit(work)  # an error comes again when the page asks
+    def start(self, work: Callable[[], Response]) -> Future[Response]:
+        return self.pool.submit(work)
 
-    def run(self, work: Callable[[str, Mapping[str, str]], Response], name: str, query: Mapping[str, str]) -> Response:
-        return self.thread.submit(work, name, query).result()
+    def run(self, work: Callable[[], Response]) -> Response:
+        return self.start(work).result()
 
     def close(self) -> None:
-        self.thread.shutdown()
+        self.pool.shutdown()
+
+
+def _find_scene(kept: KeptRecord, query: Mapping[str, str]) -> Scene:
+    return kept.find_scene(_read_integer(query, "view", 0))
+
+
+def _find_map(kept: KeptRecord, query: Mapping[str, str]) -> AttentionMap:
+    return _find_scene(kept, query).find_map(query.get("name", ""))
 
 
 def _grid_response(grid: Grid) -> Response:

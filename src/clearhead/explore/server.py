@@ -11,22 +11,24 @@ import hmac
 import json
 import re
 import secrets
+import socket
 import threading
 import webbrowser
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from clearhead.errors import ClearheadError
+from clearhead.explore.kept_records import RecordGone
+from clearhead.explore.model_lane import end_when
 from clearhead.explore.page_file import PAGE, bundle_page
-from clearhead.explore.page_requests import BINARY, PageRequests, Response
+from clearhead.explore.page_requests import PageRequests
+from clearhead.explore.page_response import Response
 
 HOST = "127.0.0.1"
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")
-CACHE = 64 * 2**20  # bytes of responses that are cached
 TIMEOUT = 30  # seconds that a request may take to arrive
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -51,8 +53,6 @@ class Server:
         self._server = _HttpServer((HOST, port), _Handler)
         self._server.owner = self
         self.port: int = self._server.server_address[1]
-        self._cache: OrderedDict[str, Response] = OrderedDict()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._server.serve_forever, name="clearhead-look", daemon=True)
         self._thread.start()
 
@@ -86,22 +86,6 @@ class Server:
 
     def __repr__(self) -> str:
         return f"Server({self.url})"
-
-    def get(self, name: str, query: Mapping[str, str]) -> Response:
-        """The response to a request, from the cache if it is there."""
-        key = json.dumps([self.requests.newest, name, sorted(query.items())])
-        with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
-        response = self.requests.get(name, query)
-        if response.content_type != BINARY:
-            return response
-        with self._lock:
-            self._cache[key] = response
-            while sum(len(one.body) for one in self._cache.values()) > CACHE and len(self._cache) > 1:
-                self._cache.popitem(last=False)
-        return response
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -141,10 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, work: Callable[[], Response]) -> None:
         """Sends the response, or an error as one line of JSON, never a traceback."""
         try:
-            status, response = 200, work()
+            with end_when(self._has_left):
+                status, response = 200, work()
         except _HttpError as error:
             status, response = error.status, Response.from_json({"error": str(error)})
             self.close_connection = True  # the request may not have been read to its end
+        except RecordGone as error:
+            status, response = 410, Response.from_json({"error": str(error)})
         except ClearheadError as error:
             status, response = 400, Response.from_json({"error": str(error)})
         except Exception as error:
@@ -160,12 +147,25 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
+    def _has_left(self) -> bool:
+        """Whether the browser has closed the connection: the request was cancelled, or its page closed or reloaded."""
+        seconds = self.connection.gettimeout()
+        self.connection.settimeout(0)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.connection.settimeout(seconds)
+
     def _get(self) -> Response:
         if self.path == "/favicon.ico":  # browsers request it by themselves
             return Response(b"", "image/x-icon")
         name, query = self._read_request()
         files = self.server.owner.files
-        return files[name or "index.html"] if name in ("", *files) else self.server.owner.get(name, query)
+        return files[name or "index.html"] if name in ("", *files) else self.server.owner.requests.get(name, query)
 
     def _post(self) -> Response:
         name, _ = self._read_request()

@@ -19,6 +19,8 @@ import { TextPane } from "./panes/text_pane.js";
 import { TokenPane } from "./panes/token_pane.js";
 import { Tour } from "./panes/tour.js";
 
+const NOTHING_CHOSEN = { pins: [], step: null, view: null, cursor: null, other: null }; // as in a text that has just been read
+
 class Page {
   constructor(scene, source) {
     const store = new Store({ ...firstHead(scene), ...stateOf(location.hash, scene), part: scene.view ?? 0 });
@@ -163,7 +165,7 @@ class Page {
     });
     on("another", "submit", (event) => this.readAnotherText(event));
     on("another-text", "input", () => this.warnOfLength());
-    on("another-cancel", "click", () => explorer.source.cancel().catch((problem) => announce(problem.message)));
+    on("another-cancel", "click", () => explorer.source.cancel());
     on("another-file", "change", (event) => this.readAnotherFile(event.target));
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.addEventListener("click", () => store.set({ drawing: button.value }));
@@ -238,7 +240,7 @@ class Page {
     const tick = () => {
       const seconds = Math.floor((performance.now() - begin) / 1000);
       button.textContent = seconds ? say("readingFor", { seconds }) : say("switching");
-      byId("another-cancel").hidden = seconds < 1 || !this.explorer.source.cancel;
+      byId("another-cancel").hidden = seconds < 1 || !this.explorer.source.reading;
     };
     tick();
     const timer = setInterval(tick, 500);
@@ -256,6 +258,12 @@ class Page {
     input.value = ""; // the same file may be chosen again
   }
 
+  /** Says that the text of this tab is no longer kept: what the address says about its tokens is not for this text. */
+  showLoss(problem) {
+    Object.assign(this.explorer.state, { part: this.explorer.scene.view ?? 0, ...NOTHING_CHOSEN });
+    byId("another-problem").textContent = problem.message;
+  }
+
   /** Replaces the scene of the page. */
   async replace(coming) {
     const { explorer } = this;
@@ -268,7 +276,7 @@ class Page {
       explorer.renew(scene);
       clearAblations();
       const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
-      Object.assign(explorer.state, { part: scene.view ?? 0, pins: [], step: null, view: null, cursor: null, other: null, ...(same ? {} : firstHead(scene)) });
+      Object.assign(explorer.state, { part: scene.view ?? 0, ...NOTHING_CHOSEN, ...(same ? {} : firstHead(scene)) });
       this.renew();
       this.remember();
       byId("another-text").blur();
@@ -296,6 +304,7 @@ async function start() {
   try {
     const { scene, source } = await openSource(location.hash);
     const page = new Page(scene, source);
+    if (source.lost) page.showLoss(source.lost);
     page.renew();
     document.documentElement.dataset.shown = "yes";
     page.tour.startAtFirstVisit();

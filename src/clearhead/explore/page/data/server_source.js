@@ -2,11 +2,15 @@
 
 import { say, sayProblem } from "../words/languages.js";
 
+const GONE = 410; // the status of a request about a record that the server no longer keeps
+
 export class ServerSource {
   constructor(base) {
     this.base = base;
     this.live = true;
     this.about = {};
+    this.lost = null; // the problem, if the text that this tab showed before a reload is no longer kept
+    this.reading = null; // the AbortController of an input that the model reads
   }
 
   /** Whether the server can compute every weight of this head. */
@@ -20,18 +24,26 @@ export class ServerSource {
     return 0;
   }
 
-  /** The newest scene, or one of the other views of the record. */
+  /** The scene that this tab showed before a reload, else that of the server's start; or another view of the record. */
   async scene(view = null) {
-    const query = view === null ? "" : `?${new URLSearchParams({ ...this.about, view })}`;
-    return this.keep(await (await this.ask(`scene.json${query}`)).json());
+    if (view !== null) return this.keep(await this.json("scene.json", { ...this.about, view }));
+    const id = rememberedScene();
+    try {
+      return this.keep(await this.json("scene.json", id ? { scene: id } : {}));
+    } catch (problem) {
+      if (problem.status !== GONE) throw problem;
+      this.lost = problem;
+      return this.keep(await this.json("scene.json", {}));
+    }
   }
 
-  /** Later requests are about this scene; another tab may show another one. */
+  /** Later requests of this tab are about this scene, also after a reload; another tab may show another one. */
   keep(scene) {
     this.about = {};
     this.attentions = scene.attentions ?? [];
     if (scene.id !== undefined) this.about.scene = scene.id;
     if (scene.view !== undefined) this.about.view = scene.view;
+    rememberScene(scene.id);
     return scene;
   }
 
@@ -74,21 +86,33 @@ export class ServerSource {
 
   /** The scene of that answer. */
   async openContinuation(place, choice) {
-    return this.keep(await this.send("continue", { place, choice, open: true, ...this.about }));
+    return this.read("continue", { place, choice, open: true, ...this.about });
   }
 
   /** What each head does for the loss, by attention; null where that takes too long. */
   async effects() {
-    return (await (await this.ask(`effects?${new URLSearchParams(this.about)}`)).json()).effects;
+    return (await this.json("effects", this.about)).effects;
   }
 
   async look(text) {
-    return this.keep(await this.send("look", { text }));
+    return this.read("look", { text });
   }
 
-  /** Ends the reading of a text that is under way. */
-  async cancel() {
-    return this.send("cancel", {});
+  /** The scene of another input, which replaces the one that is shown. */
+  async read(path, body) {
+    this.reading = new AbortController();
+    try {
+      return this.keep(await this.send(path, { ...body, replaces: this.about.scene }, this.reading.signal));
+    } catch (problem) {
+      throw problem.name === "AbortError" ? new Error(sayProblem("cancelled")) : problem;
+    } finally {
+      this.reading = null;
+    }
+  }
+
+  /** Ends the reading of this tab that is under way: the server ends what nobody waits for. */
+  cancel() {
+    this.reading?.abort();
   }
 
   async lookAtFile(file) {
@@ -96,7 +120,7 @@ export class ServerSource {
     const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: () => reject(reader.error) }));
     reader.readAsDataURL(file);
     await read;
-    return this.keep(await this.send("look", { name: file.name, data: reader.result.slice(reader.result.indexOf(",") + 1) }));
+    return this.read("look", { name: file.name, data: reader.result.slice(reader.result.indexOf(",") + 1) });
   }
 
   async numbers(path, query, signal) {
@@ -113,9 +137,13 @@ export class ServerSource {
     return { header: JSON.parse(new TextDecoder().decode(bytes.subarray(0, end))), bytes: bytes.subarray(end + 1) };
   }
 
-  async send(path, body) {
+  async json(path, query) {
+    return (await this.ask(`${path}?${new URLSearchParams(query)}`)).json();
+  }
+
+  async send(path, body, signal) {
     const headers = { "Content-Type": "application/json" };
-    return (await this.ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+    return (await this.ask(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
   }
 
   async ask(path, options = {}) {
@@ -126,8 +154,27 @@ export class ServerSource {
       if (problem.name === "AbortError") throw problem;
       throw new Error(say("noServer"));
     }
-    if (!reply.ok) throw new Error(sayProblem(await reasonOf(reply)));
+    if (!reply.ok) throw Object.assign(new Error(sayProblem(await reasonOf(reply))), { status: reply.status });
     return reply;
+  }
+}
+
+const SCENE = `clearhead-scene ${location.pathname}`; // of this server alone: each has another path
+
+/** The id of the scene that this tab showed before a reload; null in a new tab. */
+function rememberedScene() {
+  try {
+    return sessionStorage.getItem(SCENE);
+  } catch {
+    return null; // the browser stores nothing: a reload shows the first text
+  }
+}
+
+function rememberScene(id) {
+  try {
+    sessionStorage.setItem(SCENE, id);
+  } catch {
+    // see above
   }
 }
 
