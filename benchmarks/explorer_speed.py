@@ -190,7 +190,7 @@ def long(browser: Browser, path: Path, rounds: int) -> Iterator[list[str]]:
                 query = {"name": name, "head": 1, "q0": LONG - tokens - start, "q1": LONG - start, "k0": start}
                 query |= {"k1": start + tokens, "height": -(-tokens // 1000), "width": -(-tokens // 1000)}
                 begin = time.perf_counter()
-                server.get("window", {key: str(value) for key, value in query.items()})
+                server.requests.get("window", {key: str(value) for key, value in query.items()})
                 return time.perf_counter() - begin
 
             middle, times = median(once, rounds)

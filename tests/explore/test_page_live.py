@@ -18,6 +18,7 @@ from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
 from clearhead.tasks.trace import Tracer
 from tests.explore.browser import Watched
+from tests.explore.records import drawn
 from tests.explore.test_page import SENTENCE, START, token
 
 SICK = "他昨天没有去学校，因为他病了。"
@@ -121,6 +122,17 @@ def test_each_browser_keeps_its_own_text_when_it_is_reloaded(watched, another, u
     watched.page.reload()  # said once
     token(watched, "#source-text", "世界").wait_for()
     assert watched.text("#another-problem") == ""
+
+
+def test_a_tab_of_an_earlier_server_shows_the_text_of_the_new_one(watched):
+    port = 0
+    for word in ("before", "after"):
+        with open_record(drawn(3, texts=[word] * 3), port=port, browser=False) as opened:
+            watched.open(opened.url)
+            token(watched, "#source-text", word).wait_for()
+            assert watched.page.locator("#another-problem").inner_text() == ""
+            watched.settle()
+            port = opened.port
 
 
 def test_tables_of_positions_are_found_by_their_names():

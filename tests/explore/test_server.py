@@ -363,7 +363,13 @@ def test_many_may_ask_at_once(server, record):
 def test_a_closed_server_is_gone(record):
     server = open_record(record, browser=False)
     address = ("127.0.0.1", server.port)
+    open_before = http.client.HTTPConnection(*address, timeout=20)
+    for _ in range(2):  # on one connection, which browsers keep open
+        open_before.request("GET", f"/{server.token}/style.css")
+        assert open_before.getresponse().read()
     server.close()
+    assert open_before.sock.recv(1) == b""  # closed there
+    open_before.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(address, timeout=2).close()
     assert not server._thread.is_alive()

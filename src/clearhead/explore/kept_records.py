@@ -69,7 +69,7 @@ class KeptRecords:
                 raise RecordGone("this text is no longer kept by the server; enter it again")
             self._others.move_to_end(name)
             found = self._others[name]
-            if found.replaces in self._others:
+            if found.replaces is not None and found.replaces in self._others:
                 self._drop(found.replaces)
             return found
 

@@ -13,8 +13,10 @@ import re
 import secrets
 import socket
 import threading
+import weakref
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, ClassVar
@@ -74,6 +76,7 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._server.close_connections()
         self.requests.close()
 
     def __enter__(self) -> Server:
@@ -91,6 +94,20 @@ class Server:
 class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     owner: Server
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connections = weakref.WeakSet[socket.socket]()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def close_connections(self) -> None:
+        """Closes what browsers keep open, on which a closed server would go on answering."""
+        for connection in list(self.connections):
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that disconnects during a response is no error."""
