@@ -70,8 +70,9 @@ class HuggingFaceTracer(ContinuableTracer):
 
     name = "text"
     options = HuggingFaceOptions
+    model: Any
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer, self.token_name = model, tokenizer, make_namer(tokenizer)
 
     def with_model(self, model: Any) -> HuggingFaceTracer:
