@@ -13,7 +13,7 @@ from clearhead.lens.measures.definition import choose_blocks
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 from clearhead.tasks.media import PictureInput, SoundInput, media_to_json
-from tests.explore.records import MEASURES
+from tests.explore.records import MEASURES, visible_of
 
 ROWS, COLUMNS, PATCH = 7, 9, 8
 WORDS = ["▁a", "▁red", "▁circle", "▁left", "▁of", "▁a", "▁blue", "▁square", "</s>"]
@@ -33,6 +33,7 @@ def sight(name: str, weights: Tensor, *, cross: bool = False, mask: Mask | None 
     )
     return Sight(
         **{measure: getattr(found, measure) for measure in MEASURES},
+        **visible_of(q, k, mask),
         name=name,
         cross=cross,
         heads=tuple(range(heads)),

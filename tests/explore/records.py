@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, measure, watch
+from clearhead.attention.call import check_call
 from clearhead.lens.measures.definition import choose_blocks
+from clearhead.lens.measures.visible_keys import count_seeing_queries, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
@@ -89,6 +91,7 @@ def sight_of(
     kept = KeptInputs(q, k, d**-0.5, None, None, parts, torch.tensor([tokens]), found.logsumexp)
     return Sight(
         **{name: getattr(found, name) for name in MEASURES},
+        **visible_of(q, k, mask),
         name=f"encoder.{layer}.self",
         heads=tuple(range(heads)),
         queries=torch.arange(tokens),
@@ -96,6 +99,13 @@ def sight_of(
         inputs=(0,),
         kept=kept if keep else None,
     )
+
+
+def visible_of(q: Tensor, k: Tensor, mask: Mask | None, **options: Any) -> dict[str, Tensor]:
+    """How many keys each query sees, and how many queries see each key."""
+    call, rows = check_call(q, k, None, mask, **options), range(q.shape[2])
+    counts = {"visible": count_visible_keys(call, rows), "seen_by": count_seeing_queries(call, rows)}
+    return {name: one.int().expand(len(q), -1, -1) for name, one in counts.items()}
 
 
 def weights_of(sight: Sight, sample: int = 0) -> Tensor:

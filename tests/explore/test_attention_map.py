@@ -7,13 +7,13 @@ from hypothesis import given
 from torch import Tensor
 
 from clearhead import Alibi, Bias, KeyValueCache, Mask, MultiHeadAttention, measure, watch
-from clearhead.explore import attention_map
+from clearhead.explore import attention_map, from_weights
 from clearhead.explore.attention_map import AttentionMap
 from clearhead.lens.measures.definition import sum_blocks
 from clearhead.lens.record import exact_windows
 from clearhead.lens.record.attention_views import Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
-from tests.explore.records import MEASURES, drawn, weights_of, writer
+from tests.explore.records import MEASURES, drawn, visible_of, weights_of, writer
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-5}
 
@@ -39,6 +39,7 @@ def sight_of(q: Tensor, k: Tensor, mask: Mask | None, **options) -> Sight:
     tensors = {name: getattr(found, name) for name in MEASURES}
     return Sight(
         **tensors,
+        **visible_of(q, k, mask, bias=bias),
         name="some",
         cross=queries != k.shape[2],
         heads=tuple(range(heads)),
@@ -263,3 +264,17 @@ def test_blocks_larger_than_the_window_need_no_more_memory_than_it():
     grid = attention.sum_window(0, range(5, 20), range(30), (10**11, 10**11))
     assert grid.sums.shape == (1, 1)
     torch.testing.assert_close(grid.sums[0, 0], attention.compute_weights(0)[5:20, :30].sum(), **CLOSE)
+
+
+def test_thumbnails_of_even_heads_are_pale_whatever_the_mask_hides():
+    """Of 96 keys a quarter is visible: a head that gives each of them the same has half the darkest shade at most."""
+    even = drawn(96, heads=1, mask=Mask.padding([24]))["encoder.0.self"]
+    even.map[:] = torch.where(torch.arange(96) < 24, 1 / 24, 0.0)
+    assert AttentionMap(even, 0).draw_thumbnails().max() == 128
+
+
+def test_a_causal_mask_is_known_whatever_weights_are_zero_besides():
+    weights = torch.eye(5)[None].clone()
+    weights[0, 3] = torch.tensor([0.5, 0, 0, 0.5, 0])
+    found = AttentionMap(from_weights(weights, [*"abcde"])["decoder.0.self"], 0).compute_weights(0)
+    assert (found.signbit() & (found == 0)).equal(torch.ones(5, 5).triu(1).bool())

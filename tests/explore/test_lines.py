@@ -170,6 +170,9 @@ def test_numbers_of_tokens_selected_on_both_sides_are_those_of_the_queries(watch
     watched.settle()
     assert watched.page.locator(".chosen-lines path").count() == 4
     assert watched.page.locator(".line-numbers text").all_text_contents() == ["0.03", "0.04", "0.93"]
+    watched.open(path.as_uri(), "drawing=lines&pins=target:0,target:1")  # the mean of both, small weights included
+    watched.settle()
+    assert watched.page.locator(".line-numbers text").all_text_contents() == ["0.35", "0.18", "0.47"]
     watched.open(path.as_uri(), "pins=target:0")
     assert "67\u00a0% of its attention to x" in watched.text("#explanation")
 

@@ -16,7 +16,7 @@ import torch
 import clearhead
 from clearhead import Mask, Record
 from clearhead.explore import Scene, open_record, write_page
-from clearhead.explore.head_summaries import ALIGNMENT, ROLE_COLOURS
+from clearhead.explore.head_summaries import ALIGNMENT, BROKEN, ROLE_COLOURS
 from clearhead.explore.live_model import LiveModel
 from clearhead.explore.page_file import PAGE, render_notebook, render_page
 from clearhead.explore.token_axis import Axis
@@ -131,7 +131,7 @@ def test_roles_have_the_same_names_order_and_colours_in_page_and_figures():
     assert found is not None
     in_page = json.loads(found[1].replace("],\n}", "]\n}"))
     assert list(in_page.items()) == [(role, list(colours)) for role, colours in ROLE_COLOURS.items()]
-    assert list(ROLE_COLOURS) == [ALIGNMENT, *ROLES, NONE]
+    assert list(ROLE_COLOURS) == [ALIGNMENT, *ROLES, NONE, BROKEN]
     translated = re.search(r"roles: \{(.*?)\}", (PAGE / "words" / "chinese.js").read_text(encoding="utf-8"), re.S)
     assert translated is not None
     assert {one or other for one, other in re.findall(r'(?:(\w+)|"([\w ]+)"): "', translated[1])} == set(ROLE_COLOURS)
@@ -169,19 +169,32 @@ def test_every_weight_of_the_table_is_what_attention_weights_gives(watched, shor
     assert [float(row[1]) for row in shown] == pytest.approx(best, abs=0.0011)  # three digits, within 0.0005
 
 
-def test_two_pinned_tokens_add_up(watched, short, translated):
+def test_of_two_pinned_tokens_table_and_sentence_have_the_mean_or_the_sum(watched, short, translated):
+    """The mean of what they look at, and the sum of what looks at them."""
     weights = records.weights_of(translated["decoder.0.cross"])[1]
     watched.open(short, START)
     token(watched, "#output-text", "changing").click()
     token(watched, "#output-text", "world").click()
-    watched.until("#subject", "sum of 2 tokens")
+    watched.until("#subject", "mean of 2 tokens")
     watched.settle()
-    both = (weights[7] + weights[9]).max().item()
-    assert float(watched.page.locator("#keys tbody .number").first.inner_text()) == pytest.approx(both, abs=0.0015)
+    both = (weights[7] + weights[9]).max().item() / 2
+    assert float(watched.page.locator("#keys tbody .number").first.inner_text()) == pytest.approx(both, abs=0.001)
+    assert f"this head gives on average {100 * both:.0f}\u00a0% of its attention to " in watched.text("#explanation")
+    assert watched.text("#shaded-title").endswith("what these tokens look at")
     assert watched.fragment == f"#{START}&pins=target:7,target:9"
     watched.page.get_by_role("button", name="Unpin changing").click()
     watched.page.locator("#subject .chip").nth(1).wait_for(state="detached")
     assert watched.fragment == f"#{START}&pins=target:9"
+    watched.open(short, f"{START}&direction=by&pins=source:3,source:4")
+    assert "sum of 2 tokens" in watched.text("#subject")
+    both = (weights[:, 3] + weights[:, 4]).max().item()
+    assert float(watched.page.locator("#keys tbody .number").first.inner_text()) == pytest.approx(both, abs=0.001)
+    assert f" the most, {100 * both:.0f}\u00a0% of its attention. In all they receive" in watched.text("#explanation")
+    watched.page.keyboard.press("l")
+    watched.until("#subject", "2 个词元之和")
+    watched.page.evaluate("hash => { location.hash = hash }", f"{START}&pins=target:7,target:9&language=zh")
+    watched.until("#subject", "2 个词元的平均")
+    watched.until("#explanation", "这个头平均把")
 
 
 def test_who_looks_at_a_token_is_its_column(watched, short, translated):
@@ -351,7 +364,7 @@ def test_two_heads_share_one_scale_and_one_table(watched, folder):
     watched.settle()
     assert watched.text("#legend").endswith("1")
     table = [row.split("\t")[:3] for row in watched.page.locator("#keys tbody tr").all_inner_texts()]
-    assert table[0] == ["0", "0.000", "1.000"]
+    assert table[0] == ["0", "<0.001", "1.000"]
 
 
 def even_and_sharp(tokens: int) -> Record:
@@ -564,7 +577,7 @@ def test_hostile_tokens_are_text_and_run_nothing(watched, folder):
     assert page.locator("script:not([type])").count() == 1
     for place in (0, 4, 5, 9):
         page.locator("#source-text .token").nth(place).click()
-    watched.until("#subject", "sum of 4 tokens")
+    watched.until("#subject", "mean of 4 tokens")
     page.mouse.move(600, 400)
     drawing = ElementTree.fromstring(saved(watched, "#save-svg"))
     assert any((element.text or "").startswith("</script>") for element in drawing.iter())

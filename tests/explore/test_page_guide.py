@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 import clearhead
 from clearhead.explore import Scene, from_weights, open_record
-from clearhead.explore.head_summaries import ALIGNMENT
+from clearhead.explore.head_summaries import ALIGNMENT, BROKEN
 from clearhead.explore.page_file import PAGE, render_notebook, render_page
 from clearhead.lens.analysis.roles import NONE, ROLES
 from tests.explore import media_records, records
@@ -26,6 +27,14 @@ def record():
     return clearhead.load("zh-en").look(SICK)
 
 
+def draw_causal() -> torch.Tensor:
+    """Two heads over 39 tokens; in the first, query 17 gives half of its attention to 4 of the 18 keys that it sees."""
+    scores = torch.randn(2, 39, 39, generator=torch.Generator().manual_seed(5)) * 1.2
+    weights = scores.masked_fill(torch.ones(39, 39).triu(1).bool(), -torch.inf).softmax(-1)
+    weights[0, 17, :18] = torch.tensor([0.13, 0.125, 0.12, 0.126] + [0.499 / 14] * 14)
+    return weights
+
+
 @pytest.fixture(scope="module")
 def pages(record, tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("guide")
@@ -38,6 +47,7 @@ def pages(record, tmp_path_factory) -> dict[str, str]:
         "broken": Scene(records.record_of(broken, torch.rand(1, 1, 7, 3))),
         "caption": Scene(media_records.captioned()),
         "sound": Scene(media_records.transcribed()),
+        "causal": Scene(from_weights(draw_causal(), [f"w{place}" for place in range(39)])),
         "given": Scene(from_weights(torch.eye(5).roll(1, 1)[None] * 0.96 + 0.008, [*"ABCDE"])),
     }
     for name, scene in scenes.items():
@@ -97,10 +107,12 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert sentence(watched, f"{begin}&pins=target:10&rows=read").startswith("Having read was, this head gives 93 %")
     assert sentence(watched, f"{begin}&step=6").startswith("Step 6 of 13: writing school, this head gives >99.9 % ")
     both = percent(float(weights[1:3].sum(0).max() / 2))
-    assert sentence(watched, f"{begin}&pins=target:1,target:2").startswith(f"Writing didn't, this head gives {both} of")
+    assert sentence(watched, f"{begin}&pins=target:1,target:2").startswith(
+        f"Writing didn't, this head gives on average {both} of"
+    )
     assert sentence(watched, f"{begin}&direction=by&pins=source:8").startswith(
         "Of all rows, ill gives 病 the most, 93 % of its attention. "
-        f"In all it receives {weights[:, 8].sum():.2f}, where each of the 13 rows can give 1."
+        f"In all it receives {weights[:, 8].sum():.2f}, where each of the 13 rows that can see it can give at most 1."
     )
     other = records.weights_of(record["decoder.0.cross"])[1]
     two = percent(float(other[10].max()))
@@ -155,6 +167,14 @@ def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pa
     assert sentence(watched) == "Having read token 0, this head cannot look at token 1: the mask hides it."
     watched.open(pages["sampled"])
     assert sentence(watched).endswith("an estimate, for not all rows were measured.")
+    watched.open(pages["broken"])
+    assert sentence(watched).startswith(
+        "Over this text, this head has weights that are not finite numbers, NaN or ∞, so that it has neither measures "
+        "nor a role (no numbers). Example: "
+    )
+    assert watched.text("#roles").split("\n") == ["no numbers", "1"]
+    assert watched.page.locator(".head").get_attribute("title") == "layer 0, head 0: no numbers"
+    assert "没有度量，也没有角色（非数值）。" in sentence(watched, "language=zh")
     watched.open(pages["broken"], "pins=tokens:2")
     assert sentence(watched).startswith("Not all weights of token 2 are finite numbers (NaN or ∞), so ")
     walk(watched, "Home", "ArrowDown", "ArrowDown")
@@ -168,10 +188,37 @@ def test_hidden_broken_sampled_and_other_inputs_have_their_sentences(watched, pa
     watched.open(pages["caption"])
     said = sentence(watched)
     assert "Writing square, it gives 23 % of its attention to the patch r2 c6; " in said
-    assert "half of its attention lies on 5 of 63 patches" in said
+    assert "half of its attention lies on 5 of 63 patches that it can see" in said
     assert watched.page.locator("#axes-note").is_hidden()
     watched.open(pages["sound"])
-    assert "of its attention to the moment 2.92 s; half of its attention lies on 3 of 83 moments" in sentence(watched)
+    assert (
+        "of its attention to the moment 2.92 s; half of its attention lies on 3 of 83 moments that it can see"
+        in sentence(watched)
+    )
+
+
+def test_maxima_and_counts_are_of_what_the_mask_leaves(watched, pages):
+    weights, at = draw_causal(), "at=decoder.0.self/0"
+    received = weights[0].sum(0)
+    most = sum(math.log(count) for count in range(1, 40)) / 39
+    watched.open(pages["causal"], at)
+    assert f" of at most {most:.2f} nats" in sentence(watched)
+    assert watched.page.locator(".head").first.get_attribute("title") == "layer 0, head 0: none of these"  # no score
+    assert "; half of its attention lies on 4 of 18 tokens that it can see;" in sentence(
+        watched, f"{at}&pins=tokens:17"
+    )
+    assert sentence(watched, f"{at}&direction=by&pins=tokens:38").endswith(
+        f" In all it receives {received[38]:.2f}, where the one row that can see it can give at most 1."
+    )
+    both = f"{at}&direction=by&pins=tokens:30,tokens:35"
+    assert sentence(watched, both).endswith(
+        f" In all they receive {received[30] + received[35]:.2f}, "
+        "where each of the 9 rows that can see them can give at most 1."
+    )
+    assert sentence(watched, f"{both}&language=zh").endswith("而能看到它们的 9 行每行最多给 1。")
+    assert sentence(watched, f"{at}&direction=by&pins=tokens:38&language=zh").endswith("而只有一行能看到它，最多给 1。")
+    assert "注意力的一半集中在看得到的 18 个词元中的 4 个上；" in sentence(watched, f"{at}&pins=tokens:17&language=zh")
+    assert f"奈特（至多 {most:.2f}）" in sentence(watched, f"{at}&language=zh")
 
 
 def test_every_role_and_measure_has_a_line_in_both_languages():
@@ -183,7 +230,7 @@ def test_every_role_and_measure_has_a_line_in_both_languages():
             )
             for part in ("does", "roleLines", "terms")
         }
-        assert keys["does"] == keys["roleLines"] == {*ROLES, ALIGNMENT, NONE}
+        assert keys["does"] == keys["roleLines"] == {*ROLES, ALIGNMENT, NONE, BROKEN}
         code = "".join(path.read_text(encoding="utf-8") for path in PAGE.rglob("*.*"))
         asked = set(re.findall(r'\bterm\("(\w+)"|data-define="(\w+)"', code))
         sorts = re.search(r"SORTS = (\[.*\])", code)[1]

@@ -266,3 +266,60 @@ def read_cells(watched: Watched, page: Path, fragment: str = "") -> set[str]:
     cells = drawing.iter("{http://www.w3.org/2000/svg}g")
     inside = next(group for group in cells if "clip-path" in group.attrib)
     return {text.text or "" for text in inside.iter("{http://www.w3.org/2000/svg}text")}
+
+
+def keys_of(watched: Watched, fragment: str) -> str:
+    """What the table of weights says in another view of the page."""
+    watched.page.evaluate("(fragment) => { location.hash = fragment }", fragment)
+    watched.settle()
+    return watched.text("#keys")
+
+
+def test_weights_that_are_zero_rounded_hidden_or_left_out_are_told_apart(watched, tmp_path):
+    """To the last token, one head gives 10⁻⁷ and the other nothing."""
+    tiny = torch.tensor([1 / 3, 1 / 3, 1 / 3, 1e-7]).expand(4, 4)
+    record = from_weights(torch.stack([tiny, torch.tensor([0, 0.5, 0.5, 0]).expand(4, 4)]), [*"abcd"])
+    path, last = tmp_path / "tiny.html", "pins=tokens:3&direction=by"
+    both = "at=encoder.0.self/0&beside=encoder.0.self/1&pins=tokens:2"
+    path.write_text(render_page(Scene(record)), encoding="utf-8")
+    watched.open(path.as_uri())
+    said = "No token gives this one more than 0.000008 of its attention; this file rounds smaller weights to 0."
+    assert keys_of(watched, f"at=encoder.0.self/0&{last}") == said
+    chinese = keys_of(watched, f"at=encoder.0.self/0&{last}&language=zh")
+    assert chinese == "没有词元给它的权重超过 0.000008；此文件把更小的权重舍入为 0。"
+    assert "a\t0.333\t<0.001" in keys_of(watched, both)
+    with open_record(record, browser=False) as opened:
+        watched.open(opened.url)
+        assert keys_of(watched, f"at=encoder.0.self/1&{last}") == "No token looks at this one."
+        assert "a\t<0.000001\t" in keys_of(watched, f"at=encoder.0.self/0&{last}")
+        assert "a\t0.333\t0\t" in keys_of(watched, both)
+        watched.settle()  # nothing may be under way when the server closes
+    scene = Scene(records.drawn(13, heads=1, mask=Mask.padding([12], queries=True), top=2))
+    path.write_text(render_page(scene), encoding="utf-8")
+    watched.open(path.as_uri())
+    assert keys_of(watched, "pins=tokens:12&direction=by") == "The mask hides this token from every token."
+    assert keys_of(watched, "pins=tokens:12&language=zh") == "掩码对这个词元隐藏了所有词元。"
+    limits = page_file.FILE_LIMITS._replace(tokens=2, weights=1)
+    path.write_text(render_page(scene, limits=limits), encoding="utf-8")
+    listed = set(scene.find_map("encoder.0.self").sight.top_keys.flatten().tolist())
+    watched.open(path.as_uri(), f"pins=tokens:{min(set(range(12)) - listed)}&direction=by")
+    assert watched.text("#keys").startswith("No token has this one among its largest weights, which are all that ")
+
+
+def test_shares_of_blocks_are_means_over_the_queries_that_see_anything(watched):
+    with open_record(records.drawn(5, heads=1), browser=False) as opened:
+        watched.offer_modules()
+        watched.open(opened.url)
+        shares = watched.page.evaluate(
+            """async (base) => {
+            const { HeadTiles } = await import(base + "data/tiles.js");
+            const map = { rows: 2, columns: 1, values: Float32Array.of(3, 1) };
+            const attention = { name: "a", counts: [6, 4], blocks: [3, 4], first: [0, 0], heads: [{ number: 0 }],
+              visible: [[[4, 0, 4], [0, 0, 2]]] };
+            const tiles = new HeadTiles({ exact: () => true, map: async () => map }, attention, 0, () => {});
+            await tiles.loaded;
+            return [0, 3].map((query) => tiles.at(query, 0).share) }""",
+            opened.url,
+        )
+        watched.settle()  # nothing may be under way when the server closes
+    assert shares == [1, 1]  # the last two queries see nothing

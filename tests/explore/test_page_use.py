@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import Record
+from clearhead import Mask, Record
 from clearhead.explore import Scene, from_weights, open_record, write_page
 from clearhead.explore.live_model import LiveModel
 from clearhead.explore.page_file import render_notebook, render_page
@@ -54,8 +54,16 @@ def test_a_text_is_found_across_tokens_and_escape_clears_it(watched, page):
     watched.open(page, "at=decoder.1.cross/0")
     assert find(watched, "didn't") == "1 of 1"
     assert watched.page.locator("#output-text .token.cursor").inner_text() == "didn"
+    assert watched.text("#explanation").startswith("Writing didn't, this head gives on average ")
     assert find(watched, "去学校") == "1 of 1"
     assert watched.page.locator("#source-text .token.cursor").inner_text() == "去"
+    assert "gives 去学校 the most" in watched.text("#explanation")  # all tokens that the text covers
+    watched.page.evaluate("() => { location.hash += '&language=zh' }")
+    watched.until("#language", "English")
+    find(watched, "昨天没")  # ends inside a token
+    assert "给“昨天没有”的最多" in watched.text("#explanation")
+    watched.page.evaluate("() => { location.hash = location.hash.replace('&language=zh', '') }")
+    watched.until("#language", "中文")
     assert find(watched, "TO  school") == "1 of 1"
     assert find(watched, "他") == "1 of 2"
     assert find(watched, "go school") == "not found"
@@ -190,16 +198,23 @@ def test_a_low_frame_as_in_a_notebook_keeps_a_map_that_can_be_read(watched, page
     assert centre.evaluate("one => one.scrollWidth === one.clientWidth")
 
 
-def test_a_broad_head_stays_pale_in_the_text_and_has_short_bars(watched, tmp_path):
+@pytest.mark.parametrize(("tokens", "mask"), [(19, None), (100, Mask.causal())])
+def test_a_broad_head_stays_pale_in_the_text_and_has_short_bars(watched, tmp_path, tokens, mask):
+    """Of the keys that can be seen: colours and bars end at four times their even weight."""
     path = tmp_path / "even.html"
-    path.write_text(render_page(Scene(records.record_of(torch.zeros(1, 1, 19, 3), torch.zeros(1, 1, 19, 3)))), "utf-8")
-    watched.open(path.as_uri())
+    zeros = torch.zeros(1, 1, tokens, 3)
+    path.write_text(render_page(Scene(records.record_of(zeros, zeros, mask))), "utf-8")
+    watched.open(path.as_uri(), "" if mask is None else "pins=tokens:17")
+    if mask is not None:
+        mean = sum(1 / count for count in range(1, tokens + 1)) / tokens
+        assert watched.text("#legend").split("\n")[2] == f"≥{4 * mean:.2f}"
     shares = watched.page.evaluate(
         "() => [...document.querySelectorAll('#keys .bar')].map((bar) => parseFloat(bar.style.width))"
     )
     assert shares == pytest.approx([25] * 8, abs=0.5)
     colour = watched.page.locator("#shaded .token").first.evaluate("one => getComputedStyle(one).backgroundColor")
-    assert [int(part) for part in re.findall(r"\d+", colour)] == pytest.approx([240, 210, 195], abs=4)  # as on the map
+    pale = [240, 210, 195] if mask is None else [220, 156, 129]  # as on the map; of long texts by the square root
+    assert [int(part) for part in re.findall(r"\d+", colour)] == pytest.approx(pale, abs=4)
 
 
 def test_phrases_have_plural_forms(watched, tmp_path):

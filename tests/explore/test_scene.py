@@ -10,7 +10,7 @@ import torch
 import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
-from clearhead.explore import Axis, Scene
+from clearhead.explore import Axis, Scene, from_weights
 from clearhead.explore.head_summaries import add_effects, summarise_heads
 from clearhead.explore.opening_head import measure_agreement
 from clearhead.explore.token_axis import encode_png_url
@@ -154,6 +154,60 @@ def test_heads_are_told_of_by_the_means_of_their_queries():
     assert one["peak"] == pytest.approx(float(weights.amax(-1).mean()), rel=1e-4)
 
 
+MASKS = {
+    "none": None,
+    "causal": Mask.causal(),
+    "window": Mask.causal() & Mask.window(3),
+    "padding": Mask.padding([19], queries=True),
+    "documents": Mask.causal() & Mask.documents(torch.arange(23)[None] // 7),
+    "prefix": Mask.causal() | Mask.prefix(5),
+    "dense": Mask.visible(torch.rand(1, 2, 23, 23, generator=torch.Generator().manual_seed(3)) > 0.5),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_scene_counts_what_the_mask_leaves(name):
+    """So that no maximum or share on the page is of tokens that nobody could see."""
+    record = drawn(23, heads=2, mask=MASKS[name])
+    one = Scene(record).to_json()["attentions"][0]
+    mask = torch.ones(1, 1, 23, 23) if MASKS[name] is None else MASKS[name].dense(23, 23)
+    mask = mask.bool().expand(1, 2, 23, 23)[0]
+    for found, known in ((one["visible"], mask.sum(-1)), (one["seen_by"], mask.sum(-2))):
+        heads = [[first + step * place for first, step, length in runs for place in range(length)] for runs in found]
+        assert heads == (known.tolist() if name == "dense" else known[:1].tolist())
+    for head, visible in zip(one["heads"], mask.sum(-1), strict=True):
+        assert head["most_entropy"] == pytest.approx(float(visible[visible > 0].log().mean()), rel=1e-4)
+
+
+def test_the_largest_entropy_beside_sinks_and_of_sampled_queries():
+    """One or two keys beside a sink have more entropy than alone: −Σ w ln w is largest where every weight is 1/e."""
+    seen = dataclasses.replace(drawn(7, mask=Mask.causal())["encoder.0.self"])
+    seen.received[:, 0] *= 0.9
+    most = [one["most_entropy"] for one in summarise_heads(seen, 0)]
+    alone = sum(math.log(count) for count in range(1, 8)) / 7
+    assert most == pytest.approx([alone + (1 / math.e + 2 / math.e - math.log(2)) / 7, alone], rel=1e-4)
+    sampled = Scene(writer(13, rows=1 / 4, pixels=64)).to_json()["attentions"][0]
+    assert sampled["visible"] == [[[4, 0, 4], [8, 0, 4], [12, 0, 4]]]
+    assert sampled["seen_by"][0][0] == [12, 0, 4]
+    old = dataclasses.replace(seen, visible=None, seen_by=None)  # a record of an earlier version
+    assert summarise_heads(old, 0)[0]["most_entropy"] is None
+
+
+def test_a_head_without_numbers_is_named_so_and_one_without_a_role_has_no_score():
+    seen = looking_at([(i * 7) % 31 for i in range(31)])
+    assert (summarise_heads(seen, 0)[0]["role"], summarise_heads(seen, 0)[0]["score"]) == ("none of these", None)
+    weights = torch.eye(7).repeat(3, 1, 1)
+    weights[1, 3], weights[2] = torch.nan, torch.nan
+    record = from_weights(weights, [*"abcdefg"])
+    heads = Scene(record).to_json()["attentions"][0]["heads"]
+    assert [head["role"] for head in heads] == ["itself", "no numbers", "no numbers"]
+    assert [heads[place][one] for place in (1, 2) for one in ("score", "entropy", "peak")] == [None] * 6
+    known = HeadRoles([("encoder.0.self", head, {"induction": 0.9}) for head in range(3)])
+    roles = [one["role"] for one in summarise_heads(record["encoder.0.self"], 0, roles=known)]
+    assert roles == ["induction", "no numbers", "no numbers"]
+    assert Scene(from_weights(weights[[2, 0]], [*"abcdefg"])).to_json()["start"]["head"] == 1
+
+
 def looking_at(keys: list[int], cross: bool = False):
     """Attention in which query i looks at keys[i], and at little else."""
     count = len(keys) + 2 if cross else len(keys)
@@ -178,6 +232,16 @@ def test_roles_are_read_from_the_top_keys(keys, role):
 def test_a_head_that_follows_the_translation_aligns_and_one_that_is_stuck_does_not():
     assert summarise_heads(looking_at([2, 0, 1, 4, 3, 6, 5], cross=True), 0)[0]["role"] == "alignment"
     assert summarise_heads(looking_at([6] * 5, cross=True), 0)[0]["role"] != "alignment"
+
+
+def test_alignment_is_measured_over_the_keys_that_can_be_seen():
+    """Padding is no part of the source: a head that looks at each of its four words once follows the translation."""
+    seen = peaking([[2, 0, 1, 3]], width=4)
+    padded = peaking([[2, 0, 1, 3] * 2], width=11)
+    visible = torch.full((1, 1, 8), 4)
+    assert summarise_heads(seen, 0)[0]["role"] == "alignment"
+    assert summarise_heads(padded, 0)[0]["role"] != "alignment"
+    assert summarise_heads(dataclasses.replace(padded, visible=visible), 0)[0]["role"] == "alignment"
 
 
 def test_delimiters_are_known_from_the_text():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -176,10 +176,34 @@ class AttentionMap:
             return torch.zeros(self.counts[1])
         return self.sight.received[self.sample, self.sight.place_of(head)].float() * self.step
 
+    def count_visible_keys(self) -> Int[Tensor, "heads queries"] | None:
+        """How many keys each query sees, one row for all heads if they agree; None in records that do not say.
+
+        A query that was not measured counts as the next one that was.
+        """
+        visible = self.sight.visible
+        if visible is None or not len(self.sight.queries):
+            return None
+        positions = torch.arange(self.first[0], self.ends[0])
+        measured = torch.searchsorted(self.sight.queries, positions).clamp(max=len(self.sight.queries) - 1)
+        return self._select_sample(visible)[:, measured]
+
+    def count_seeing_queries(self) -> Int[Tensor, "heads keys"] | None:
+        """How many queries see each key, one row for all heads if they agree; None in records that do not say.
+
+        If only every n-th query was measured, the number is estimated from those.
+        """
+        seen_by = self.sight.seen_by
+        return None if seen_by is None else (self._select_sample(seen_by) * self.step).clamp(max=self.counts[0])
+
+    def _select_sample(self, counts: Int[Tensor, "batch heads tokens"]) -> Int[Tensor, "heads tokens"]:
+        own = counts[self.sample if len(counts) > 1 else 0]
+        return own[:1] if bool((own == own[:1]).all()) else own
+
     def draw_thumbnails(self) -> NDArray[np.uint8]:
         """A picture of every head, (heads, 24, 24): the square root of the weights, scaled to 255.
 
-        Heads whose weights are nearly even stay pale: 255 is at least four times the even weight.
+        Heads whose weights are nearly even stay pale: 255 is at least four times the even weight of the visible keys.
         """
         if not self.sight.heads:
             return np.zeros((0, THUMBNAIL, THUMBNAIL), np.uint8)
@@ -188,7 +212,11 @@ class AttentionMap:
         sums = torch.stack(maps).float().nan_to_num(0.0, 0.0, 0.0)  # the map itself says where weights are not finite
         rows, columns = (_share_cells(count, THUMBNAIL) for count in sums.shape[1:])
         small = (rows @ sums @ columns.T).clamp(min=0).sqrt()
-        full = torch.maximum(small.amax((1, 2)), sums.sum((1, 2)).sqrt() * (2 / THUMBNAIL)).clamp(min=1e-12)
+        total, visible = sums.sum((1, 2)), self.count_visible_keys()
+        shown = torch.ones(1) if visible is None else visible.float().mean(-1) / self.counts[1]  # the part of the map
+        even = 4 * total / (THUMBNAIL * shown.clamp(min=1e-9))  # of a row of cells
+        even = even.minimum(total) / THUMBNAIL  # no cell has more than its row
+        full = torch.maximum(small.amax((1, 2)), even.sqrt()).clamp(min=1e-12)
         pictures: NDArray[np.uint8] = (small * (255 / full)[:, None, None]).round().byte().numpy()
         return pictures
 
@@ -210,9 +238,13 @@ class AttentionMap:
         visible = self.sight.visible
         if self.blocks != (1, 1) or visible is None:
             return base
-        own = visible[self.sample if len(visible) > 1 else 0]
+        own = self._select_sample(visible)
+        seen = own[place if len(own) > 1 else 0]
         empty = base == 0  # if they are as many as the mask hides, they are those
-        hidden = empty & (empty.sum(-1) == self.counts[1] - own[place if len(own) > 1 else 0])[:, None]
+        hidden = empty & (empty.sum(-1) == self.counts[1] - seen)[:, None]
+        later = torch.ones_like(empty).triu(1)
+        if empty.shape[0] == empty.shape[1] and bool((seen == (~later).sum(-1)).all() and empty[later].all()):
+            hidden = later  # a causal mask, whatever else is zero
         return _mark_hidden(base, hidden)
 
 

@@ -123,6 +123,7 @@ def _measure(weights: Float[Tensor, "heads queries keys"], name: str, causal: bo
     apart = (torch.arange(rows)[:, None] - torch.arange(columns)).abs().float()
     first = (numbers > 0).int().argmax(-1, keepdim=True)
     visible = torch.arange(1, rows + 1) if causal else torch.full((rows,), columns)
+    seen_by = visible.flip(0) if causal else torch.full((columns,), rows)
     nowhere = ~seeing | broken
     return Sight(
         logsumexp=torch.zeros(1, heads, rows).masked_fill(~seeing, -torch.inf),
@@ -142,4 +143,5 @@ def _measure(weights: Float[Tensor, "heads queries keys"], name: str, causal: bo
         blocks=(1, 1),
         inputs=(0,),
         visible=visible.expand(1, 1, rows),
+        seen_by=seen_by.expand(1, 1, columns),
     )

@@ -15,6 +15,8 @@ from clearhead.lens.record.attention_views import Sight
 
 ALIGNMENT = "alignment"  # the role of cross-attention heads that point at the source of what is written
 ALIGNMENT_THRESHOLD = 0.5
+BROKEN = "no numbers"  # instead of the role of a head with weights that are NaN or infinite
+LESS_THAN_ONE = 0.999  # rows whose weights sum to less leave some attention to sinks
 
 # The role's colour on light and dark ground, after Okabe and Ito; a test checks that page/draw/colours.js has the same.
 ROLE_COLOURS = {
@@ -29,6 +31,7 @@ ROLE_COLOURS = {
     "local": ("#7a86a1", "#a3aec6"),
     "broad": ("#b8860b", "#e0b64a"),
     NONE: ("#9a978e", "#83868e"),
+    BROKEN: ("#5b2a86", "#7fd6ff"),
 }
 
 
@@ -39,17 +42,24 @@ def summarise_heads(
     *,
     roles: HeadRoles | None = None,
 ) -> list[HeadJson]:
-    """One summary a head. `delimiters` says which keys are punctuation; `roles` that were measured before are kept."""
+    """One summary a head. `delimiters` says which keys are punctuation; `roles` that were measured before are kept.
+
+    A head with weights that are no finite numbers has no role, whatever was measured before.
+    """
     seeing = sight.logsumexp[sample] > -math.inf
     measures = (sight.entropy, sight.distance, sight.first, sight.peak)
     entropy, distance, sink, peak = (mean_over_queries(values[sample], seeing) for values in measures)
     named = _known_roles(roles, sight) or _measure_roles(sight, sample, seeing, delimiters)
+    finite = (sight.peak[sample].isfinite() & sight.entropy[sample].isfinite()).all(-1).tolist()
+    named = [one if known else (BROKEN, math.nan) for one, known in zip(named, finite, strict=True)]
+    most = mean_over_queries(_bound_entropy(sight, sample, seeing), seeing)
     return [
         {
             "number": head,
             "role": named[place][0],
-            "score": round_for_json(named[place][1]),
+            "score": None if named[place][0] == NONE else round_for_json(named[place][1]),
             "entropy": round_for_json(float(entropy[place])),
+            "most_entropy": round_for_json(float(most[place])),
             "distance": round_for_json(float(distance[place])),
             "sink": round_for_json(float(sink[place])),
             "peak": round_for_json(float(peak[place])),
@@ -116,10 +126,21 @@ def _check_alignment(sight: Sight, sample: int, place: int, role: str, score: fl
     seeing = keys >= 0
     if int(seeing.sum()) < 2:
         return role, score
-    spread = len(keys[seeing].unique()) / min(int(seeing.sum()), max(sight.keys, 1))
+    spread = len(keys[seeing].unique()) / min(int(seeing.sum()), max(int(_count_visible(sight, sample).max()), 1))
     value = float(sight.peak[sample, place][seeing].mean()) * spread
     special = role in ROLES and ROLES[role].rank < ROLES["broad"].rank
     return (ALIGNMENT, value) if value >= ALIGNMENT_THRESHOLD and not special else (role, score)
+
+
+def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"]) -> Float[Tensor, "heads queries"]:
+    """The largest entropy that the visible keys of each query allow; NaN in records that do not count them."""
+    if sight.visible is None or sight.received is None:
+        return torch.full(seeing.shape, math.nan)
+    visible = _count_visible(sight, sample)
+    even = visible.clamp(min=1).double().log().expand(seeing.shape)
+    # −Σ w ln w of a sum below 1 is largest where every weight is 1/e: with one or two keys that is more than ln n
+    sinks = sight.received[sample].sum(-1) < LESS_THAN_ONE * seeing.sum(-1)
+    return torch.where(sinks[:, None] & (visible <= 2), visible / math.e, even)
 
 
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:

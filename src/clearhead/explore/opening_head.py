@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.explore.attention_map import AttentionMap
-from clearhead.explore.head_summaries import ALIGNMENT, mean_over_queries
+from clearhead.explore.head_summaries import ALIGNMENT, BROKEN, mean_over_queries
 from clearhead.explore.scene_json import HeadJson
 from clearhead.lens.analysis.roles import NONE
 from clearhead.lens.record.attention_views import Sight
@@ -43,7 +43,7 @@ def choose_opening_head(
     if not crossing and (found := _find_telling_head(maps, heads)) is not None:
         return found
     name = crossing[-1] if crossing else next(iter(maps))
-    named = [head for head in heads[name] if head["role"] != NONE] or heads[name]
+    named = [head for head in heads[name] if head["role"] not in (NONE, BROKEN)] or heads[name]
     return name, named[0]["number"] if named else 0
 
 

@@ -14,6 +14,7 @@ from clearhead.explore.head_summaries import add_effects, summarise_heads
 from clearhead.explore.opening_head import choose_opening_head
 from clearhead.explore.recorded_media import get_file_name, read_media
 from clearhead.explore.scene_json import AttentionJson, HeadJson, OutputJson, SceneJson, StartJson
+from clearhead.explore.tensor_encoding import encode_runs
 from clearhead.explore.token_axis import Axis
 from clearhead.explore.token_display import display_next_tokens, is_number
 from clearhead.formatting import suggest_name
@@ -189,6 +190,8 @@ class Scene:
             "pixel": list(attention.blocks) if attention.sight.blocks[0] else None,
             "estimated": attention.step > 1,
             "first": list(attention.first),
+            "visible": encode_runs(attention.count_visible_keys()),
+            "seen_by": encode_runs(attention.count_seeing_queries()),
             "heads": [{**head, "exact": attention.exact} for head in heads],
         }
 

@@ -39,9 +39,10 @@ class HeadJson(TypedDict):
     """One head: its role, and means over all queries that see anything."""
 
     number: int
-    role: str  # a key of ROLES, "alignment" or "none of these"
+    role: str  # a key of ROLES, "alignment", "none of these", or "no numbers" if weights are NaN or infinite
     score: float | None  # in that role, from 0 to 1
     entropy: float | None  # nats
+    most_entropy: float | None  # nats: of even weights on all keys that a query sees
     distance: float | None  # tokens
     sink: float | None  # weight on the first visible token
     peak: float | None  # largest weight
@@ -63,6 +64,8 @@ class AttentionJson(TypedDict):
     pixel: list[int] | None  # in a pixel of the recorded map, which may be finer; None without one
     estimated: bool  # whether only every n-th query was measured
     first: list[int]  # the positions of the first query and key
+    visible: list[list[list[int]]] | None  # how many keys each query sees, as runs [first, step, length], of each head
+    seen_by: list[list[list[int]]] | None  # how many queries see each key; of one head where all heads agree
     heads: list[HeadJson]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from clearhead.explore.scene_json import BlockJson
 
+MAX_RUNS = 4096  # of the counts of one attention; where masks are so irregular, a page does without them
 LEVELS = (65535, 10000)  # finer numbers of levels, used if there is room
 MIN_LEVELS = 1000
 SAMPLING_MARGIN = 1.1  # by which all weights may need more bytes than a sample of them
@@ -81,6 +83,29 @@ def encode_floats(numbers: Float[Tensor, "..."]) -> EncodedTensor:
 
 def encode_bytes(numbers: NDArray[np.uint8]) -> EncodedTensor:
     return EncodedTensor(deflate(numbers.tobytes()), {"shape": list(numbers.shape), "planes": 1})
+
+
+def encode_runs(counts: Int[Tensor, "heads tokens"] | None) -> list[list[list[int]]] | None:
+    """Counts as runs [first, step, length], for each head; None if there are none, or too many runs.
+
+    >>> encode_runs(torch.tensor([[1, 2, 3, 3, 3, 0]]))
+    [[[1, 1, 3], [3, 0, 2], [0, 0, 1]]]
+    """
+    if counts is None:
+        return None
+    found: list[list[list[int]]] = []
+    for numbers in counts.numpy():
+        steps, start, runs = np.diff(numbers), 0, list[list[int]]()
+        turns = [*np.flatnonzero(np.diff(steps)).tolist(), len(steps) - 1]  # after which steps another one follows
+        while start < len(numbers):
+            place = bisect_left(turns, start)
+            end = turns[place] + 2 if place < len(turns) else len(numbers)
+            runs.append([int(numbers[start]), int(steps[start]) if end - start > 1 else 0, end - start])
+            start = end
+            if len(runs) > MAX_RUNS:
+                return None
+        found.append(runs)
+    return found
 
 
 def choose_levels(sample: Float[Tensor, "rows keys"], weights: int, room: int) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.explore.figures import record_names, style
-from clearhead.explore.head_summaries import ROLE_COLOURS, summarise_heads
+from clearhead.explore.head_summaries import BROKEN, ROLE_COLOURS, summarise_heads
 from clearhead.formatting import suggest_name
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE, HeadRoles
@@ -80,7 +80,7 @@ def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None,
     colours[NONE] = to_rgba(colours[NONE], 0.25)  # most heads: pale, so that the others stand out
     cells: dict[str, dict[int, tuple[str, ColorType]]] = {}
     for name, head, role, score in roles:
-        text = "" if role == NONE else f"{role}\n{score:.2f}"
+        text = "" if role == NONE else role if role == BROKEN else f"{role}\n{score:.2f}"
         cells.setdefault(name, {})[head] = text, colours[role]
     counts = {role: sum(one[2] == role for one in roles) for role in colours}
     with style.figure_style():

@@ -1,10 +1,16 @@
-"""HostTransfer: copies of results from GPUs to pinned memory, on a stream of their own, while the model runs on."""
+"""HostTransfer: copies of results from GPUs to pinned memory, on a stream of their own, while the model runs on.
+
+The first copies of a process are compared with synchronous ones: this has never run on a GPU. If they differ, the
+synchronous ones count, and all later copies are synchronous.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import warnings
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Shaped, UInt8
@@ -15,6 +21,7 @@ from clearhead.lens.capture.watch_settings import get_free_bytes
 CHUNK = 2**25  # bytes of results on a GPU: when so many have come together, their copies begin
 SMALL = 2**20  # bytes: smaller tensors are packed into one copy
 BUDGET_SHARE = 0.1  # of a GPU's free memory, for results that wait there
+CHECKED_COPIES = 8  # of a process and GPU: so many chunks are compared with synchronous copies
 PINNED_SHARE = 0.25  # of the free memory of this machine, for pinned memory: more is copied to pageable memory
 
 
@@ -33,6 +40,34 @@ class ArrivingTensors:
     @property
     def names(self) -> list[str]:
         return list(self.tensors)
+
+
+class _CopyCheck:
+    """What is known in this process of copies on a stream of their own."""
+
+    def __init__(self) -> None:
+        self.trusted = True  # until one differed
+        self.done: Counter[torch.device] = Counter()  # how many copies were compared
+
+    def begins(self, device: torch.device) -> bool:
+        """Whether the next copies are to be compared."""
+        self.done[device] += 1
+        return self.trusted and self.done[device] <= CHECKED_COPIES
+
+    def withdraw(self, device: torch.device, names: Sequence[str]) -> None:
+        """Makes all later copies synchronous, and says so."""
+        self.trusted = False
+        warnings.warn(
+            f"results that were copied from {device} while the model ran on differ from a synchronous copy "
+            f"({', '.join(dict.fromkeys(names))}). The record has the synchronous copy; from now on every chunk of "
+            "results waits for its copy, in all watches of this process, which is slower. Please report it with your "
+            "versions of PyTorch, CUDA and its driver",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_check = _CopyCheck()
 
 
 class HostTransfer:
@@ -69,6 +104,19 @@ class HostTransfer:
                 queue.wait()
 
 
+Place = tuple[ArrivingTensors, str]  # of a tensor: what it arrives with, and its name
+
+
+class _Copies(NamedTuple):
+    """Copies that have begun."""
+
+    done: torch.cuda.Event
+    size: int  # bytes on the device
+    arriving: Sequence[ArrivingTensors]
+    places: list[Place]
+    expected: list[Tensor] | None  # the same on the device, where they are to be compared
+
+
 class _DeviceQueue:
     """What waits on one GPU to be copied, and what is being copied."""
 
@@ -78,14 +126,14 @@ class _DeviceQueue:
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.waiting: list[tuple[ArrivingTensors, torch.cuda.Event]] = []
         self.waiting_bytes = self.copied_bytes = 0
-        self.copies: deque[tuple[torch.cuda.Event, int, list[ArrivingTensors]]] = deque()  # the oldest first
+        self.copies: deque[_Copies] = deque()  # the oldest first
 
     def add(self, arriving: ArrivingTensors) -> None:
         self.waiting.append((arriving, torch.cuda.current_stream(self.device).record_event()))
         self.waiting_bytes += sum(one.nbytes for one in arriving.tensors.values() if one.is_cuda)
         if self.waiting_bytes >= min(CHUNK, self.budget):
             self.start_copies()
-        while self.copies and (self.copied_bytes + self.waiting_bytes > self.budget or self.copies[0][0].query()):
+        while self.copies and (self.copied_bytes + self.waiting_bytes > self.budget or self.copies[0].done.query()):
             self._finish_oldest()
 
     def wait(self) -> None:
@@ -97,19 +145,41 @@ class _DeviceQueue:
         """Begins to copy what waits; the stream of the copies first waits for the kernels that compute it."""
         if not self.waiting:
             return
-        with torch.no_grad(), torch.inference_mode(False), torch.cuda.stream(self.stream):
-            for _, computed in self.waiting:
-                self.stream.wait_event(computed)
-            arriving = [one for one, _ in self.waiting]
-            places = [(one, name) for one in arriving for name, tensor in one.tensors.items() if tensor.is_cuda]
+        arriving, computed = zip(*self.waiting, strict=True)
+        size, self.waiting, self.waiting_bytes = self.waiting_bytes, [], 0
+        places = [(one, name) for one in arriving for name, tensor in one.tensors.items() if tensor.is_cuda]
+        checks = _check.begins(self.device)
+        while checks and self.copies:  # so that no more than one chunk is held twice
+            self._finish_oldest()
+        with torch.no_grad(), torch.inference_mode(False):
             sources = [one.tensors[name] for one, name in places]
-            targets = self._copy(sources)
-            for (one, name), source, target in zip(places, sources, targets, strict=True):
-                source.record_stream(self.stream)  # its memory may be used again once it has been copied
-                one.tensors[name] = target
-            self.copies.append((self.stream.record_event(), self.waiting_bytes, arriving))
-        self.copied_bytes += self.waiting_bytes
-        self.waiting, self.waiting_bytes = [], 0
+            if not _check.trusted:
+                self._put(places, [source.cpu() for source in self._await(sources, computed)])
+                self._mark_arrived(arriving)
+                return
+            expected = [source.clone() for source in self._await(sources, computed)] if checks else None
+            size *= 1 if expected is None else 2
+            with torch.cuda.stream(self.stream):
+                self._put(places, self._copy(self._await(sources, computed)))
+                self.copies.append(_Copies(self.stream.record_event(), size, arriving, places, expected))
+        self.copied_bytes += size
+
+    def _await(self, sources: list[Tensor], computed: Sequence[Any]) -> list[Tensor]:
+        """The sources, which the current stream reads once these events say that they are computed."""
+        stream = torch.cuda.current_stream(self.device)
+        for one in computed:
+            stream.wait_event(one)
+        for source in sources:
+            source.record_stream(stream)  # its memory may be used again once it has been copied
+        return sources
+
+    def _put(self, places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
+        for (one, name), tensor in zip(places, tensors, strict=True):
+            one.tensors[name] = tensor
+
+    def _mark_arrived(self, arriving: Sequence[ArrivingTensors]) -> None:
+        for one in arriving:
+            one.transfer = None
 
     def _copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The CPU tensors that these will be copied to."""
@@ -124,11 +194,23 @@ class _DeviceQueue:
         return target.copy_(source, non_blocking=True)
 
     def _finish_oldest(self) -> None:
-        done, size, arrived = self.copies.popleft()
-        done.synchronize()
-        self.copied_bytes -= size
-        for one in arrived:
-            one.transfer = None
+        copies = self.copies.popleft()
+        copies.done.synchronize()
+        self.copied_bytes -= copies.size
+        different = [] if copies.expected is None else self._correct(copies.places, copies.expected)
+        self._mark_arrived(copies.arriving)
+        if different:
+            _check.withdraw(self.device, different)
+
+    def _correct(self, places: Sequence[Place], expected: Sequence[Tensor]) -> list[str]:
+        """Replaces what differs from a synchronous copy; returns the names."""
+        different = []
+        for (one, name), own in zip(places, expected, strict=True):
+            right = own.cpu()
+            if not torch.equal(pack([one.tensors[name]]), pack([right])):  # of bytes: NaN equals itself
+                one.tensors[name] = right
+                different.append(name)
+        return different
 
 
 def pack(tensors: Sequence[Shaped[Tensor, "..."]]) -> UInt8[Tensor, " bytes"]:

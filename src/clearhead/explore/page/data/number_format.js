@@ -79,6 +79,15 @@ export function listDigits(largest, precision = 0) {
   return knownDigits(precision, largest > 0 ? Math.max(3, Math.min(MOST_DIGITS, Math.floor(-Math.log10(largest)) + 2)) : 3);
 }
 
+/** A weight of a list: "<0.001" for small ones and those that the file rounds to 0, "0" for zero, "–" for hidden and unknown ones. */
+export function formatListed(weight, digits, precision) {
+  if (weight === null || isHidden(weight)) return "–";
+  const odd = oddText(weight);
+  if (odd) return odd;
+  if (weight === 0 && precision === 0) return "0";
+  return weight < 0.5 * 10 ** -digits ? `<${(10 ** -digits).toFixed(digits)}` : weight.toFixed(digits);
+}
+
 /** A share in percent: whole numbers, with a decimal below 10 and near 100, and one digit below 0.1; fewer where weights may be wrong by `precision`. */
 export function formatShare(share, precision = 0) {
   const odd = oddText(share);

@@ -2,12 +2,13 @@
 
 import { intensity } from "../draw/colours.js";
 import { poolWeights } from "./pooling.js";
+import { countSeeing, evenWeight } from "./visible_counts.js";
 
 const TILE = 512; // pixels
 const MOST_WEIGHTS = 8192 ** 2; // of a tile: the server computes no more at once
 const NEAR = 8000; // the square root of the weights on the screen up to which they are worth their computation
 const TILES_KEPT = 40;
-export const EVEN = 4; // times what every key would get if all got the same: no scale ends below, or who looks everywhere would look sharp
+export const EVEN = 4; // times what every visible key would get if all got the same: no scale ends below, or broad heads would look sharp
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
 const HIDDEN = -(2 ** 31); // the bits of -0, the weight of what the mask hides
 
@@ -39,7 +40,7 @@ export class HeadTiles {
     try {
       const { name, counts, blocks } = this.attention;
       const map = await this.source.map(name, this.head);
-      this.base = new Tile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: !this.attention.estimated });
+      this.base = this.makeTile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: !this.attention.estimated });
       this.largest = largestOf(this.base);
       this.typical = typicalOf(this.base);
       if (!this.whole && !this.finer) this.tops = await this.source.tops(name, this.head);
@@ -47,6 +48,10 @@ export class HeadTiles {
       this.problem = problem;
     }
     this.arrived();
+  }
+
+  makeTile(area, found) {
+    return new Tile(area, found, (start, end) => countSeeing(this.attention, this.head, start, end));
   }
 
   /**
@@ -118,7 +123,7 @@ export class HeadTiles {
       const { rows, columns, shares } = this.base;
       const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
       const found = poolWeights(unit, 0, rows, 0, columns, ...blocks);
-      this.tiles.set(key, new Tile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks, exact: true }));
+      this.tiles.set(key, this.makeTile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks, exact: true }));
     }
     return this.tiles.get(key);
   }
@@ -165,7 +170,7 @@ export class HeadTiles {
       await new Promise((resolve) => setTimeout(resolve)); // a frame may be painted in between
       const place = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
       const found = await this.source.window(name, this.head, ...place, ...blocks, stop.signal);
-      this.tiles.set(key, new Tile(area, found));
+      this.tiles.set(key, this.makeTile(area, found));
       this.problem = null;
       for (const old of this.tiles.keys()) {
         if (this.tiles.size <= Math.max(TILES_KEPT, 2 * this.needed)) break;
@@ -240,7 +245,7 @@ export class HeadTiles {
 
   fullAlone(curve, blocks) {
     if (curve === "log") return 1;
-    const even = Math.min(1, (EVEN * blocks[1]) / this.attention.counts[1]);
+    const even = Math.min(1, EVEN * blocks[1] * evenWeight(this.attention, this.head));
     if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, even);
     if (curve === "linear") return 1;
     const coarse = Math.max(this.typical ?? 1, 1e-4);
@@ -259,9 +264,12 @@ export class HeadTiles {
   }
 }
 
-/** A rectangle of block sums and its bitmap. Values are shares: the mean over queries of the sum over keys. */
-export class Tile {
-  constructor(area, found) {
+/**
+ * A rectangle of block sums and its bitmap. Values are shares: the sum over keys, as the mean over the queries that see
+ * anything, which `countSeeing` counts.
+ */
+class Tile {
+  constructor(area, found, countSeeing) {
     Object.assign(this, area);
     this.rows = found.rows;
     this.columns = found.columns;
@@ -269,10 +277,12 @@ export class Tile {
     this.exact = found.exact;
     this.grain = found.blocks[0] * found.blocks[1];
     this.shares = found.values;
+    this.seeing = new Int32Array(this.rows).fill(1); // queries of each row that see anything
     if (this.blocks[0] > 1) {
       for (let row = 0; row < this.rows; row++) {
-        const queries = Math.min(this.blocks[0], this.q1 - this.q0 - row * this.blocks[0]);
-        for (let i = row * this.columns; i < (row + 1) * this.columns; i++) this.shares[i] /= queries;
+        const start = this.q0 + row * this.blocks[0];
+        this.seeing[row] = Math.max(1, countSeeing(start, Math.min(start + this.blocks[0], this.q1)));
+        for (let i = row * this.columns; i < (row + 1) * this.columns; i++) this.shares[i] /= this.seeing[row];
       }
     }
     this.picture = null;
@@ -289,7 +299,7 @@ export class Tile {
     const k0 = this.k0 + column * this.blocks[1];
     const share = this.shares[row * this.columns + column];
     const rows = Math.min(this.blocks[0], this.q1 - q0);
-    return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * rows, exact: this.exact };
+    return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * this.seeing[row], exact: this.exact };
   }
 
   /** The bitmap in these colours; what the mask hides stays transparent. */

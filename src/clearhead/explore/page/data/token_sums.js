@@ -1,34 +1,56 @@
-// Sums of weights over the selected tokens: rows of what they look at, or columns of what looks at them.
+// The weights of the selected tokens together: the mean of what they look at, or the sum of what looks at them.
 
+import { isHidden } from "./number_format.js";
 import { EVEN } from "./tiles.js";
 import { largest } from "./pooling.js";
 import { TOP_SHOWN } from "./file_source.js";
+import { evenWeight, seeingQueries, visibleKeys } from "./visible_counts.js";
 
 /**
  * The answer to the selection: weights by place on the answering axis, and the largest of them.
- * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, close: boolean, most: number, tokens: number}>}
- *   places in weights count from the first position of the attention; positions in top and sparse are document positions
+ * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, close: boolean, most: number, added: number, visible: number | null, even: number}>}
+ *   places in weights count from the first position of the attention; positions in top and sparse are document positions;
+ *   `added` is how many weights make up one of these (1: a mean), `visible` how many tokens of the answering axis the
+ *   mask leaves (null if not known), `even` what each would get if all got the same
  */
-export async function sumLines(explorer, chosen, direction, positions) {
+export async function combineLines(explorer, chosen, direction, positions) {
   const lines = await Promise.all(positions.map((one) => explorer.lineOf(direction, chosen.name, chosen.head, one)));
   const attention = explorer.attentionOf(chosen.name);
-  const first = attention.first[direction === "at" ? 1 : 0];
-  const full = lines.every((line) => line.weights);
+  const at = direction === "at";
+  const [own, first] = at ? attention.first : [...attention.first].reverse();
+  const counts = (at ? visibleKeys : seeingQueries)(attention, chosen.head);
+  const seen = counts && positions.map((position) => counts[position - own]);
+  const parts = at ? Math.max(1, seen ? seen.filter((count) => count > 0).length : lines.length) : 1; // of a mean
   const norms = new Map(lines.flatMap((line) => line.top.map(([position, , norm]) => [position, norm ?? null])));
   const received = lines.reduce((sum, line) => sum + (line.received ?? 0), 0);
   const close = lines.some((line) => line.close); // whether `received` adds rounded weights
-  if (full) {
-    const weights = new Float32Array(lines[0].weights.length).fill(-0); // hidden keys stay -0
-    for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
-    const top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
-    const odd = weights.some((weight) => !Number.isFinite(weight));
-    return { weights, sparse: new Map(), top, received, close, most: top[0]?.[1] ?? 0, tokens: lines.length, odd };
-  }
   const sparse = new Map();
-  for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight);
-  const top = [...sparse].sort((one, other) => other[1] - one[1]).slice(0, TOP_SHOWN)
-    .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
-  return { weights: null, sparse, top, received, close, most: top[0]?.[1] ?? 0, tokens: lines.length };
+  let weights = null;
+  let top;
+  if (lines.every((line) => line.weights)) {
+    weights = new Float32Array(lines[0].weights.length).fill(-0); // hidden keys stay -0
+    for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
+    for (let i = 0; i < weights.length; i++) weights[i] /= parts;
+    top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
+  } else {
+    for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight / parts);
+    top = [...sparse].sort((one, other) => other[1] - one[1]).slice(0, TOP_SHOWN)
+      .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
+  }
+  const even = (query) => evenWeight(attention, chosen.head, query);
+  return {
+    weights, sparse, top, received, close, most: top[0]?.[1] ?? 0, added: at ? 1 : lines.length,
+    odd: Boolean(weights?.some((weight) => !Number.isFinite(weight))),
+    visible: countTogether(lines, seen, weights),
+    even: at ? positions.reduce((sum, position) => sum + even(position - own), 0) / positions.length : lines.length * even(top.length ? top[0][0] - first : null),
+  };
+}
+
+/** How many tokens at least one of the selected ones sees, or is seen by; null where that is not known. */
+function countTogether(lines, seen, weights) {
+  if (!seen || lines.length === 1) return seen && seen[0];
+  const unhidden = (some) => some.reduce((sum, weight) => sum + (isHidden(weight) ? 0 : 1), 0);
+  return weights && lines.every((line, i) => unhidden(line.weights) === seen[i]) ? unhidden(weights) : null;
 }
 
 /** The weight at a position of the answering axis; null where only the largest are known. */
@@ -38,9 +60,8 @@ export function weightAt({ attention, state }, answer, position) {
 }
 
 /** The weight with the full colour, and the full bar: the largest, but at least four times the even weight, so that broad heads stay pale. */
-export function fullOf({ attention }, answer, second = null) {
-  const even = Math.min(1, EVEN / attention.counts[1]) * answer.tokens;
-  return Math.max(answer.most, second?.most ?? 0, even) || 1;
+export function fullOf(...answers) {
+  return Math.max(...answers.filter(Boolean).flatMap(({ most, even }) => [most, Math.min(1, EVEN * even)])) || 1;
 }
 
 /** How strongly each position of the answering axis is shaded, between 0 and 1. */
@@ -50,7 +71,7 @@ export function shadeOf(explorer, answer) {
   const first = attention.first[state.direction === "at" ? 1 : 0];
   const patches = Boolean(answered.grid);
   const root = !patches && Math.max(...attention.counts) > 64;
-  const strength = patches ? patchStrength(answer.most / answer.tokens, answered.length) : answer.most / fullOf(explorer, answer);
+  const strength = patches ? patchStrength(answer.most / answer.even) : answer.most / fullOf(answer);
   return (position) => {
     const weight = answer.weights ? answer.weights[position - first] : answer.sparse.get(position);
     if (!weight) return 0;
@@ -58,7 +79,7 @@ export function shadeOf(explorer, answer) {
   };
 }
 
-/** The shade of the patch or frame with the largest weight: full from eight times the even weight on. */
-export function patchStrength(most, patches) {
-  return Math.max(0.12, Math.min(1, (most * patches) / 8));
+/** The shade of the patch or frame with the largest weight, from how many times the even weight it has: full from eight on. */
+export function patchStrength(times) {
+  return Math.max(0.12, Math.min(1, times / 8));
 }

@@ -74,9 +74,15 @@ export class Axis {
     return Array.from({ length: end - start }, (_, i) => start + i);
   }
 
+  /** Whether a space stands before a token: between words, but not between those of a script without spaces. */
+  isApart(position) {
+    const shown = (one) => String(this.shown[one] ?? "");
+    return position > 0 && !this.glued(position) && !(UNSPACED.test(shown(position - 1).slice(-2)) && UNSPACED.test(shown(position).slice(0, 2)));
+  }
+
   /** The text of these tokens, with a space between words. */
   textOf(positions) {
-    return positions.map((position, i) => `${i && !this.glued(position) ? " " : ""}${this.label(position, 24)}`).join("");
+    return positions.map((position, i) => `${i && this.isApart(position) ? " " : ""}${this.label(position, 24)}`).join("");
   }
 
   /** The position of the first patch of a picture. */
@@ -84,16 +90,19 @@ export class Axis {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
   }
 
-  /** Where a text begins, as positions of tokens, ignoring case: inside a token or across several; at most so many. */
+  /** The tokens that cover a text, wherever it stands, ignoring case: lists of positions, at most so many. */
   find(text, most = 5000) {
     const wanted = text.toLocaleLowerCase().replace(/\s+/gu, " ");
     if (!wanted.trim()) return [];
     const { whole, starts } = this.joined;
     const found = [];
+    const before = wanted.length - wanted.trimStart().length;
     let position = 0;
     for (let at = whole.indexOf(wanted); at >= 0 && found.length < most; at = whole.indexOf(wanted, starts[position + 1] ?? at + 1)) {
-      while (position + 1 < starts.length && starts[position + 1] <= at) position++;
-      found.push(position);
+      while (position + 1 < starts.length && starts[position + 1] <= at + before) position++;
+      const covering = [position];
+      while (starts[covering.at(-1) + 1] < at + wanted.length) covering.push(covering.at(-1) + 1);
+      found.push(covering);
     }
     return found;
   }
@@ -104,15 +113,13 @@ export class Axis {
     const starts = new Int32Array(this.length);
     const parts = [];
     let length = 0;
-    let last = "";
     for (let position = 0; position < this.length; position++) {
       const shown = String(this.shown[position] ?? "").toLocaleLowerCase().replace(/\s+/gu, " ");
-      const apart = position > 0 && !this.glued(position) && !(UNSPACED.test(last) && UNSPACED.test(shown.slice(0, 2)));
+      const apart = this.isApart(position);
       if (apart) parts.push(" ");
       starts[position] = length += apart ? 1 : 0;
       parts.push(shown);
       length += shown.length;
-      last = shown.slice(-2);
     }
     this.join = { whole: parts.join(""), starts };
     return this.join;

@@ -1,6 +1,7 @@
 // WeightCache: tiles, rows, columns and whole matrices of weights that were requested before.
 
 import { HeadTiles } from "./tiles.js";
+import { evenWeight } from "./visible_counts.js";
 
 const HEADS_KEPT = 4;
 const LINES_KEPT = 64;
@@ -35,11 +36,13 @@ export class WeightCache {
     return keep(this.lines, `${direction}/${name}/${head}/${position}`, LINES_KEPT, request);
   }
 
-  /** All weights of a head, at most MATRIX a side: {rows, columns, values, blocks}. */
+  /** All weights of a head, at most MATRIX a side: {rows, columns, values, blocks}, and the even weight of each query or of all. */
   matrixOf({ name, head }) {
-    const { counts, first } = this.attentionOf(name);
+    const attention = this.attentionOf(name);
+    const { counts, first } = attention;
     const ends = [first[0], first[0] + counts[0], first[1], first[1] + counts[1]];
-    const request = () => this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)));
+    const even = (query = null) => evenWeight(attention, head, query);
+    const request = async () => ({ ...(await this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)))), even });
     return keep(this.matrices, `${name}/${head}`, HEADS_KEPT, request);
   }
 }

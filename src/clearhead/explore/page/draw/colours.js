@@ -29,7 +29,13 @@ export const ROLE_COLOURS = {
   "local": ["#7a86a1", "#a3aec6"],
   "broad": ["#b8860b", "#e0b64a"],
   "none of these": ["#9a978e", "#83868e"],
+  "no numbers": ["#5b2a86", "#7fd6ff"],
 };
+
+/** Whether a head has a role: it fits one, and its weights are numbers. */
+export function hasRole(role) {
+  return role !== "none of these" && role !== "no numbers";
+}
 
 // Hues of lines from the first key to the last, on light and dark ground; LINE_COLOURS of figures/style.py is the same, a test compares.
 export const LINE_COLOURS = [

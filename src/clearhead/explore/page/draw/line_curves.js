@@ -14,7 +14,7 @@ export function meanWeights(matrices) {
   const values = Float64Array.from(matrices[0].values);
   for (const { values: more } of matrices.slice(1)) for (let i = 0; i < values.length; i++) values[i] += more[i];
   for (let i = 0; i < values.length; i++) values[i] /= matrices.length;
-  return { rows, columns, values };
+  return { rows, columns, values, even: matrices.reduce((sum, { even }) => sum + even(), 0) / matrices.length };
 }
 
 /** The weights that have a line, the small ones first. */
@@ -33,8 +33,7 @@ export function listLines({ rows, columns, values }) {
 export function fullWeight(matrices) {
   let largest = 0;
   for (const { values } of matrices) for (const weight of values) if (weight > largest && weight < Infinity) largest = weight;
-  const [{ columns }] = matrices;
-  return largest >= 0.5 ? 1 : Math.max(largest, Math.min(1, EVEN / columns));
+  return largest >= 0.5 ? 1 : Math.max(largest, ...matrices.map(({ even }) => Math.min(1, EVEN * even)));
 }
 
 /** The thickness of the thickest line between tokens that are so many pixels apart. */

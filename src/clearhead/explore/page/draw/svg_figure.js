@@ -93,7 +93,7 @@ function heading(explorer, chosen, pictured) {
   const { asked, state, subject } = explorer;
   const token = subject.positions.map((position) => asked.label(position, 24)).slice(0, 4).join(", ");
   const sound = explorer.pictured?.kind === "audio";
-  const whose = pictured ? [say(`${sound ? "sounded" : "pictured"}${state.direction === "at" ? "At" : "By"}`, { token })] : [];
+  const whose = pictured ? [say(`${sound ? "sounded" : "pictured"}${state.direction === "at" ? "At" : "By"}`, { token, count: subject.positions.length })] : [];
   const facts = [...headFacts(explorer, chosen).map((fact) => fact.textContent), ...whose].join(" · ");
   return [
     makeSvg("text", { x: 12, y: 20, "font-weight": 600, text: headTitle(explorer, chosen) }),

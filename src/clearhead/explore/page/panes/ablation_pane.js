@@ -6,7 +6,6 @@ import { headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { formatNumber } from "../data/tokens.js";
 
-const NO_ROLE = "none of these";
 const answers = new Map(); // by what is switched off or hidden; one at a time
 let scope = "head"; // what the button switches off: "head", "layer" or "role"
 
@@ -19,10 +18,10 @@ function scopesOf(explorer) {
   if (!explorer.live) return found;
   const layer = new Map([[state.name, attention.heads.map((head) => head.number)]]);
   if (attention.heads.length > 1) found.push({ value: "layer", label: say("scopeLayer"), off: toList(layer) });
-  const { role } = explorer.headOf(state);
+  const { role } = explorer;
   const alike = new Map(scene.attentions.map((one) => [one.name, one.heads.filter((head) => head.role === role).map((head) => head.number)]).filter(([, heads]) => heads.length));
   const several = [...alike.values()].flat().length > 1;
-  if (role !== NO_ROLE && several) found.push({ value: "role", label: say("scopeRole", { role: sayRole(role) }), off: toList(alike) });
+  if (role && several) found.push({ value: "role", label: say("scopeRole", { role: sayRole(role) }), off: toList(alike) });
   return found;
 }
 

@@ -4,7 +4,7 @@ import { afterQuiet, byId, make, oncePerFrame, refill } from "../draw/elements.j
 import { headTitle } from "../words/captions.js";
 import { say, sayRole } from "../words/languages.js";
 import { announce } from "./export_menu.js";
-import { LinesView, captionOf, drawnHeads, roleOf } from "./lines_view.js";
+import { LinesView, captionOf, drawnHeads } from "./lines_view.js";
 import { drawLegend, drawLineLegend } from "./map_legend.js";
 import { MapView } from "./map_view.js";
 import { makePicture } from "./picture_panel.js";
@@ -100,7 +100,7 @@ export class Centre {
     }
     byId("map-foot").classList.toggle("pictured", pictured);
     byId("map-foot").classList.toggle("lined", lined);
-    const role = roleOf(explorer);
+    const { role } = explorer;
     byId("averaged-label").hidden = !lined || Boolean(explorer.state.other);
     byId("averaged").value = explorer.state.averaged === "role" && !role ? "head" : explorer.state.averaged;
     byId("averaged-role").hidden = byId("averaged-role").disabled = !role;

@@ -3,7 +3,7 @@
 import { currentRows } from "../data/decoder_rows.js";
 import { formatShare, isHidden, oddText } from "../data/number_format.js";
 import { largest } from "../data/pooling.js";
-import { sumLines } from "../data/token_sums.js";
+import { combineLines } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 import { byId, make, oncePerFrame, refill } from "../draw/elements.js";
 import { headName } from "../words/captions.js";
@@ -19,6 +19,7 @@ const ENOUGH = 0.6; // of the attention: then no more weights are listed
 const LEAST = 0.05; // of the attention that is worth a second mention
 const FLAT = 0.15; // of the attention: where the largest weight is smaller, it says little alone
 const SPREAD = 6; // tokens over which attention can be spread
+const LONGEST = 60; // letters of a text that was searched for
 const SEARCHED = 2000; // tokens in which a second one of the same spelling is looked for
 
 export class Explanation {
@@ -37,7 +38,7 @@ export class Explanation {
     const heads = [{ name, head }, ...(other ? [other] : [])];
     this.subject = this.chooseSubject();
     const { direction, positions } = this.subject;
-    const ask = (one) => sumLines(explorer, one, direction, positions).catch(() => null);
+    const ask = (one) => combineLines(explorer, one, direction, positions).catch(() => null);
     const drawn = document.querySelector("#maps .lines-view") ? drawnHeads(explorer)[0] : [];
     this.together = drawn.length > 1 ? drawn.length : 0; // lines of several heads are those of their mean
     const found = await Promise.all((this.together ? drawn : heads).map(ask));
@@ -68,7 +69,8 @@ export class Explanation {
     const along = direction === "at" ? cursor?.q : cursor?.k;
     if (subject.pinned || !Number.isInteger(across) || Number.isInteger(along)) return { direction, positions: subject.positions, asked, answered };
     const side = direction === "at" ? 1 : 0;
-    return { direction: side ? "by" : "at", positions: [across + attention.first[side]], asked: answered, answered: asked };
+    const here = (position) => position >= attention.first[side] && position < attention.first[side] + attention.counts[side];
+    return { direction: side ? "by" : "at", positions: cursor.word?.filter(here) ?? [across + attention.first[side]], asked: answered, answered: asked };
   }
 
   /** Shows the sentence. Keys on the map have their cell announced already, so it is not announced a second time. */
@@ -119,29 +121,34 @@ export class Explanation {
 
   roleClause(chosen) {
     const { role } = this.explorer.headOf(chosen);
-    const key = this.explorer.scene.known_roles ? "overallBefore" : "overall";
+    const key = this.wasMeasuredBefore(role) ? "overallBefore" : "overall";
     return sayAround(key, { medium: this.medium, does: this.doing(role), role: roleTerm(role) });
+  }
+
+  /** Whether a role is that of an earlier measurement; that weights are no numbers is seen over this text. */
+  wasMeasuredBefore(role) {
+    return this.explorer.scene.known_roles && role !== "no numbers";
   }
 
   headClause(chosen, place) {
     const head = this.explorer.headOf(chosen);
     const { role } = head;
-    const key = place ? "overallMore" : this.explorer.scene.known_roles ? "overallHeadBefore" : "overallHead";
+    const key = place ? "overallMore" : this.wasMeasuredBefore(role) ? "overallHeadBefore" : "overallHead";
     const named = sayAround(key, { medium: this.medium, head: this.nameOf(chosen), does: this.doing(role), role: roleTerm(role) });
-    const fact = this.explorer.state.other ? "" : this.factOf(chosen, head);
+    const fact = this.explorer.state.other ? "" : this.factOf(head);
     const estimate = fact && this.explorer.attentionOf(chosen.name).estimated ? [say("comma"), say("estimateOnly")] : [];
     return fact ? [...named, say("colon"), fact, ...estimate] : named;
   }
 
   /** The number behind a role; empty where it is not known. */
-  factOf(chosen, { role, score, peak, entropy }) {
+  factOf({ role, score, peak, entropy, most_entropy: most }) {
     const known = (...values) => values.every(Number.isFinite);
     if (role === "alignment") return known(peak) ? say("factPeak", { peak: share(peak) }) : "";
     if (role === "broad") return known(entropy, score) ? say("factBroad", { entropy: formatNumber(entropy, 2), score: share(score) }) : "";
     if (role === "induction" || role === "duplicate") return known(score) ? say("factRepeated", { score: share(score) }) : "";
     if (role !== "none of these") return known(score) ? say("factShare", { score: share(score) }) : "";
-    const most = Math.log(this.explorer.attentionOf(chosen.name).counts[1]);
-    return known(peak, entropy) ? say("factNone", { peak: share(peak), entropy: formatNumber(entropy, 2), most: formatNumber(most, 2) }) : "";
+    const ofMost = known(most) ? say("ofMost", { most: formatNumber(most, 2) }) : "";
+    return known(peak, entropy) ? say("factNone", { peak: share(peak), entropy: formatNumber(entropy, 2), ofMost }) : "";
   }
 
   // What it does with the selected tokens
@@ -158,13 +165,13 @@ export class Explanation {
     return name;
   }
 
-  /** The selected tokens: each by name, a word in one piece, or how many they are. */
+  /** The selected tokens: a word or what was searched for in one piece, each by name, or how many they are. */
   subjectName() {
     const { asked, positions } = this.subject;
     if (positions.length === 1) return [this.token(asked, positions[0])];
-    const word = asked.wordAt(positions[0]);
-    if (!isPictured(asked) && positions.length === word.length && positions.every((position, i) => position === word[i])) {
-      return sayAround("quoted", { token: bold(positions.map((position) => asked.label(position, 28)).join("")) });
+    const pieces = [this.explorer.state.cursor?.word, asked.wordAt(positions[0])];
+    if (!isPictured(asked) && pieces.some((one) => String(one) === String(positions))) {
+      return sayAround("quoted", { token: bold(cutText(asked.textOf(positions))) });
     }
     if (positions.length > NAMED) return [bold(say("several", { count: positions.length }))];
     return positions.flatMap((position, i) => [i ? say(i === positions.length - 1 ? "nameAnd" : "nameComma") : "", this.token(asked, position)]);
@@ -189,51 +196,52 @@ export class Explanation {
     if (answers.some((answer) => answer.odd)) return sayAround("oddOf", { token: make("span", {}, ...this.subjectName()) });
     if (answers.some((answer) => !answer.top.length)) return [];
     const who = make("span", {}, ...this.who(this.subjectName()));
+    const mean = this.subject.positions.length > 1 ? say("onAverage") : "";
     return answers.flatMap((answer, i) => {
       const head = this.nameOf(heads[i]);
-      const most = answer.top[0][1] / answer.tokens;
+      const most = answer.top[0][1];
       const error = explorer.source.precision(heads[i].name, heads[i].head, true);
       const rounded = !answer.weights || (error > 0 && answer.weights.some((weight) => weight === 0 && !isHidden(weight))); // zero, or too small for the file
       const seen = answer.weights?.reduce((sum, weight) => sum + ((rounded ? isHidden(weight) : weight === 0) ? 0 : 1), 0) ?? 0;
       const tied = isTied(answer, isPictured(this.subject.answered) || most < LEAST ? 1 : LISTED, error);
       if (!i && (tied || (seen >= SPREAD && most < 2 / seen))) {
-        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, count: wholeCount(seen), share: share(most, error) });
+        return sayAround(rounded ? "spreadsMany" : "spreads", { who, head, mean, count: wholeCount(seen), share: share(most, error) });
       }
       const shares = make("span", {}, ...this.shares(answer));
-      const said = sayAround(i ? "givesMore" : "gives", { who, head, shares });
+      const said = sayAround(i ? "givesMore" : "gives", { who, head, mean, shares });
       const half = !explorer.state.other && (isPictured(this.subject.answered) || most < FLAT) ? this.half(answer, error) : [];
       return [i ? say("contrast") : "", ...said, ...(half.length ? [say("contrast"), ...half] : [])];
     });
   }
 
   /** The largest weights: "93 % of its attention to 病 and 6 % to 了". */
-  shares({ top, tokens }) {
+  shares({ top }) {
     const { explorer: { state }, subject: { answered } } = this;
     const listed = [];
     let sum = 0;
     for (const [position, weight] of top.slice(0, state.other || isPictured(answered) ? 1 : LISTED)) {
-      if (listed.length && (sum >= ENOUGH || weight / tokens < LEAST)) break;
-      sum += weight / tokens;
-      listed.push(sayAround(listed.length ? "nextShare" : "firstShare", { share: share(weight / tokens), token: this.token(answered, position) }));
+      if (listed.length && (sum >= ENOUGH || weight < LEAST)) break;
+      sum += weight;
+      listed.push(sayAround(listed.length ? "nextShare" : "firstShare", { share: share(weight), token: this.token(answered, position) }));
     }
     return listed.flatMap((parts, i) => [i ? say(i === listed.length - 1 ? "and" : "comma") : "", ...parts]);
   }
 
   /** On how few tokens half of the attention lies; empty if rounding by `error` could change that much. */
-  half({ weights, tokens }, error) {
+  half({ weights, visible }, error) {
     if (!weights || error * weights.length > 0.05) return [];
     const sorted = Float32Array.from(weights).sort().reverse();
     let sum = 0;
-    const few = 1 + sorted.findIndex((weight) => (sum += weight) >= tokens / 2);
+    const few = 1 + sorted.findIndex((weight) => (sum += weight) >= 0.5);
     if (few < 2) return [];
     const { answered } = this.subject;
     const kind = { image: "halfPatches", audio: "halfMoments" }[answered.kind] ?? "halfTokens";
-    return [say("half", { few: wholeCount(few), count: say(kind, { count: wholeCount(sorted.length) }) })];
+    if (visible === null) return [say("halfAlone", { few: say(kind, { count: wholeCount(few) }) })];
+    return [say("half", { few: wholeCount(few), count: say(kind, { count: wholeCount(visible) }) })];
   }
 
   isLookedAt(heads, answers) {
     const { explorer } = this;
-    const { attention } = explorer;
     const { answered } = this.subject;
     if (answers.some((answer) => answer.odd)) return sayAround("oddOf", { token: make("span", {}, ...this.subjectName()) });
     if (answers.some((answer) => !answer.top.length)) return [];
@@ -241,17 +249,24 @@ export class Explanation {
       const [position, weight] = answer.top[0];
       const error = explorer.source.precision(heads[i].name, heads[i].head, true);
       const tied = isTied(answer, 1, error);
-      const blanks = { token: make("span", {}, ...(i && !tied ? [] : this.subjectName())), query: this.token(answered, position), share: share(weight, error), head: this.nameOf(heads[i]) };
+      const blanks = { token: make("span", {}, ...(i && !tied ? [] : this.subjectName())), query: this.token(answered, position), share: share(weight, error * answer.added), head: this.nameOf(heads[i]) };
       if (tied) return [i ? say("contrast") : "", ...sayAround(i ? "lookedAtTiedMore" : "lookedAtTied", blanks)];
       return [i ? say("contrast") : "", ...sayAround(i ? "lookedAtMore" : heads.length > 1 ? "lookedAtIn" : "lookedAt", blanks)];
     });
     const [answer] = answers;
     if (!answer.weights) parts.push(say("comma"), say("amongTop"));
     if (heads.length === 1 && Number.isFinite(answer.received) && answer.received > 0) {
-      parts.push(say("stop"), say("space"), say(answer.close ? "inAllAbout" : "inAll", { received: formatNumber(answer.received, answer.close ? 1 : 2), rows: wholeCount(attention.counts[0]) }));
-      if (attention.estimated) parts.push(say("comma"), say("estimateOnly"));
+      parts.push(say("stop"), say("space"), ...this.received(answer));
+      if (explorer.attention.estimated) parts.push(say("comma"), say("estimateOnly"));
     }
     return parts;
+  }
+
+  /** How much attention the selected tokens receive, and from how many rows that can see them. */
+  received({ close, received, visible }) {
+    const count = this.subject.positions.length;
+    const all = say(close ? "inAllAbout" : "inAll", { count, received: formatNumber(received, close ? 1 : 2) });
+    return visible === null ? [all] : [all, say("comma"), say(visible === 1 ? "ofOneRow" : "ofRows", { count, rows: wholeCount(visible) })];
   }
 
   // What one cell of the map says
@@ -276,16 +291,16 @@ export class Explanation {
     const head = this.nameOf(heads[0]);
     if (isHidden(weight)) return [...sayAround("hiddenFrom", { who, head, token }), say("stop")];
     const first = make("span", {}, ...sayAround("firstShare", { share: share(weight, views[0].tiles.precision), token }));
-    const said = sayAround("gives", { who, head, shares: first });
+    const said = sayAround("gives", { who, head, mean: "", shares: first });
     if (heads.length > 1) {
       const second = make("span", {}, ...sayAround("nextShare", { share: share(cells[1].share, views[1].tiles.precision), token: token.cloneNode(true) }));
-      return [...said, say("contrast"), ...sayAround("givesMore", { head: this.nameOf(heads[1]), shares: second }), say("stop")];
+      return [...said, say("contrast"), ...sayAround("givesMore", { head: this.nameOf(heads[1]), mean: "", shares: second }), say("stop")];
     }
     const line = await explorer.lineOf("at", heads[0].name, heads[0].head, q + attention.first[0]).catch(() => null);
     if (turn !== this.turn) return [];
     const [place, most] = line?.top[0] ?? [];
     const error = explorer.source.precision(heads[0].name, heads[0].head, true);
-    if (place === undefined || place === k + attention.first[1] || isTied({ ...line, tokens: 1 }, 1, error)) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
+    if (place === undefined || place === k + attention.first[1] || isTied({ ...line, added: 1 }, 1, error)) return [...said, say("contrast"), ...this.roleClause(heads[0]), say("stop")];
     return [...said, say("contrast"), ...sayAround("mostGoes", { share: share(most, error), token: this.token(keys, place) }), say("stop")];
   }
 
@@ -303,7 +318,7 @@ export class Explanation {
     const rows = { written: "axisWritten", read: "axisRead" }[currentRows(this.explorer)];
     const row = kind(axes[attention.queries]) ?? rows ?? "axisToken";
     const column = kind(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
-    const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) / answer.tokens : 1;
+    const sum = this.subject.direction === "at" && answer?.weights ? answer.weights.reduce((all, weight) => all + weight, 0) : 1;
     const made = make("p", {}, ...sayAround("axes", { row: say(row), column: say(column), sum: say(sum > 0.98 ? "sumAll" : "sumSome"), weights: term("attention", say("axesWeights")) }));
     if (made.textContent !== note.textContent) refill(note, ...made.childNodes);
   }
@@ -312,16 +327,16 @@ export class Explanation {
 /** The mean of the answers of several heads. */
 function meanOf(answers, first) {
   if (!answers.every((answer) => answer?.weights)) return null;
-  const [{ tokens }] = answers;
+  const [{ added, visible }] = answers;
   const weights = answers[0].weights.map((_, i) => answers.reduce((sum, answer) => sum + answer.weights[i], 0) / answers.length);
   const top = largest(weights, LISTED).map(([place, weight]) => [place + first, weight]);
   const received = answers.reduce((sum, answer) => sum + answer.received, 0) / answers.length;
-  return { weights, top, received, tokens, odd: weights.some((weight) => !Number.isFinite(weight)) };
+  return { weights, top, received, added, visible: answers.every((answer) => answer.visible === visible) ? visible : null, odd: weights.some((weight) => !Number.isFinite(weight)) };
 }
 
 /** Whether more than `named` of the largest weights are equal, as far as weights that may be wrong by `error` tell. */
-function isTied({ top, tokens }, named, error) {
-  return error > 0 && top.length > named && top[0][1] - top[named][1] <= 2 * error * tokens;
+function isTied({ top, added }, named, error) {
+  return error > 0 && top.length > named && top[0][1] - top[named][1] <= 2 * error * added;
 }
 
 /** The name of a role in brackets, with its definition. */
@@ -336,6 +351,12 @@ function bold(text) {
 function share(weight, precision = 0) {
   const number = formatShare(weight, precision);
   return number.startsWith(">") ? say("percentMore", { number: number.slice(1) }) : say("percent", { number });
+}
+
+/** A text of at most so many letters. */
+function cutText(text) {
+  const letters = Array.from(text);
+  return letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : text;
 }
 
 /** A count that is not broken at the end of a line. */

@@ -95,7 +95,7 @@ export class FilmView {
     const side = between(SMALL, (this.strip.clientWidth - 8) / this.films.length - AROUND, LARGE);
     const [width, height] = ratio > 1 ? [side, side / ratio] : [side * ratio, side];
     const context = sharpen(canvas, width, height);
-    const shade = (matrix && shadeOfWord(matrix, positions, this.axis.length)) ?? (() => 0);
+    const shade = (matrix && shadeOfWord(matrix, positions)) ?? (() => 0);
     const marks = { shade, pinned: shown.shade ? new Set() : shown.pinned, current: null, cursor: null };
     paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.hands.look(), shown: marks });
   }
@@ -143,7 +143,7 @@ export class FilmView {
 }
 
 /** The shade of each patch for a word: the mean over its tokens; null if there are no weights. */
-function shadeOfWord({ values, columns, blocks }, positions, patches) {
+function shadeOfWord({ values, columns, blocks, even }, positions) {
   const sums = new Float32Array(columns);
   for (const position of positions) {
     const start = Math.floor(position / blocks[0]) * columns;
@@ -151,6 +151,7 @@ function shadeOfWord({ values, columns, blocks }, positions, patches) {
   }
   const most = sums.reduce((one, other) => Math.max(one, other), 0);
   if (!most) return null;
-  const strength = patchStrength(most / blocks[1], patches);
+  const share = positions.reduce((sum, position) => sum + even(position), 0) / positions.length;
+  const strength = patchStrength(most / blocks[1] / share);
   return (patch) => (strength * (sums[Math.floor(patch / blocks[1])] ?? 0)) / most;
 }

@@ -19,17 +19,11 @@ export function drawnHeads(explorer) {
   const own = { name, head };
   if (other) return [[own], [other]];
   if (averaged === "layer") return [explorer.attention.heads.map((one) => ({ name, head: one.number }))];
-  const role = roleOf(explorer);
+  const { role } = explorer;
   if (averaged !== "role" || !role) return [[own]];
   const shape = explorer.shapeOf(explorer.attention);
   const same = explorer.group.attentions.filter((one) => explorer.shapeOf(one) === shape);
   return [same.flatMap((one) => one.heads.filter((each) => each.role === role).map((each) => ({ name: one.name, head: each.number })))];
-}
-
-/** The role of the chosen head; null if it has none. */
-export function roleOf(explorer) {
-  const { role } = explorer.headOf(explorer.state);
-  return role && role !== "none of these" ? role : null;
 }
 
 export class LinesView {
@@ -176,16 +170,17 @@ export class LinesView {
     refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
   }
 
-  /** The weights of the chosen lines at their other ends; those of several tokens of one side are added. With both sides selected, those of the queries. */
+  /** At the other ends of the chosen lines, the mean weights of several queries, or the sums over several keys. With both sides selected, those of the queries. */
   numbersOf(lines, set, { queries, keys, cursor }) {
     const pointed = Number.isInteger(cursor?.q) || Number.isInteger(cursor?.k);
     const fromQueries = pointed ? Number.isInteger(cursor.q) : queries.size > 0 || !keys.size;
-    const sums = new Map();
-    const both = !pointed && queries.size > 0 && keys.size > 0;
-    for (const { q, k, weight } of both ? lines.filter((line) => queries.has(line.q)) : lines) sums.set(fromQueries ? k : q, (sums.get(fromQueries ? k : q) ?? 0) + weight);
+    const from = pointed ? [fromQueries ? cursor.q : cursor.k] : [...(fromQueries ? queries : keys)];
+    const ends = new Set(lines.filter((line) => !fromQueries || from.includes(line.q)).map((line) => (fromQueries ? line.k : line.q)));
+    const { columns, values } = this.data[set];
+    const weightOf = (end) => from.reduce((sum, one) => sum + values[fromQueries ? one * columns + end : end * columns + one], 0) / (fromQueries ? from.length : 1);
     const { above, below, height } = this.places;
     const compared = this.sets.length > 1;
-    return [...sums].map(([place, weight]) => makeSvg("text", {
+    return [...ends].map((place) => [place, weightOf(place)]).map(([place, weight]) => makeSvg("text", {
       x: Math.round((fromQueries ? above : below)[place] * 10) / 10, y: fromQueries ? 11 + set * 12 : height - 3 - (compared ? (1 - set) * 12 : 0),
       "text-anchor": "middle", "font-size": 10.5, fill: compared ? this.colourOf(set, { k: 0 }) : this.explorer.look.ink, text: formatNumber(weight, 2),
     }));

@@ -302,7 +302,7 @@ export class SoundView {
     const key = `${scale().key}/${curve()}`;
     if (this.drawn?.matrix === matrix && this.drawn.key === key) return this.drawn.canvas;
     const { rows, columns, values } = matrix;
-    let most = (EVEN * matrix.blocks[1]) / this.axis.length;
+    let most = EVEN * matrix.blocks[1] * matrix.even();
     for (const value of values) if (value > most) most = value;
     const canvas = make("canvas", { width: columns, height: rows });
     const context = canvas.getContext("2d");

@@ -8,7 +8,7 @@ import { say, sayAround } from "../words/languages.js";
 import { PictureFlow, isPictured } from "./picture_flow.js";
 import { paintAblation, paintHiding, paintOffMarks } from "./ablation_pane.js";
 import { paintAlternatives } from "./alternatives_pane.js";
-import { listDigits } from "../data/number_format.js";
+import { formatError, formatListed, listDigits } from "../data/number_format.js";
 import { fullOf, weightAt } from "../data/token_sums.js";
 import { formatCount, formatNumber } from "../data/tokens.js";
 
@@ -82,7 +82,7 @@ export class TokenPane {
     const several = subject.positions.length > 1;
     refill(byId("subject"),
       subject.pinned ? make("span", { class: "soft", text: say("pinned") }) : null, ...chips,
-      several ? make("span", { class: "soft", text: say("sumOf", { count: subject.positions.length }) }) : null,
+      several ? make("span", { class: "soft", text: say(explorer.state.direction === "at" ? "averageOf" : "sumOf", { count: subject.positions.length }) }) : null,
       several && subject.pinned ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
     byId("pin-hint").hidden = subject.pinned;
   }
@@ -94,11 +94,12 @@ export class TokenPane {
     const at = state.direction === "at";
     const best = second ? bestOfTwo(explorer, answer, second) : answer.top;
     if (answer.odd) return refill(byId("keys"), make("p", { class: "problem", text: say("oddRow") }));
-    if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: say(at ? "nothing" : "noOne") }));
-    const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
-    const most = Math.max(fullOf(explorer, answer, second), LONG_BAR * answer.tokens);
     const shown = [state, ...(second ? [state.other] : [])];
-    const digits = listDigits(best[0][3] ?? best[0][1], Math.max(...shown.map((one) => explorer.source.precision(one.name, one.head, true))));
+    const errors = shown.map((one) => explorer.source.precision(one.name, one.head, true));
+    if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: this.describeNothing([answer, ...(second ? [second] : [])], Math.max(...errors)) }));
+    const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
+    const most = Math.max(fullOf(answer, second), LONG_BAR * answer.added);
+    const digits = listDigits(best[0][3] ?? best[0][1], Math.max(...errors));
     const head = make("tr", {},
       make("th", { scope: "col" }, term(at ? "key" : "query", say(at ? "key" : "query"))), make("th", { scope: "col", class: "number" }, second ? headName(explorer, state) : term("weight", say("weight"))),
       second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
@@ -111,11 +112,11 @@ export class TokenPane {
       const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: formatCount(position) });
       const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
       const bar = make("span", { class: "bar" });
-      bar.style.width = `${Math.max(2, (100 * weight) / most)}%`;
+      bar.style.width = `${Math.max(2, (100 * (weight ?? 0)) / most)}%`;
       const bar2 = second ? make("span", { class: "bar second" }) : null;
       if (second) bar2.style.width = `${Math.max(2, (100 * (weightAt(explorer, second, position) ?? 0)) / most)}%`;
-      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatNumber(weight, digits) }),
-        second ? make("td", { class: "number second", text: formatNumber(weightAt(explorer, second, position), digits) }) : null,
+      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatListed(weight, digits, errors[0]) }),
+        second ? make("td", { class: "number second", text: formatListed(weightAt(explorer, second, position), digits, errors[1]) }) : null,
         normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
         make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
     });
@@ -124,6 +125,17 @@ export class TokenPane {
     table.style.setProperty("--letters", String(digits + 3)); // "<0.001"
     refill(byId("keys"), table, all,
       answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
+  }
+
+  /** Why there is no weight to list: the mask, the rounding of the file, the keys that it leaves out, or none of these. */
+  describeNothing(answers, error) {
+    const { state, subject } = this.explorer;
+    const at = state.direction === "at";
+    const count = subject.positions.length;
+    if (answers.every(({ visible }) => visible === 0)) return say(at ? "seesNothing" : "seenByNone", { count });
+    if (answers.some(({ weights }) => !weights)) return say(at ? "nothing" : "noneAmongTop", { count });
+    if (error > 0) return say(at ? "allRounded" : "noneAbove", { count, error: formatError(error) });
+    return say(at ? "nothing" : "noOne", { count });
   }
 
   async paintText() {
@@ -140,7 +152,7 @@ export class TokenPane {
     if (twice) return;
     const name = subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 24);
     const kind = answered.kind === "audio" ? "sounded" : isPictured(answered) ? "pictured" : "shaded";
-    refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }) }));
+    refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }), count: subject.positions.length }));
     this.flow.update(await this.shownOn(answered, null, "answered"));
     await this.paintSecondText(answered);
   }
@@ -160,11 +172,11 @@ export class TokenPane {
   }
 }
 
-/** The largest weights of either of two heads: [position, the first head's, no norm, the larger]. */
+/** The largest weights of either of two heads: [position, the first head's or null, no norm, the larger]. */
 function bestOfTwo(explorer, one, other) {
   const positions = new Set([...one.top, ...other.top].map(([position]) => position));
   const found = [...positions].map((position) => {
-    const weights = [one, other].map((answer) => weightAt(explorer, answer, position) ?? 0);
+    const weights = [one, other].map((answer) => weightAt(explorer, answer, position));
     return [position, weights[0], null, Math.max(...weights)];
   });
   return found.sort((a, b) => b[3] - a[3]);

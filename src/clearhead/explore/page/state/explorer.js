@@ -1,7 +1,7 @@
 // Explorer: the scene, the selection, and what is derived from both; panes read it and change it.
 
-import { Scale, isDark } from "../draw/colours.js";
-import { sumLines, shadeOf } from "../data/token_sums.js";
+import { Scale, hasRole, isDark } from "../draw/colours.js";
+import { combineLines, shadeOf } from "../data/token_sums.js";
 import { isPictured, loadPictures } from "../panes/picture_flow.js";
 import { nameRows } from "../data/decoder_rows.js";
 import { WeightCache } from "../data/weight_cache.js";
@@ -72,6 +72,12 @@ export class Explorer {
 
   headOf({ name, head }) {
     return this.attentionOf(name).heads.find((one) => one.number === head);
+  }
+
+  /** The role of the chosen head; null if it has none. */
+  get role() {
+    const { role } = this.headOf(this.state);
+    return hasRole(role) ? role : null;
   }
 
   get group() {
@@ -226,7 +232,7 @@ export class Explorer {
     const pinned = this.pinnedOn(this.asked).filter(here);
     if (pinned.length) return { positions: pinned, pinned: true };
     const under = side === 0 ? cursor?.q : cursor?.k;
-    if (under !== null && under !== undefined) return { positions: cursor.word ?? [under + first], pinned: false };
+    if (under !== null && under !== undefined) return { positions: cursor.word?.filter(here) ?? [under + first], pinned: false };
     if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
     if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
     const last = this.lastWord(this.asked, first, end);
@@ -236,7 +242,7 @@ export class Explorer {
 
   /** The weights of the selection in one head; by default the first chosen. */
   answer(chosen = this.state) {
-    return sumLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
+    return combineLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
   }
 
   /**
@@ -280,7 +286,7 @@ export class Explorer {
     return null;
   }
 
-  /** Puts the cursor on a token, or on all tokens of a word. */
+  /** Puts the cursor on a token, or on all tokens of a word or of what was found. */
   point(axis, position, word = null) {
     if (position === null) return this.store.set({ cursor: null });
     const { attention, state } = this;

@@ -31,7 +31,7 @@ export class Finder {
   search(text) {
     const { attention, axes } = this.explorer;
     const names = [...new Set([attention.queries, attention.keys])];
-    this.found = text ? names.flatMap((name) => axes[name].find(text).map((position) => ({ axis: axes[name], position }))) : [];
+    this.found = text ? names.flatMap((name) => axes[name].find(text).map((positions) => ({ axis: axes[name], positions }))) : [];
     this.place = -1;
     this.go(1);
   }
@@ -45,9 +45,9 @@ export class Finder {
       return;
     }
     this.place = (this.place + by + this.found.length) % this.found.length;
-    const { axis, position } = this.found[this.place];
+    const { axis, positions } = this.found[this.place];
     label.textContent = say("found", { place: this.place + 1, count: this.found.length });
-    explorer.point(axis, position);
-    this.centre.centreOn(axis.name, position);
+    explorer.point(axis, positions[0], positions);
+    this.centre.centreOn(axis.name, positions[0]);
   }
 }

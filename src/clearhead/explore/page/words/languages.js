@@ -40,7 +40,7 @@ function chooseForms(phrase, blanks) {
 
 /** The same with elements in the blanks: a list of strings and elements. */
 export function sayAround(key, blanks) {
-  return (phrases[key] ?? ENGLISH[key]).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
+  return chooseForms(phrases[key] ?? ENGLISH[key], blanks).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
 }
 
 /** The translation of an English message of the server, with its blanks; null if the table does not have it. */

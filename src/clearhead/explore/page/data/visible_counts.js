@@ -1,0 +1,50 @@
+// How many keys each query sees, and how many queries see each key: what a mask leaves.
+
+const known = new WeakMap(); // by attention: {visible, seen_by}, a list of counts for each head, or one for all
+
+function expand(runs) {
+  const counts = new Int32Array(runs.reduce((sum, [, , length]) => sum + length, 0));
+  let place = 0;
+  for (const [first, step, length] of runs) for (let i = 0; i < length; i++) counts[place++] = first + step * i;
+  return counts;
+}
+
+function countsOf(attention, head, kind) {
+  if (!attention[kind]) return null;
+  if (!known.has(attention)) known.set(attention, {});
+  const lists = (known.get(attention)[kind] ??= attention[kind].map(expand));
+  return lists[lists.length > 1 ? attention.heads.findIndex((one) => one.number === head) : 0];
+}
+
+/** For each query of a head, by place, how many keys it sees; null where the record does not say. */
+export function visibleKeys(attention, head) {
+  return countsOf(attention, head, "visible");
+}
+
+/** For each key of a head, by place, how many queries see it; null where the record does not say. */
+export function seeingQueries(attention, head) {
+  return countsOf(attention, head, "seen_by");
+}
+
+/** The weight of each key that a query sees, if all get the same: of one query, or the mean over all that see anything. */
+export function evenWeight(attention, head, query = null) {
+  const counts = visibleKeys(attention, head);
+  if (!counts) return 1 / attention.counts[1];
+  if (query !== null) return 1 / Math.max(1, counts[query]);
+  let [sum, rows] = [0, 0];
+  for (const count of counts) {
+    if (count === 0) continue;
+    sum += 1 / count;
+    rows++;
+  }
+  return rows ? sum / rows : 1;
+}
+
+/** How many of some queries see anything; all of them where the record does not say. */
+export function countSeeing(attention, head, start, end) {
+  const counts = visibleKeys(attention, head);
+  if (!counts) return end - start;
+  let rows = 0;
+  for (let query = start; query < end; query++) if (counts[query] > 0) rows++;
+  return rows;
+}
