@@ -147,7 +147,7 @@ def test_tables_of_positions_are_found_by_their_names():
 
 def test_more_tokens_than_positions_are_refused_by_number(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from clearhead.explore.huggingface_folder import HuggingFaceOptions, HuggingFaceReader
+    from clearhead.explore.huggingface_folder import HuggingFaceOptions, HuggingFaceTracer
 
     config = transformers.GPT2Config(vocab_size=31, n_positions=13, n_embd=8, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
@@ -160,10 +160,9 @@ def test_more_tokens_than_positions_are_refused_by_number(tmp_path):
         def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
             return {"input_ids": [ord(letter) % 31 for letter in text]}
 
-    reader = HuggingFaceReader.__new__(HuggingFaceReader)
-    reader.tokenizer = Letters()
+    tracer = HuggingFaceTracer(model, Letters())
     with pytest.raises(DataError, match="the text has 17 tokens; the model reads 13 at most"), torch.no_grad():
-        reader.traces(model, "x" * 17, answer=None, options=HuggingFaceOptions())
+        tracer.traces("x" * 17, answer=None, options=HuggingFaceOptions())
 
 
 def greens(watched: Watched, selector: str) -> list[int]:

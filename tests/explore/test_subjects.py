@@ -20,7 +20,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene, live_model, subjects, write_page
 from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
 from clearhead.explore.live_model import LiveModel
-from clearhead.predictor import Predictor, _pixels
+from clearhead.predictor import Predictor, _count_pixels
 from clearhead.tasks.translation import TASK
 from tests.explore.records import drawn, weights_of
 from tests.explore.test_page_file import read
@@ -113,8 +113,8 @@ def test_options_of_watch_go_through_and_others_are_refused(predictor, text):
 
 def test_maps_of_long_texts_are_fine_as_far_as_there_is_room():
     model = torch.nn.ModuleList(MultiHeadAttention(24, 12) for _ in range(12))
-    assert [_pixels(model, tokens) for tokens in (50, 8192, 8193)] == [256, 256, 1365]
-    assert _pixels(model[0], 100_000) == 2048
+    assert [_count_pixels(model, tokens) for tokens in (50, 8192, 8193)] == [256, 256, 1365]
+    assert _count_pixels(model[0], 100_000) == 2048
 
 
 def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):

@@ -7,7 +7,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qw
 from transformers.models.clvp.tokenization_clvp import bytes_to_unicode
 
 from clearhead import watch
-from clearhead.explore.huggingface_folder import HuggingFaceReader
+from clearhead.explore.huggingface_folder import HuggingFaceTracer
 from clearhead.explore.token_display import display_tokens
 from clearhead.lens.record.token_labels import byte_alphabet, make_namer
 
@@ -83,5 +83,5 @@ def test_a_record_and_its_page_show_what_was_read():
     sight = record.label(tokenizer)["decoder.0.self"]
     texts = ["我爱", "北京", "▁hello", "<0xE9>", "<0x8F>", "<0xA1>"]
     assert [sight.text(0, key) for key in range(6)] == texts
-    assert HuggingFaceReader(tokenizer).pieces("tokens", [*numbers, -1]) == [*texts, ""]
+    assert HuggingFaceTracer(None, tokenizer).pieces("tokens", [*numbers, -1]) == [*texts, ""]
     assert [word.shown for word in display_tokens(texts)] == ["我爱", "北京", "hello", "鏡₁", "鏡₂", "鏡₃"]

@@ -267,12 +267,13 @@ def test_a_damaged_folder_is_refused(model, tmp_path):
     kind = type(processor)
     assert isinstance(kind.load(tmp_path, processor.config, processor.settings).build(), Encoder)
     for wrong, message in (
-        ({"objective": "maskd"}, "'maskd' is not known; did you mean 'masked'"),
         ({"longest": None}, "longest is None"),
         ({"masking": {"share": 3.0}}, "masking.share"),
     ):
         with pytest.raises(CheckpointError, match=message):
             kind.load(tmp_path, processor.config, {**processor.settings, **wrong})
+    with pytest.raises(ConfigError, match="'maskd' is not known; did you mean 'masked'"):
+        clearhead.tasks.TASKS["pretraining"].select("maskd")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from clearhead import cli
 from clearhead.errors import ConfigError, DataError, TrainingError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import verify_checksums
-from clearhead.tasks import Translation
+from clearhead.tasks.translation import TranslationProcessor
 from clearhead.train import memory_check, run_training
 from clearhead.train.memory_check import check_memory, count_weights
 from clearhead.train.observers import LossPlot
@@ -219,7 +219,7 @@ def test_a_model_that_does_not_fit_leaves_everything_as_it_was(tmp_path, monkeyp
     def build(self):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes")
 
-    monkeypatch.setattr(Translation, "build", build)
+    monkeypatch.setattr(TranslationProcessor, "build", build)
     with pytest.raises(TrainingError, match=r"the model does not fit into the memory of cpu; make model\.width"):
         train(recipe, out, overwrite=overwrite)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

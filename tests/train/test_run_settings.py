@@ -15,8 +15,8 @@ import clearhead
 from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import disk
-from clearhead.tasks import Translation
 from clearhead.tasks.answerer import Evaluation
+from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
 from clearhead.train.data import fit_recipe
@@ -58,12 +58,12 @@ def test_a_share_of_train_may_be_dev(tmp_path, capsys):
 
 def test_what_is_split_off_follows_from_the_seed_and_is_not_trained_on():
     rows = [Row((str(number),), "a.tsv", number) for number in range(100)]
-    kept, chosen = Translation.split_off(rows, 0.07, seed=3)
+    kept, chosen = TranslationProcessor.split_off(rows, 0.07, seed=3)
     assert (len(kept), len(chosen)) == (93, 7)
     assert sorted(kept + chosen, key=lambda row: row.line) == rows
-    assert (kept, chosen) == Translation.split_off(rows, 0.07, seed=3)
-    assert chosen != Translation.split_off(rows, 0.07, seed=4)[1]
-    assert len(Translation.split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
+    assert (kept, chosen) == TranslationProcessor.split_off(rows, 0.07, seed=3)
+    assert chosen != TranslationProcessor.split_off(rows, 0.07, seed=4)[1]
+    assert len(TranslationProcessor.split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
 
 
 def test_a_share_that_leaves_nothing_to_learn_from_is_refused(tmp_path):
@@ -119,7 +119,7 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
 )
 def test_a_model_fits_the_data_and_the_machine(rows, gpu, width, layers):
     recipe = check_recipe({"task": "translation", "data": {"train": "a.tsv"}, "train": {"warmup": 7}}, "test")
-    config = Translation.make_config(fit_recipe(recipe, rows, gpu=gpu), vocabulary=100)
+    config = TranslationProcessor.make_config(fit_recipe(recipe, rows, gpu=gpu), vocabulary=100)
     assert (config.width, config.layers) == (width, layers)
     assert fit_recipe(recipe, rows, gpu=gpu).train.warmup == 7
 
@@ -167,17 +167,15 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_step(tmp_path, monkey
 
 
 def test_final_scores_are_bounded_in_time(monkeypatch, capsys):
-    class Slow(Translation):
-        def row_problem(self, row):
-            return None
-
-        def evaluate(self, model, rows, options):
+    class Slow(TranslationAnswerer):
+        def evaluate(self, rows, options):
             return Evaluation({"bleu": float(len(rows))}, rows, [])
 
     clock = iter([0.0, 64.0])  # the first 64 rows take 64 seconds
     monkeypatch.setattr(finished_model, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     rows = [Row(("a", "b"), "dev.tsv", line) for line in range(300)]
-    found = finished_model._score_rows("dev", Slow.__new__(Slow), torch.nn.Identity(), rows, trained=30.0)
+    slow = Slow(SimpleNamespace(row_problem=lambda row: None), torch.nn.Identity())
+    found = finished_model._score_rows("dev", slow, rows, trained=30.0)
     assert "scoring 120 rows of dev: about 2 min 0 s" in capsys.readouterr().err
     assert found["dev"] == {"bleu": 120.0, "rows": "the first 120 of 300; clearhead evaluate scores all"}
 
