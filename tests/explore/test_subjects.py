@@ -243,7 +243,7 @@ def test_a_folder_that_is_none_is_refused_and_nothing_is_fetched(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return write(tmp_path_factory.mktemp("models") / "toy", *learned())
+    return write(tmp_path_factory.mktemp("models") / "toy", learned().processor, learned().model)
 
 
 def test_the_command_writes_a_page(folder, text, tmp_path, capsys):

@@ -174,7 +174,9 @@ def test_final_scores_are_bounded_in_time(monkeypatch, capsys):
     clock = iter([0.0, 64.0])  # the first 64 rows take 64 seconds
     monkeypatch.setattr(finished_model, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     rows = [Row(("a", "b"), "dev.tsv", line) for line in range(300)]
-    slow = Slow(SimpleNamespace(row_problem=lambda row: None), torch.nn.Identity())
+    processor = TranslationProcessor.__new__(TranslationProcessor)
+    processor.row_problem = lambda row: None
+    slow = Slow(processor, torch.nn.Identity())
     found = finished_model._score_rows("dev", slow, rows, trained=30.0)
     assert "scoring 120 rows of dev: about 2 min 0 s" in capsys.readouterr().err
     assert found["dev"] == {"bleu": 120.0, "rows": "the first 120 of 300; clearhead evaluate scores all"}
