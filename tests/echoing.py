@@ -22,6 +22,7 @@ from clearhead.tasks.processor import Processor
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
 from clearhead.tasks.settings import Options, TaskRecipe, option
 from clearhead.tasks.task import Action
+from clearhead.tasks.trace import TaskTracer, Trace
 
 CARD = "# echo\n\n| licence | none |\n"
 
@@ -94,6 +95,14 @@ class EchoAnswerer(StreamingAnswerer[EchoProcessor, EncoderDecoder, str, EchoOpt
         return {"same": 100 * sum(same) / len(same), "signature": f"lowercase:{options.lowercase}|[red]"}
 
 
+class EchoTracer(TaskTracer[EchoAnswerer]):
+    def traces(self, given: str, *, answer: str | None, options: EchoOptions) -> list[Trace]:
+        return []
+
+    def run(self, trace: Trace) -> None:
+        raise NotImplementedError
+
+
 def shout(answerer: EchoAnswerer, folder: Path, arguments: Sequence[str], as_json: bool) -> list[str]:
     assert (folder / "marks.txt").is_file(), "the folder is the model's own"
     return [word.upper() + answerer.processor.marks for word in arguments]
@@ -105,7 +114,7 @@ ECHO = Task(
     processor=EchoProcessor,
     objective=EchoObjective,
     answerer=EchoAnswerer,
-    tracer=None,
+    tracer=EchoTracer,
     metrics=("same",),
     actions={"shout": Action("Prints each word in capitals.", shout)},
 )

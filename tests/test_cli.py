@@ -216,7 +216,7 @@ def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, mo
             ["evaluate", "MODEL", "pairs.tsv", "--length-penalty", "2"],
             "echo has no option --length-penalty; it has --batch",
         ),
-        (["look", "MODEL", "abc", "--most", "3"], "echo does not trace its forward passes"),
+        (["look", "MODEL", "abc", "--most", "3"], "look has no option 'most'"),
         (["predict", "MODEL", "abc", "--lowercase"], "No such option: --lowercase"),
     ],
 )
