@@ -108,7 +108,7 @@ def walks() -> Iterator[dict[str, Callable[[], object]]]:
 
 
 def watch_llama() -> None:
-    """A small Llama from transformers generates five tokens under `watch`; then a measure and exact weights are read."""
+    """A small Llama generates five tokens under `watch`; then a measure and exact weights are read."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
