@@ -126,3 +126,42 @@ def test_importing_clearhead_brings_nothing_that_only_extras_install():
     code = f"import clearhead, sys; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
+
+
+def missing_imports(code: str) -> list[str]:
+    """The names that this code imports from modules of clearhead, and that these do not define."""
+    missing = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead."):
+            defined = defined_names(node.module or "")
+            missing += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in defined]
+    return missing
+
+
+def defined_names(module: str) -> set[str]:
+    """What a module defines or imports, and the modules in a package; empty if there is no such file."""
+    path = SOURCE.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = {entry.stem for entry in path.iterdir()} if path.is_dir() else set()
+    for node in ast.walk(ast.parse(file.read_text())) if file.exists() else ():
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and path.is_dir() and isinstance(node.value, str):
+            names.add(node.value)  # a package that imports lazily lists its names
+    return names
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_what_is_not_tested_imports_names_that_exist(folder):
+    scripts = sorted((SOURCE.parents[1] / folder).rglob("*.py"))
+    assert scripts
+    assert not {script.name: names for script in scripts if (names := missing_imports(script.read_text()))}
+
+
+def test_an_import_of_what_is_gone_is_noticed():
+    assert missing_imports("from clearhead.attention.masks import Mask, No") == ["clearhead.attention.masks.No"]
+    assert missing_imports("def late():\n    from clearhead.nothing import all") == ["clearhead.nothing.all"]
