@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -17,7 +18,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
 from clearhead.lens.analysis.ablation import count_heads
-from clearhead.lens.record.attention_views import CallMetadata
+from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
 from clearhead.model_folder import ModelFolder
@@ -245,15 +246,18 @@ def look_at_traces(
     for call, trace in zip(record.calls, traces, strict=True):
         if trace.media is not None:
             call.number_positions("source", len(trace.reads["source"]))
-            call.about["media"] = media_to_json(trace.media)
     record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
-    for call, trace, written in zip(record.calls, traces, scores, strict=True):
+    for call, trace, logits in zip(record.calls, traces, scores, strict=True):
         if isinstance(trace.media, SoundInput):  # times in the recording, of which a call reads one part
             call.labels["source"] = {place: trace.media.name_position(place) for place in trace.reads["source"]}
-        call.about.update({"model": name, "task": tracer.name, "input": shown})
-        call.about.update(describe_answer(tracer, trace, written))
-        if trace.surfaces:
-            call.about["surfaces"] = {kind: list(texts) for kind, texts in trace.surfaces.items()}
+        call.about = replace(
+            describe_answer(tracer, trace, logits),
+            media=None if trace.media is None else media_to_json(trace.media),
+            model=name,
+            task=tracer.name,
+            input=shown,
+            surfaces={kind: list(texts) for kind, texts in trace.surfaces.items()} or None,
+        )
     return record
 
 
@@ -267,27 +271,25 @@ def _count_pixels(model: nn.Module, tokens: int) -> int:
 
 def describe_answer(tracer: Tracer, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
     """The answer of a forward pass, its loss, the probability of each token, and the most probable ones beside it."""
-    about: CallMetadata = {"text": trace.text, "given": trace.given, "notes": list(trace.notes)}
-    about.update({"prompt": trace.prompt, "forced": trace.forced})
-    if trace.parts:
-        about["parts"] = [list(part) for part in trace.parts]
+    about = CallMetadata(text=trace.text, given=trace.given, notes=list(trace.notes))
+    about.prompt, about.forced = trace.prompt, trace.forced
+    about.parts = [(part.text, part.label, part.score) for part in trace.parts] or None
     if scores is None or not trace.writes:
         return about
     kind = list(trace.reads)[-1]
     log_probs = scores.float().log_softmax(-1).cpu()
     best = log_probs.exp().topk(min(NEXT_TOKENS, log_probs.shape[1]))
-    about["choices"] = best.indices.tolist()
-    pieces = [tracer.pieces(kind, row) for row in about["choices"]]
-    rows = zip(pieces, best.values.tolist(), strict=True)
-    about["next"] = [[list(pair) for pair in zip(*row, strict=True)] for row in rows]
-    about["written"], about["writes"] = list(trace.writes), tracer.pieces(kind, trace.writes)
+    about.choices = best.indices.tolist()
+    rows = zip(about.choices, best.values.tolist(), strict=True)
+    about.next = [list(zip(tracer.pieces(kind, tokens), chances, strict=True)) for tokens, chances in rows]
+    about.written, about.writes = list(trace.writes), tracer.pieces(kind, trace.writes)
     written = torch.tensor(trace.writes)
-    own, known = log_probs.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
-    chances, ranks = own[:, 0].exp().tolist(), (log_probs > own).sum(1).tolist()
-    about["chances"] = [chance if is_known else None for chance, is_known in zip(chances, known, strict=True)]
-    about["ranks"] = [rank if is_known else None for rank, is_known in zip(ranks, known, strict=True)]
-    losses = -own[written >= 0, 0]
-    about["loss"] = float(losses.mean()) if len(losses) else None
+    log_probs_written, is_known = log_probs.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
+    chances, ranks = log_probs_written[:, 0].exp().tolist(), (log_probs > log_probs_written).sum(1).tolist()
+    about.chances = [chance if known else None for chance, known in zip(chances, is_known, strict=True)]
+    about.ranks = [rank if known else None for rank, known in zip(ranks, is_known, strict=True)]
+    losses = -log_probs_written[written >= 0, 0]
+    about.loss = float(losses.mean()) if len(losses) else None
     return about
 
 

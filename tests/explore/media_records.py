@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead import Mask, Record, measure
 from clearhead.lens.measures.definition import choose_blocks
 from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 from clearhead.tasks.media import PictureInput, SoundInput, media_to_json
 from tests.explore.records import MEASURES, visible_of
@@ -105,15 +106,15 @@ def _record(words: list[str], look: Tensor, media: PictureInput | SoundInput, te
     forward = Forward(sights, {"source": torch.arange(places)[None], "target": torch.arange(count)[None]})
     forward.sights = {name: replace(one, forward=forward) for name, one in sights.items()}
     forward.labels["target"] = dict(enumerate(["<s>", *words[:-1]]))
-    forward.about = {
-        "model": "tiny",
-        "task": "captioning",
-        "input": media.name,
-        "text": text,
-        "writes": list(words),
-        "written": list(range(count)),
-        "next": [[[word, 0.8], ["▁x", 0.1]] for word in words],
-        "loss": 0.25,
-        "media": media_to_json(media),
-    }
+    forward.about = CallMetadata(
+        model="tiny",
+        task="captioning",
+        input=media.name,
+        text=text,
+        writes=list(words),
+        written=list(range(count)),
+        next=[[(word, 0.8), ("▁x", 0.1)] for word in words],
+        loss=0.25,
+        media=media_to_json(media),
+    )
     return Record(list(sights), [forward])

@@ -244,7 +244,7 @@ def test_rows_of_an_alignment_are_what_the_head_looks_for():
         model(torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6, 7]]))
     record.label(lambda number: {3: "我", 4: "走", 5: "。", 1: "<s>", 6: "go", 7: "."}[number])
     forward = record.calls[0]
-    forward.about["writes"] = ["go", ".", "</s>"]
+    forward.about.writes = ["go", ".", "</s>"]
     sight = forward["decoder.0.cross"]
     sight.map[0, 0] = torch.tensor([[0.0, 1, 0], [0, 0, 1], [0, 0, 1]])
     sight.map[0, 1] = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -272,7 +272,7 @@ def test_a_decoders_rows_are_what_it_writes_or_what_it_has_read():
         label_text.make_labels(read),
         "query: has just been read",
     )  # nobody knows what was written
-    forward.about["writes"] = wrote
+    forward.about.writes = wrote
     assert rows("decoder.0.cross") == (label_text.make_labels(wrote), "query: is being written")
     assert rows("decoder.0.cross", when="read") == (label_text.make_labels(read), "query: has just been read")
     assert rows("decoder.0.self") == (label_text.make_labels(read), "query: looks")

@@ -92,7 +92,7 @@ def test_large_pictures_and_long_sounds_are_shrunk_so_that_the_page_opens_at_onc
 )
 def test_a_damaged_sound_leaves_the_rest_of_the_page(damage):
     record = media_records.transcribed()
-    record.calls[0].about["media"] |= damage
+    record.calls[0].about.media |= damage
     scene = Scene(record)
     assert scene.media is None
     assert scene.to_json()["axes"]["source"]["kind"] == "text"
@@ -100,7 +100,7 @@ def test_a_damaged_sound_leaves_the_rest_of_the_page(damage):
 
 def test_spikes_that_cannot_be_drawn_are_left_out():
     record = media_records.transcribed()
-    record.calls[0].about["media"]["spikes"] = [[-1, "a", 0.5], [2, "b", math.nan], [3, "c", 7], [90, "d", 0.5]]
+    record.calls[0].about.media["spikes"] = [[-1, "a", 0.5], [2, "b", math.nan], [3, "c", 7], [90, "d", 0.5]]
     assert Scene(record).to_json()["axes"]["source"]["spikes"] == [[3, "c", 1.0]]
 
 
@@ -160,9 +160,9 @@ def test_no_word_breaks_a_figure_of_a_picture_or_sound(tmp_path):
         (media_records.transcribed(), figures.sound_alignment),
     ):
         about = record.calls[0].about
-        about["writes"] = [*HOSTILE, *about["writes"][len(HOSTILE) :]]
-        if "spikes" in about["media"]:
-            about["media"]["spikes"] = [[9 * place, text, 0.5] for place, text in enumerate(HOSTILE)]
+        about.writes = [*HOSTILE, *about.writes[len(HOSTILE) :]]
+        if "spikes" in about.media:
+            about.media["spikes"] = [[9 * place, text, 0.5] for place, text in enumerate(HOSTILE)]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             figures.save(draw(record["decoder.1.cross"], title="x"), tmp_path / f"{draw.__name__}.svg")
@@ -240,7 +240,7 @@ def test_a_request_can_send_a_file_but_not_name_one(captioner, tmp_path):
 def test_heads_are_switched_off_over_the_same_picture(captioner):
     record = captioner.look_at_file("a.png", png())
     same = captioner.answer_without(record, 0, {})
-    assert same["loss"][0] == pytest.approx(same["loss"][1], abs=1e-5)
+    assert same.loss[0] == pytest.approx(same.loss[1], abs=1e-5)
     off = captioner.answer_without(record, 0, {"decoder.0.cross": [0, 1, 2]})
-    assert off["loss"][0] != pytest.approx(off["loss"][1], abs=1e-7)
+    assert off.loss[0] != pytest.approx(off.loss[1], abs=1e-7)
     assert captioner.measure_effects(record) is not None

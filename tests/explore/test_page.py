@@ -22,6 +22,7 @@ from clearhead.explore.page_file import PAGE, render_notebook, render_page
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.analysis.roles import NONE, ROLES
 from clearhead.lens.record.attention_views import Forward
+from clearhead.lens.record.call_metadata import AnswerChange
 from tests.explore import records
 from tests.explore.browser import Watched
 
@@ -289,7 +290,7 @@ def test_decoding_is_scrubbed_with_its_probabilities(watched, short, translated)
     assert page.locator("#output-text .token.current").inner_text() == "our"
     assert "our" in watched.text("#next h2")
     first = watched.page.locator("#next tbody tr").first.inner_text().split("\t")
-    assert float(first[1]) == pytest.approx(about["next"][8][0][1], abs=0.0006)
+    assert float(first[1]) == pytest.approx(about.next[8][0][1], abs=0.0006)
     assert watched.fragment == f"#{START}&step=9"
 
 
@@ -820,7 +821,7 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
     record = records.writer(13, batch=2, keep="qk").label(lambda number: f"▁w{number}")
     weights = records.weights_of(record["decoder.1.self"], 1)[2]
     for call in record.calls:
-        call.about["notes"] = [
+        call.about.notes = [
             "translated in 2 parts",  # as records of earlier versions say it
             "the translation was written in 2 parts",
             "numbers of the text are missing in the translation: 7, 1,000",
@@ -846,9 +847,9 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
 def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     record = clearhead.load("zh-en").look(SENTENCE)
     about = record.calls[0].about
-    without = {"text": "The robots are here.", "loss": [about["loss"], 2.5], "next": [[["▁robots", 0.75]]] * 12}
-    same = {"text": about["text"], "loss": [about["loss"], about["loss"]], "next": []}
-    about["without"] = {"decoder.0.cross": {"1": without, "0": same}}
+    without = AnswerChange("The robots are here.", about.text, [about.loss, 2.5], [[("robots", 0.75)]] * 12)
+    same = AnswerChange(about.text, about.text, [about.loss, about.loss])
+    about.without = {"decoder.0.cross": {"1": without, "0": same}}
     watched.open(write(folder, "without", Scene(record)), START)
     page = watched.page
     assert page.locator("#next thead").count() == 0

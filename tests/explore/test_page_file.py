@@ -15,6 +15,7 @@ from clearhead.errors import RecordError
 from clearhead.explore import Scene, page_file, show_record, write_page
 from clearhead.explore.module_bundle import bundle_modules
 from clearhead.explore.page_file import render_page
+from clearhead.lens.record.call_metadata import CallMetadata
 from tests.explore.decoding import decode_tensor, from_text
 from tests.explore.records import drawn, translator, weights_of, writer
 
@@ -148,7 +149,7 @@ def test_exact_weights_need_q_and_k():
 
 def test_hostile_tokens_stay_inside_the_json(tmp_path):
     record = drawn(len(HOSTILE), texts=HOSTILE)
-    record.calls[0].about.update(text=HOSTILE[0], model=HOSTILE[1], notes=[HOSTILE[0]], input=HOSTILE[0])
+    record.calls[0].about = CallMetadata(text=HOSTILE[0], model=HOSTILE[1], notes=[HOSTILE[0]], input=HOSTILE[0])
     text = write_page(record, tmp_path / "page.html").read_text(encoding="utf-8")
     scene, _ = read(text)
     assert scene["axes"]["tokens"]["tokens"] == HOSTILE

@@ -180,10 +180,10 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     with torch.inference_mode():
         tracer, [trace] = live.tracer, live.tracer.traces(SICK, answer=GIVEN, options=live.tracer.options())
         chances = tracer.run(trace).softmax(-1)
-    assert about["chances"] == pytest.approx(chances.gather(1, torch.tensor(trace.writes)[:, None])[:, 0].tolist())
+    assert about.chances == pytest.approx(chances.gather(1, torch.tensor(trace.writes)[:, None])[:, 0].tolist())
     best = chances.argmax(-1).tolist()
     wrong = [place for place, token in enumerate(trace.writes) if best[place] != token]
-    assert [place for place, rank in enumerate(about["ranks"]) if rank] == wrong != []
+    assert [place for place, rank in enumerate(about.ranks) if rank] == wrong != []
     watched.open(write_page(record, tmp_path / "given.html").as_uri(), "at=decoder.1.cross/0")
     page = watched.page
     watched.until("#chances", f"{len(wrong)} of {len(best)} disagree: the model prefers others")
@@ -191,7 +191,7 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
     assert [int(one.get_attribute("data-position")) for one in marked.all()] == wrong
     watched.settle()  # colours fade in
     ground = greens(watched, "#output-text .token")
-    assert [round(240 - 81 * (1 - chance)) for chance in about["chances"]] == pytest.approx(ground, abs=1)
+    assert [round(240 - 81 * (1 - chance)) for chance in about.chances] == pytest.approx(ground, abs=1)
     assert "or: He 87 %" in marked.first.get_attribute("title")
     assert watched.audit() == []
     page.locator("#next-surprise").click()
@@ -210,12 +210,12 @@ def test_a_given_answer_shows_where_the_model_disagrees_also_in_a_file(watched, 
 def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(watched, live):
     record = live.look(SICK)
     about = record.calls[0].about
-    place = about["writes"].index("▁was")
-    begin = [*about["written"][:place], about["choices"][place][1]]
+    place = about.writes.index("▁was")
+    begin = [*about.written[:place], about.choices[place][1]]
     with torch.inference_mode():
         [trace] = live.tracer.traces(SICK, answer=None, options=live.tracer.options())
         want = live.tracer.continue_trace(trace, begin, options=live.tracer.options())
-    assert want.text != about["text"]
+    assert want.text != about.text
     with open_record(record, live=live, browser=False) as opened:
         watched.open(opened.url, "at=decoder.1.cross/0")
         page = watched.page

@@ -232,7 +232,7 @@ def test_effects_are_those_of_the_new_text(watched, translator, monkeypatch):
     def count_letters(record: Record, call: int) -> dict[str, list[float]]:
         """Effects at once, other ones for every text."""
         forward = record.calls[call]
-        return {name: [len(forward.about["input"]) / 100] * 8 for name in forward.names}
+        return {name: [len(forward.about.input) / 100] * 8 for name in forward.names}
 
     monkeypatch.setattr(live, "measure_effects", count_letters)
     with open_record(live.look(SICK), live=live, browser=False) as opened:
@@ -251,8 +251,8 @@ def test_effects_that_come_after_a_new_text_are_not_shown_with_it(watched, trans
     def count_letters(record: Record, call: int) -> dict[str, list[float]]:
         """Effects that differ for every text; those of the first text come late."""
         forward = record.calls[call]
-        assert forward.about["input"] != SICK or go_on.wait(20)
-        return {name: [len(forward.about["input"]) / 100] * 8 for name in forward.names}
+        assert forward.about.input != SICK or go_on.wait(20)
+        return {name: [len(forward.about.input) / 100] * 8 for name in forward.names}
 
     monkeypatch.setattr(live, "measure_effects", count_letters)
     with open_record(live.look(SICK), live=live, browser=False) as opened:

@@ -16,13 +16,14 @@ from clearhead.explore.opening_head import measure_agreement
 from clearhead.explore.token_axis import encode_png_url
 from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_views import Forward, Sight
+from clearhead.lens.record.call_metadata import CallMetadata
 from tests.explore.records import drawn, translator, weights_of, writer
 from tests.explore.test_attention_map import sight_of
 
 
 def test_a_translator_has_three_axes_and_its_attentions_say_which():
     record = translator()
-    record.calls[0].about.update(model="toy", text="so", writes=["▁so", "</s>"] + ["▁x"] * 5, input="…")
+    record.calls[0].about = CallMetadata(model="toy", text="so", writes=["▁so", "</s>"] + ["▁x"] * 5, input="…")
     scene = Scene(record).to_json()
     assert scene["title"] == "toy"
     assert {name: len(axis["tokens"]) for name, axis in scene["axes"].items()} == {
@@ -114,13 +115,13 @@ def test_a_translation_opens_on_a_head_that_follows_the_word_written(text, meani
 
 def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
     record = translator(layers=["decoder.0.cross"])
-    record.calls[0].about.update(text="so", writes=["▁so", "</s>"])
+    record.calls[0].about = CallMetadata(text="so", writes=["▁so", "</s>"])
     axes = Scene(record).to_json()["axes"]  # nothing that was watched has the target's tokens as keys
     assert list(axes) == ["target", "written", "source"]
     assert (axes["written"]["reads"], axes["target"]["shown"][1]) == ("target", "w1")
     assert axes["written"]["shown"] == ["so", "⟨/s⟩", "…", "…", "…", "…", "…"]
     record = writer(3, keep="qk")
-    record.calls[0].about.update(writes=["▁b", "▁c", ""], next=[None, None, None])
+    record.calls[0].about = CallMetadata(writes=["▁b", "▁c", ""], next=[None, None, None])
     scene = Scene(record).to_json()
     assert scene["axes"]["written"]["reads"] == "tokens"
     assert scene["axes"]["written"]["shown"] == ["b", "c", "…"]
@@ -130,7 +131,7 @@ def test_what_a_decoder_reads_and_what_it_writes_stand_at_the_same_places():
 
 def test_what_only_reads_has_no_output():
     record = drawn(5)
-    record.calls[0].about.update(model="bert", text="", input="…")
+    record.calls[0].about = CallMetadata(model="bert", text="", input="…")
     assert Scene(record).to_json()["output"] is None
 
 

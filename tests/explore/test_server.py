@@ -105,7 +105,7 @@ def test_a_scene_that_was_prepared_knows_of_effects_that_came_later(record):
     requests = PageRequests(record)
     requests.prepare()
     before = json.loads(requests.get("scene.json", {}).body)
-    requests.records.first.find_scene(0).details["effects"] = {"encoder.1.self": [0.25, 0.5, 0.75]}
+    requests.records.first.find_scene(0).about.effects = {"encoder.1.self": [0.25, 0.5, 0.75]}
     after = json.loads(requests.get("scene.json", {}).body)
     requests.close()
     assert {head["effect"] for one in before["attentions"] for head in one["heads"]} == {None}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene, live_model, subjects, write_page
 from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
 from clearhead.explore.live_model import LiveModel
+from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.predictor import Predictor, _count_pixels
 from clearhead.tasks.translation import TASK
 from tests.explore.records import drawn, weights_of
@@ -43,12 +45,12 @@ def test_a_look_is_one_pass_over_the_text_and_what_the_model_answers(predictor, 
     record = predictor.look(text)
     call, answer = record.calls[0], predictor.predict(text)
     assert len(record.calls) == 1
-    assert call.about["text"] == answer.text
+    assert call.about.text == answer.text
     target, source = predictor.processor.target, predictor.processor.source
     assert call.ids["source"].tolist() == [[*source.encode(text), source.end]]
     assert call.ids["target"][0, 0] == target.start
-    assert target.decode([*call.ids["target"][0].tolist(), *call.about["written"][-1:]]) == answer.text
-    assert call.about["loss"] == pytest.approx(-answer.score, abs=1e-4)
+    assert target.decode([*call.ids["target"][0].tolist(), *call.about.written[-1:]]) == answer.text
+    assert call.about.loss == pytest.approx(-answer.score, abs=1e-4)
     assert record["decoder.0.cross"].top(0, 0, 1)[0].text in target.pieces(range(target.size)) + source.pieces(
         range(source.size)
     )
@@ -70,8 +72,8 @@ def test_the_weights_are_those_of_the_model_itself(predictor, text):
 
 def test_next_tokens_are_probabilities_and_the_answer_is_likely(predictor, text):
     about = predictor.look(text, beams=1).calls[0].about
-    assert len(about["next"]) == len(about["writes"]) == len(about["written"])
-    for row, written in zip(about["next"], about["writes"], strict=True):
+    assert len(about.next) == len(about.writes) == len(about.written)
+    for row, written in zip(about.next, about.writes, strict=True):
         shares = [share for _, share in row]
         assert shares == sorted(shares, reverse=True)
         assert 0 < sum(shares) <= 1.0001
@@ -80,20 +82,20 @@ def test_next_tokens_are_probabilities_and_the_answer_is_likely(predictor, text)
 
 def test_an_answer_that_is_given_is_looked_at_instead(predictor, text):
     call = predictor.look(text, answer="x y").calls[0]
-    assert call.about["given"]
-    assert call.about["text"] == "x y"
+    assert call.about.given
+    assert call.about.text == "x y"
     assert call.ids["target"].tolist()[0][1:] == predictor.processor.target.encode("x y")
-    assert call.about["loss"] > predictor.look(text).calls[0].about["loss"]
+    assert call.about.loss > predictor.look(text).calls[0].about.loss
 
 
 def test_a_long_text_is_looked_at_part_by_part(predictor):
     text = " ".join(f"{source}." for source, _ in sentences(40, seed=4))
     record = predictor.look(text)
     assert len(record.calls) > 1
-    assert "parts" in record.calls[0].about["notes"][0]
+    assert "parts" in record.calls[0].about.notes[0]
     scene = Scene(record, 1).to_json()
     assert len(scene["views"]) == len(record.calls)
-    assert scene["output"]["text"] == record.calls[1].about["text"]
+    assert scene["output"]["text"] == record.calls[1].about.text
 
 
 def test_nothing_to_look_at_is_said(predictor):
@@ -123,17 +125,11 @@ def test_a_record_keeps_what_a_page_shows(predictor, text, tmp_path):
     assert Scene(Record.load(tmp_path / "a.record")).to_json() == Scene(record).to_json()
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"text": 5, "writes": [1], "next": "x", "notes": {"a": 1}, "loss": float("nan"), "effects": 3, "model": None},
-        {"next": [None, [["a"]], [["a", "b"]], [5]], "writes": ["x"], "effects": {"a": "b"}},
-    ],
-)
-def test_what_a_made_up_record_says_about_itself_breaks_nothing(about):
+def test_numbers_of_a_call_that_are_not_finite_break_nothing():
     record = drawn(5)
-    record.calls[0].about.update(about)
-    assert json.dumps(Scene(record).to_json(), allow_nan=False)
+    record.calls[0].about = CallMetadata(text="a", loss=math.nan, chances=[math.inf], next=[None, [("b", math.nan)]])
+    output = json.loads(json.dumps(Scene(record).to_json(), allow_nan=False))["output"]
+    assert (output["loss"], output["chances"], output["next"]) == (None, [None], [None, []])
 
 
 def test_heads_are_chosen_by_name_and_number():
@@ -207,18 +203,18 @@ def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind, monkeypa
         return
     assert len(scene["output"]["next"]) == (4 if kind == "GPT2LMHeadModel" else len(scene["axes"]["written"]["tokens"]))
     without = live.answer_without(record, 0, {record.names[-1]: [0, 1, 2]})
-    assert without["loss"][0] == pytest.approx(scene["output"]["loss"], rel=1e-4)
-    assert without["loss"][1] != without["loss"][0]
+    assert without.loss[0] == pytest.approx(scene["output"]["loss"], rel=1e-4)
+    assert without.loss[1] != without.loss[0]
     text = "source" if kind == "MarianMTModel" else "tokens"
-    assert live.answer_without(record, 0, {}, {text: [1]})["loss"][1] not in without["loss"]
-    chosen = live.tracer.pieces("tokens", [record.calls[0].about["choices"][1][1]])[0]
-    assert chosen in live.continue_answer(record, 0, 1, 1)["text"].split()
+    assert live.answer_without(record, 0, {}, {text: [1]}).loss[1] not in without.loss
+    chosen = live.tracer.pieces("tokens", [record.calls[0].about.choices[1][1]])[0]
+    assert chosen in live.continue_answer(record, 0, 1, 1).text.split()
     opened = live.look_at_continuation(record, 0, 1, 1).calls[0]
-    assert opened.about["writes"][1] == chosen
-    assert opened.about["forced"] == 2
+    assert opened.about.writes[1] == chosen
+    assert opened.about.forced == 2
     monkeypatch.setattr(live_model, "LONG_RECORD", 0)
     assert live.answer_without(long, 0, {record.names[-1]: [0, 1, 2]}) == without
-    assert live.answer_without(long, 0, {})["loss"][1] == pytest.approx(scene["output"]["loss"])
+    assert live.answer_without(long, 0, {}).loss[1] == pytest.approx(scene["output"]["loss"])
 
 
 def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
@@ -226,7 +222,7 @@ def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
     longer = live.look("w3 w5", most=5).calls[0]
     assert 3 <= longer.ids["tokens"].shape[1] <= 7
     given = live.look("w3 w5", answer="w7 w9").calls[0]
-    assert given.about["given"]
+    assert given.about.given
     assert words.convert_ids_to_tokens(given.ids["tokens"][0].tolist()) == ["w3", "w5", "w7", "w9"]
 
 
@@ -321,8 +317,8 @@ def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, 
     scene, _ = read(written.read_text(encoding="utf-8"))
     assert {name: len(heads) for name, heads in scene["without"].items()} == dict.fromkeys(record.names, 4)
     one, asked = scene["without"]["decoder.0.cross"]["2"], live.answer_without(record, 0, {"decoder.0.cross": [2]})
-    assert (one["text"], one["loss"]) == (asked["text"], asked["loss"])
-    assert one["next"][0][0] == [asked["next"][0][0][0], pytest.approx(asked["next"][0][0][1], abs=0.00006)]
+    assert (one["text"], one["loss"]) == (asked.text, asked.loss)
+    assert one["next"][0][0] == [asked.next[0][0][0], pytest.approx(asked.next[0][0][1], abs=0.00006)]
     effect = scene["attentions"][record.names.index("decoder.0.cross")]["heads"][2]["effect"]
     assert one["loss"][1] - one["loss"][0] == pytest.approx(effect, abs=1e-4)
 
@@ -428,5 +424,5 @@ def test_a_shipped_model_can_be_looked_into(tmp_path):
     if "zh-en" not in shipped.models():
         pytest.skip("the shipped model is not in this checkout")
     seen = subjects.open_subject("zh-en", "你好。", device="cpu")
-    assert seen.record.calls[0].about["text"]
+    assert seen.record.calls[0].about.text
     assert "decoder.0.cross" in seen.record

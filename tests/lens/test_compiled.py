@@ -19,7 +19,6 @@ from clearhead.lens.measures import (
     measure_dispatch,
     thread_pool,
     tile_job,
-    tile_plan,
     tiled,
     top_keys,
 )
@@ -33,9 +32,9 @@ from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 @pytest.fixture(params=["large tiles", "small tiles"])
 def tiles(request: pytest.FixtureRequest, monkeypatch) -> None:
     if request.param == "small tiles":
-        monkeypatch.setattr(tile_job, "TILE", 9000)
-        for name, value in {"ROWS": 31, "FEW": 0, "BLOCK": 16}.items():
-            monkeypatch.setattr(tile_plan, name, value)
+        sizes = {"CPU_TILE_SCORES": 9000, "MAX_TILE_QUERIES": 31, "MASK_FROM_SCORES": 0, "MIN_MASK_BLOCK_KEYS": 16}
+        for name, value in sizes.items():
+            monkeypatch.setattr(tile_job, name, value)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.job().top <= compiled.MAX_TOP])
@@ -115,9 +114,9 @@ def test_every_power_of_two_is_within_one_unit_in_the_last_place():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_are_exact_and_deterministic(threads, monkeypatch):
-    monkeypatch.setattr(tile_job, "SPLIT", 1)
-    monkeypatch.setattr(tile_job, "MANY", 1)
-    monkeypatch.setattr(compiled, "MANY", 1)
+    monkeypatch.setattr(tile_job, "SPLIT_FROM", 1)
+    monkeypatch.setattr(tile_job, "THREADS_FROM_SCORES", 1)
+    monkeypatch.setattr(compiled, "THREADS_FROM_SCORES", 1)
     monkeypatch.setattr(tile_job, "TILE", 9000)
     monkeypatch.setattr(thread_pool.torch, "get_num_threads", lambda: threads)
     job = CASES["everything"].job()
@@ -132,7 +131,11 @@ def test_rows_are_whole_vectors():
 
 def test_it_is_chosen_for_many_scores_only(monkeypatch):
     taken = []
-    monkeypatch.setitem(measure_dispatch.METHODS, "compiled", lambda job: taken.append(job) or tiled.run(job))
+    monkeypatch.setitem(
+        measure_dispatch.METHODS,
+        "compiled",
+        measure_dispatch.Method(lambda job: taken.append(job) or tiled.run(job), compiled.explain_refusal),
+    )
     few, many = torch.zeros(1, 1, 64, 2), torch.zeros(1, 1, 512, 2)
     measure(few, few)
     assert not taken

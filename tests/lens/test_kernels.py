@@ -288,7 +288,11 @@ def test_the_logsumexp_of_the_fused_kernel_is_used(mask, monkeypatch):
     attention = MultiHeadAttention(width=256, heads=4, kv_heads=2).to(DEVICE, torch.bfloat16)
     x = torch.randn(2, 331, 256, device=DEVICE).bfloat16()
     jobs = []
-    monkeypatch.setitem(measure_dispatch.METHODS, "triton", lambda job: jobs.append(job) or launch.run(job))
+    monkeypatch.setitem(
+        measure_dispatch.METHODS,
+        "triton",
+        measure_dispatch.Method(lambda job: jobs.append(job) or launch.run(job), launch.explain_refusal),
+    )
     expected = attention(x, mask=mask)
     with watch(attention) as record:
         assert torch.equal(attention(x, mask=mask), expected)

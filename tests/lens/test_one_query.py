@@ -15,7 +15,7 @@ from clearhead.lens.capture.growing_call import BatchHistory
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures import one_query
 from clearhead.lens.measures.definition import MeasureJob, choose_blocks
-from clearhead.lens.measures.measure_dispatch import METHODS, run_job
+from clearhead.lens.measures.measure_dispatch import METHODS, Method, run_job
 from tests.lens.cases import CASES, TIES
 from tests.lens.tolerances import assert_exact, assert_same_keys
 
@@ -52,7 +52,9 @@ def test_ties_go_to_the_smallest_key(name, dtype, device):
 @pytest.mark.parametrize("every", [1, 7])
 def test_one_query_is_measured_without_tiles(every, monkeypatch):
     taken = []
-    monkeypatch.setitem(METHODS, "single", lambda job: taken.append(job) or one_query.run(job))
+    monkeypatch.setitem(
+        METHODS, "single", Method(lambda job: taken.append(job) or one_query.run(job), one_query.explain_refusal)
+    )
     measure(torch.zeros(1, 2, every, 3), torch.zeros(1, 2, 11, 3), Mask.causal(), every=every)
     assert len(taken) == 1
 

@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import save_file
 
-from clearhead import Bias, Decoder, KeyValueCache, Mask, ModelConfig, Record, watch
+from clearhead import Bias, KeyValueCache, Mask, Record, watch
 from clearhead.attention import Seen
 from clearhead.errors import RecordError
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.watch_settings import MeasureDetail, WatchSettings
 from clearhead.lens.measures.visible_keys import count_visible_keys
-from clearhead.lens.record.record_file import HEADER
+from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
+from clearhead.lens.record.record_file import HEADER, append_checksum
 from tests.lens.seen_calls import built, tokens
 from tests.lens.test_record import BIASES, MASKS
 from tests.lens.tolerances import TENSORS
@@ -75,7 +76,8 @@ def record():
     with watch(model, layers="decoder.1.self", rows=1 / 2) as third, torch.no_grad():
         model(tokens(1, 3), tokens(1, 5))
     found = Record.merge([first, second, third]).label(lambda number: f'<{number}> 字 \ud83d " </script>\0')
-    found.calls[0].about = {"model": "zh-en", "probabilities": [0.25, None, {"deep": True}]}
+    without = {"encoder.0.self": {"3": AnswerChange("a", "b", [0.5, None], [None, [("c", 0.25)]])}}
+    found.calls[0].about = CallMetadata(model="zh-en", chances=[0.25, None], parts=[("", "x", None)], without=without)
     return found
 
 
@@ -214,7 +216,7 @@ def changed(saved: bytes, *path, value) -> bytes:
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    outer["__metadata__"][HEADER] = json.dumps(header)
+    outer["__metadata__"][HEADER] = append_checksum(json.dumps(header))
     return put_together(outer, data)
 
 
@@ -232,6 +234,15 @@ LIES = [
     (("calls", 0, "labels"), {"source": [["1", "a"]]}),
     (("calls", 0, "labels"), {"source": [[1, 2]]}),
     (("calls", 0, "about"), []),
+    (("calls", 0, "about"), {"text": 5}),
+    (("calls", 0, "about"), {"texts": "a"}),
+    (("calls", 0, "about"), {"next": [[["a"]]]}),
+    (("calls", 0, "about"), {"without": {"encoder.0.self": {"0": {"text": []}}}}),
+    (("checksums",), ...),
+    (("settings",), None),
+    ((*SIGHT, "unknown"), 1),
+    ((*SIGHT, "tokens"), 10**6),
+    ((*SIGHT, "spans"), [["a", 0, 1]]),
     ((*SIGHT, "name"), ...),
     ((*SIGHT, "name"), "encoder.1.self"),
     ((*SIGHT, "heads"), [0]),
@@ -372,15 +383,3 @@ def test_a_file_without_read_permission_is_refused(tmp_path):
     (tmp_path / "run.record").touch(mode=0)
     with pytest.raises(RecordError, match="cannot be read"):
         Record.load(tmp_path / "run.record")
-
-
-def test_statistics_of_an_earlier_version_do_not_know_the_largest_score(tmp_path):
-    model = Decoder(ModelConfig.named("tiny", vocabulary=11)).eval()
-    with torch.no_grad(), watch(model, keep="statistics", layers=0) as record:
-        model(torch.tensor([[1, 2, 3]]))
-    record.save(tmp_path / "new.record")
-    old = changed((tmp_path / "new.record").read_bytes(), "running", "decoder.0.self", "max_scores", value=...)
-    (tmp_path / "old.record").write_bytes(old)
-    found = Record.load(tmp_path / "old.record").statistics()["decoder.0.self"]
-    assert found.max_score.isnan().all()
-    assert torch.equal(found.entropy.mean, record.statistics()["decoder.0.self"].entropy.mean)

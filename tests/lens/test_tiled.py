@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clearhead import Bias, Mask
 from clearhead.attention.call import check_call
 from clearhead.lens import measure
-from clearhead.lens.measures import tile_job, tile_plan, top_keys
+from clearhead.lens.measures import tile_job, top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, sum_blocks
 from clearhead.lens.measures.measure_dispatch import plan_job, run_job
 from tests.attention.cases import Case as Attention
@@ -23,17 +23,31 @@ from tests.lens.tolerances import TENSORS, assert_exact, assert_same_keys
 # Tiles as they are; of a few rows and blocks, so that there are many seams; and of several heads or samples.
 SIZES = {
     "large": {},
-    "small": {"TILE": 1, "ROWS": 37, "LEAST": 31, "FEW": 0, "tiles.BLOCK": 5, "ranking.BLOCK": 4, "SHORT": 8},
-    "some": {"TILE": 9000, "ROWS": 31, "FEW": 0, "tiles.BLOCK": 16, "ranking.BLOCK": 16, "SHORT": 33},
+    "small": {
+        "CPU_TILE_SCORES": 1,
+        "MAX_TILE_QUERIES": 37,
+        "MIN_PRODUCT_ROWS": 31,
+        "MASK_FROM_SCORES": 0,
+        "MIN_MASK_BLOCK_KEYS": 5,
+        "BLOCK": 4,
+        "SHORT": 8,
+    },
+    "some": {
+        "CPU_TILE_SCORES": 9000,
+        "MAX_TILE_QUERIES": 31,
+        "MASK_FROM_SCORES": 0,
+        "MIN_MASK_BLOCK_KEYS": 16,
+        "BLOCK": 16,
+        "SHORT": 33,
+    },
 }
-MODULES = {"TILE": tile_job, "SHORT": top_keys, "ranking.BLOCK": top_keys}  # of the others: tile_plan
 
 
 @contextmanager
 def tiles_of(size: str):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SIZES[size].items():
-            patch.setattr(MODULES.get(name, tile_plan), name.split(".")[-1], value)
+            patch.setattr(top_keys if hasattr(top_keys, name) else tile_job, name, value)
         yield
 
 
@@ -153,8 +167,8 @@ def test_sums_over_a_hundred_thousand_queries_do_not_accumulate_rounding_errors(
 @pytest.fixture
 def threads(monkeypatch):
     """Three threads, even for the smallest job."""
-    monkeypatch.setattr(tile_job, "SPLIT", 0)
-    monkeypatch.setattr(tile_job, "MANY", 0)
+    monkeypatch.setattr(tile_job, "SPLIT_FROM", 0)
+    monkeypatch.setattr(tile_job, "THREADS_FROM_SCORES", 0)
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(1)
@@ -214,7 +228,7 @@ def scores_computed(mask: Mask | None, tokens: int, every: int = 1) -> int:
     x = torch.empty(1, 4, tokens, 8, device="meta")
     job = plan_job(check_call(x, x, None, None), every=every)
     job = job._replace(call=job.call._replace(q=torch.empty(1, 4, tokens, 8), mask=mask))
-    found = [tile for stack in tile_plan.plan_stacks(job, tile_job.TILE) for tile in stack]
+    found = [tile for stack in tile_job.plan_stacks(job, tile_job.CPU_TILE_SCORES) for tile in stack]
     sides = [(tile.kv_heads, tile.rows, tile.run.columns) for tile in found]
     return sum(math.prod(side.stop - side.start for side in three) for three in sides)
 
@@ -263,7 +277,7 @@ def test_a_bias_by_distance_is_never_built_for_all_heads_at_once(monkeypatch):
     built = []
     tile = Bias.tile
     monkeypatch.setattr(Bias, "tile", lambda self, *where: built.append(self.heads) or tile(self, *where))
-    monkeypatch.setattr(tile_job, "TILE", 1)
+    monkeypatch.setattr(tile_job, "CPU_TILE_SCORES", 1)
     q, k = random(1, 1, 6, 37, 5).float(), random(2, 1, 3, 41, 5).float()
     measure(q, k, bias=Bias.alibi(6))
     assert set(built) == {2}  # those that share one key head

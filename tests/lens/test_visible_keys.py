@@ -44,7 +44,7 @@ def masks() -> dict[str, Mask | None]:
 @pytest.mark.parametrize("chunk", [13_000, 2**22])
 @pytest.mark.parametrize("name", masks())
 def test_the_count_is_that_of_the_dense_mask(name, chunk, rows, monkeypatch):
-    monkeypatch.setattr(visible_keys, "CHUNK", chunk)
+    monkeypatch.setattr(visible_keys, "CHUNK_CELLS", chunk)
     hidden = torch.zeros(BATCH, 1, QUERIES, KEYS).masked_fill(torch.rand(BATCH, 1, QUERIES, KEYS) < 0.5, -math.inf)
     q, k = torch.zeros(BATCH, HEADS, QUERIES, 2), torch.zeros(BATCH, HEADS, KEYS, 2)
     for bias in (None, hidden, Bias.alibi(HEADS)):

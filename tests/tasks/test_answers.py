@@ -291,7 +291,7 @@ def test_a_look_is_one_pass_over_the_question(predictor):
     record = predictor.look("my stolen card")
     assert isinstance(record, Record)
     assert record.names == ["encoder.0.self"]
-    assert record.calls[0].about["text"] == "card lost"
+    assert record.calls[0].about.text == "card lost"
     with pytest.raises(DataError, match="the task answers cannot use --answer; omit it"):
         predictor.look("my card", answer="card lost")
 

@@ -337,8 +337,8 @@ def test_a_trace_has_the_picture_and_names_its_patches(predictor):
     picture = rows_of("x")[0].values[0]
     record = predictor.look(picture, answer="a red cat")
     call = record.calls[0]
-    assert call.about["media"]["kind"] == "picture"
-    assert (call.about["media"]["rows"], call.about["media"]["columns"]) == (3, 5)
+    assert call.about.media["kind"] == "picture"
+    assert (call.about.media["rows"], call.about.media["columns"]) == (3, 5)
     labels = call.labels["source"]
     assert (labels[0], labels[7], labels[14]) == ("r0 c0", "r1 c2", "r2 c4")
     assert record["decoder.0.cross"].weights(batch=0, head=1).shape == (len(call.ids["target"][0]), 15)

@@ -297,8 +297,8 @@ def test_a_look_is_one_pass_over_the_text(classifier):
     tokenizer = classifier.processor.tokenizer
     enclosed = [tokenizer.start, *tokenizer.encode("here is the dog"), tokenizer.end]
     assert call.ids["tokens"].tolist() == [enclosed]
-    assert (call.about["text"], call.about["task"]) == ("animal", "classification")
-    (note,) = call.about["notes"]
+    assert (call.about.text, call.about.task) == ("animal", "classification")
+    (note,) = call.about.notes
     assert note.startswith("the label is animal (")
     assert record["encoder.0.self"].map.shape[-2:] == (len(enclosed), len(enclosed))
     ((label, _, score),) = Scene(record).to_json()["output"]["parts"]

@@ -306,31 +306,31 @@ def test_look_shows_the_prompt_and_what_predict_writes_after_it(predictor):
     about = record.calls[0].about
     room = predictor.processor.context - len(predictor.processor.encode_prompt("the cat"))
     written = predictor.predict("the cat", seed=2, temperature=1.0, longest=room)
-    assert about["text"] == written.text != ""
-    assert len(about["next"]) == len(record["decoder.0.self"].entropy[0, 0]) > 8
+    assert about.text == written.text != ""
+    assert len(about.next) == len(record["decoder.0.self"].entropy[0, 0]) > 8
     shown = predictor.processor.tokenizer.decode(record.calls[0].ids["tokens"][0].tolist())
     assert shown == "the cat" + written.text
-    assert about["writes"][-1] == ("</s>" if written.finish == "end" else "")
-    assert not about["given"]
-    assert not about["notes"]
-    assert len(predictor.look("the", longest=4).calls[0].about["text"]) <= 4
+    assert about.writes[-1] == ("</s>" if written.finish == "end" else "")
+    assert not about.given
+    assert not about.notes
+    assert len(predictor.look("the", longest=4).calls[0].about.text) <= 4
 
 
 def test_look_shows_a_given_continuation_or_none(predictor):
     about = predictor.look("the", answer=" cat").calls[0].about
-    assert about["given"]
-    assert about["text"] == " cat"
+    assert about.given
+    assert about.text == " cat"
     alone = predictor.look("the cat", answer="")
-    assert alone.calls[0].about["text"] == ""
+    assert alone.calls[0].about.text == ""
     assert len(alone.calls[0].ids["tokens"][0]) == len(predictor.processor.encode_prompt("the cat"))
 
 
 def test_look_writes_nothing_after_a_prompt_that_fills_the_context(predictor):
     cut = predictor.look("the cat " * 9).calls[0].about
-    assert cut["notes"] == [
+    assert cut.notes == [
         "the prompt fills the context, so nothing is written after it; --longest 20 writes 20 tokens",
         "the text has 73 tokens; the model reads the last 31 of them",
     ]
-    assert predictor.look("the cat " * 9, longest=3).calls[0].about["text"]
+    assert predictor.look("the cat " * 9, longest=3).calls[0].about.text
     with pytest.raises(DataError, match="nothing to look at"):
         predictor.look("")

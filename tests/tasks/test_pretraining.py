@@ -169,7 +169,7 @@ def test_evaluate_gives_loss_and_perplexity(model, folder):
 def test_look_shows_masks(model):
     record = model.look("we feed the <mask>.")
     call = record.calls[0]
-    assert call.about["notes"][0].startswith("<mask> is ")
+    assert call.about.notes[0].startswith("<mask> is ")
 
 
 def test_a_run_resumes_exactly(folder, run, tmp_path):

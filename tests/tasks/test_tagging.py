@@ -365,7 +365,7 @@ def test_the_baseline_is_the_most_frequent_tag_of_each_word(tagger, tmp_path):
 def test_a_look_is_one_pass_over_the_text_with_its_entities(tagger):
     record = tagger.look("Anna saw Rome")
     (call,) = record.calls
-    assert call.about["text"] == "[Anna](PER) saw [Rome](LOC)"
+    assert call.about.text == "[Anna](PER) saw [Rome](LOC)"
     pieces = tagger.tracer.pieces("tokens", call.ids["tokens"][0].tolist())
     assert pieces[0] == "<s>"
     assert "".join(pieces[1:-1]).replace("▁", " ") == " Anna saw Rome"
@@ -382,7 +382,7 @@ def test_a_look_shows_what_training_never_saw_as_the_text_has_it(tagger, tmp_pat
         assert [text for text, hidden in zip(texts, unknown, strict=True) if hidden][:2] == ["▁住", "▁😀"]
         assert "".join(texts[1:-1]).replace("▁", "") == "Annasaw住and😀,ROME", "in the letter case of the text"
         assert call.text("tokens", 0, texts.index("▁住"), [0]) == "▁住"
-        (note,) = call.about["notes"]
+        (note,) = call.about.notes
         assert note.startswith("read as unknown, for the vocabulary lacks them: 住, 😀")
     record.label(lambda number: f"#{number}")
     assert record.calls[0].texts("tokens", 0, [0])[0] == f"#{tagger.processor.tokenizer.start}", (
@@ -398,14 +398,14 @@ def test_the_page_of_a_tagger_has_its_entities_and_works_without_heads(tagger):
     assert [part[:2] for part in output["parts"]] == [["Anna", "PER"], [" saw ", ""], ["Rome", "LOC"]]
     assert output["parts"][1][2] is None
     assert 0 < output["parts"][0][2] <= 1
-    assert live.answer_without(record, 0, {record.names[0]: [0]})["before_text"] == "[Anna](PER) saw [Rome](LOC)"
+    assert live.answer_without(record, 0, {record.names[0]: [0]}).before_text == "[Anna](PER) saw [Rome](LOC)"
 
 
 def test_a_long_text_is_looked_at_in_windows_that_show_it_once(tagger):
     text = "Anna saw Rome . " * 60
     record = tagger.look(text.strip())
     assert len(record.calls) > 1
-    assert "".join(call.about["text"] for call in record.calls).count("[Rome](LOC)") == 60
+    assert "".join(call.about.text for call in record.calls).count("[Rome](LOC)") == 60
 
 
 # data

@@ -145,7 +145,7 @@ def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber
 
 def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken, monkeypatch):
     record = transcriber.look((spoken[0].samples, RATE))
-    media = media_from_json(record.calls[0].about["media"])
+    media = media_from_json(record.calls[0].about.media)
     assert isinstance(media, SoundInput)
     assert media.seconds == pytest.approx(len(spoken[0].samples) / RATE)
     assert media.position_seconds == pytest.approx(4 * media.frame_seconds)
@@ -164,7 +164,7 @@ def test_a_trace_holds_the_spectrogram_and_the_spikes_of_ctc(transcriber, spoken
     assert starts[0] == pytest.approx(-0.5, abs=0.01)
     assert len(spoken[0].samples) / RATE < starts[1] + 0.5 < len(spoken[0].samples) / RATE + 1.1
     given = transcriber.look((spoken[0].samples, RATE), answer="bami")
-    assert given.calls[0].about["given"] is True
+    assert given.calls[0].about.given is True
     assert "decoder.0.cross" in given.names
     assert tracer.pieces("source", [0, 10]) == ["0.03 s", "0.53 s"]
 

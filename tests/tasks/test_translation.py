@@ -172,7 +172,7 @@ def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
     text = "我在23:59看1,000,000书"
     note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
     assert translator.predict(text).notes[-1] == note
-    assert translator.look(text).calls[0].about["notes"][-1] == note
+    assert translator.look(text).calls[0].about.notes[-1] == note
     assert not any("numbers" in one for one in translator.predict("我看100000书").notes)
     long = translator.predict("我看" + 200 * "1234567890").notes
     assert long[-1].endswith("missing in the translation: 12345678901234567890…")
@@ -191,7 +191,7 @@ def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypa
     monkeypatch.setattr(TranslationGeneration, "search_parts", broken)
     answer = translator.predict("我")
     assert (answer.text, answer.notes) == ("I\ufffd", [note])
-    assert translator.look("我").calls[0].about["notes"] == [note]
+    assert translator.look("我").calls[0].about.notes == [note]
     assert translator.predict("我\ufffd").notes == [], "it stood in the text"
 
 

@@ -131,7 +131,7 @@ def figures(
         opened = subjects.open_subject(
             str(subject), read_text(text), answer=answer, device=device, base=base, keep="none", **options
         )
-        for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.get("notes", [])):
+        for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.notes or []):
             print_message(note)
         planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title, when=rows)
     for path, description in figure_set.write_figures(planned, out, kind, dark=dark):

@@ -19,7 +19,8 @@ from clearhead.explore.token_display import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward
+from clearhead.lens.record.attention_views import Forward
+from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
 from clearhead.model.inference_view import inference_view
 from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
@@ -104,7 +105,7 @@ class LiveModel:
         call: int,
         heads: Mapping[str, Collection[int]],
         hidden: Mapping[str, Sequence[int]] | None = None,
-    ) -> AblatedAnswer:
+    ) -> AnswerChange:
         """What the model answers without these heads and tokens, and its loss on the answer that it gave with them.
 
         `hidden` has positions of tokens by text, as `clearhead.hide` takes them: their keys are masked in all layers.
@@ -123,13 +124,13 @@ class LiveModel:
 
     def answer_without_each(
         self, record: Record, calls: Sequence[int], progress: Callable[[int], None]
-    ) -> list[dict[str, dict[str, AblatedAnswer]]]:
+    ) -> list[dict[str, dict[str, AnswerChange]]]:
         """The same for every single head, by attention and head number, for each of these calls of one text.
 
         The model answers once for each head. `progress` is called with the number of heads that are done.
         """
         first = record.calls[calls[0]]
-        found: list[dict[str, dict[str, AblatedAnswer]]] = [{name: {} for name in first.names} for _ in calls]
+        found: list[dict[str, dict[str, AnswerChange]]] = [{name: {} for name in first.names} for _ in calls]
         heads = [(name, head) for name in first.names for head in first[name].heads]
         for done, (name, head) in enumerate(heads, start=1):
             for one, ablation in zip(found, self._ablate(record, calls, {name: [head]}), strict=True):
@@ -143,7 +144,7 @@ class LiveModel:
         numbers: Sequence[int],
         heads: Mapping[str, Collection[int]],
         hidden: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    ) -> list[AblatedAnswer]:
+    ) -> list[AnswerChange]:
         """One result a call."""
         calls = [record.calls[number] for number in numbers]
         with (
@@ -163,14 +164,14 @@ class LiveModel:
         with that again.
         """
         options = self._task_options()
-        if isinstance(tracer, ContinuableTracer) and any(one.about.get("forced") for one in calls):
+        if isinstance(tracer, ContinuableTracer) and any(one.about.forced for one in calls):
             traces = [_restore_trace(one) for one in calls]
             begins = [list(trace.writes[: trace.forced]) for trace in traces]
             both = zip(traces, begins, strict=True)
             return [tracer.continue_trace(*one, options=options).text for one in both]
-        if not any(one.about.get("text") and not one.about.get("given") for one in calls):
+        if not any(one.about.text and not one.about.given for one in calls):
             return [None] * len(calls)
-        given = calls[0].about["input"] if (media := _restore_media(calls[0])) is None else media
+        given = calls[0].about.input if (media := _restore_media(calls[0])) is None else media
         answers = tracer.traces(given, answer=None, options=options)
         return [answers[number].text for number in numbers]
 
@@ -188,7 +189,7 @@ class LiveModel:
         """Whether the model writes token by token, so that it can go on from another token."""
         return isinstance(self.tracer, ContinuableTracer)
 
-    def continue_answer(self, record: Record, number: int, place: int, choice: int) -> AblatedAnswer:
+    def continue_answer(self, record: Record, number: int, place: int, choice: int) -> AnswerChange:
         """The answer of a call with another token at a place, and what the model writes after that.
 
         `choice` counts the most probable tokens at that place, which the record has.
@@ -198,14 +199,14 @@ class LiveModel:
             if old.prompt != new.prompt:  # within the prompt of a language model, of which a part is now the answer
                 assert isinstance(tracer, ContinuableTracer)
                 old = old._replace(text=tracer.written_text(old._replace(prompt=new.prompt)))
-        return {"text": new.text, "before_text": old.text}
+        return AnswerChange(new.text, old.text)
 
     def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
         """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
         with self._turn(self._choose_lane(record)) as tracer:
             _, new = self._continue(tracer, record, number, place, choice)
-            given = record.calls[number].about.get("input", "")
-            parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.get("input") == given}
+            given = record.calls[number].about.input or ""
+            parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.input == given}
             own = option_names(self.tracer.options, "look")
             options = {name: value for name, value in self.options.items() if name not in own}
             traces = list({**parts, number: new}.values())
@@ -217,7 +218,7 @@ class LiveModel:
         call = record.calls[number]
         if not isinstance(tracer, ContinuableTracer):
             raise LensError("this model does not write token by token, so it cannot go on from another token")
-        choices, old = call.about.get("choices", []), _restore_trace(call)
+        choices, old = call.about.choices or [], _restore_trace(call)
         if not 0 <= place < len(choices) or not 0 <= choice < len(choices[place]):
             raise LensError(f"the record has no alternative {choice} at place {place}; it has {len(choices):,} places")
         token = choices[place][choice]
@@ -229,7 +230,7 @@ class LiveModel:
         """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
         trace = _restore_trace(call)
         if not trace.writes:
-            return {}
+            return CallMetadata()
         return describe_answer(tracer, trace, tracer.run(trace))
 
     def measure_effects(
@@ -237,14 +238,14 @@ class LiveModel:
     ) -> dict[str, list[float]] | None:
         """How much the loss of a call grows without each head; None if that would take more than `limit` seconds."""
         call = record.calls[number]
-        if call.about.get("loss") is None:
+        if call.about.loss is None:
             return None
 
         lane = self._choose_lane(record)
         with self._turn(lane) as tracer, torch.inference_mode():
 
             def loss() -> float:
-                value = self._repeat(tracer, call)["loss"]
+                value = self._repeat(tracer, call).loss
                 assert value is not None, "the recorded call has one"
                 return value
 
@@ -272,39 +273,37 @@ def count_positions(model: nn.Module) -> int | None:
     return min(sizes, default=None)
 
 
-def _compare_answers(call: Forward, again: CallMetadata, text: str | None, sampled: bool) -> AblatedAnswer:
+def _compare_answers(call: Forward, again: CallMetadata, text: str | None, sampled: bool) -> AnswerChange:
     """The answer and loss of a call, before and after."""
-    before = call.about.get("text")
-    return {
-        "text": text if before and not call.about.get("given") else None,
-        "before_text": before,
-        "loss": [call.about.get("loss"), again.get("loss")],
-        "next": display_next_tokens(again.get("next", [])),
-        "sampled": sampled,
-    }
+    before = call.about.text
+    return AnswerChange(
+        text=text if before and not call.about.given else None,
+        before_text=before,
+        loss=[call.about.loss, again.loss],
+        next=display_next_tokens(again.next or []),
+        sampled=sampled,
+    )
 
 
 def _restore_trace(call: Forward) -> Trace:
     """The tokens that went into a call, from its record."""
-    if "input" not in call.about:
+    about = call.about
+    if about.input is None:
         raise LensError("the record does not contain the model's input; run clearhead look with the model and a text")
     order = ["source", "target", "tokens"]  # what is written comes last
-    reads = {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)}
-    about = call.about
-    parts: list[Any] = about.get("parts", [])
     return Trace(
-        reads,
-        about.get("written", []),
-        about.get("text", ""),
-        bool(about.get("given")),
-        notes=about.get("notes", []),
-        surfaces=about.get("surfaces", {}),
-        parts=[AnswerPart(*part) for part in parts],
+        {kind: call.ids[kind][0].tolist() for kind in sorted(call.ids, key=order.index)},
+        about.written or [],
+        about.text or "",
+        bool(about.given),
+        notes=about.notes or [],
+        surfaces=about.surfaces or {},
+        parts=[AnswerPart(*part) for part in about.parts or []],
         media=_restore_media(call),
-        prompt=about.get("prompt", 0),
-        forced=about.get("forced", 0),
+        prompt=about.prompt or 0,
+        forced=about.forced or 0,
     )
 
 
 def _restore_media(call: Forward) -> PictureInput | SoundInput | None:
-    return media_from_json(call.about["media"]) if "media" in call.about else None
+    return None if call.about.media is None else media_from_json(call.about.media)

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -121,12 +122,12 @@ class PageRequests:
             scene = _find_scene(kept, query)
         if name == "ablate":
             heads, hidden = _read_heads(content.get("off", [])), _read_tokens(content.get("hide", {}))
-            return Response.from_json(self.live.answer_without(scene.record, scene.call, heads, hidden))
+            return Response.from_json(asdict(self.live.answer_without(scene.record, scene.call, heads, hidden)))
         place, choice = (_read_index(content, one) for one in ("place", "choice"))
         if content.get("open") is True:
             record = self.live.look_at_continuation(scene.record, scene.call, place, choice)
             return self._show_record(record, content, min(scene.view, len(record.calls) - 1))
-        return Response.from_json(self.live.continue_answer(scene.record, scene.call, place, choice))
+        return Response.from_json(asdict(self.live.continue_answer(scene.record, scene.call, place, choice)))
 
     def _show_record(self, record: Record, content: Mapping[str, Any], view: int = 0) -> Response:
         """Keeps a record for the page that asked for it, in place of the one that it shows: `replaces`."""
@@ -154,11 +155,9 @@ class PageRequests:
     def _get_effects(self, kept: KeptRecord, query: Mapping[str, str]) -> Response:
         with kept.lock:
             scene = _find_scene(kept, query)
-        if self.live is not None and "effects" not in scene.details:  # takes seconds: without the lock
-            effects = self.live.measure_effects(scene.record, scene.call)
-            if effects is not None:
-                scene.details["effects"] = effects
-        return Response.from_json({"effects": scene.details.get("effects")})
+        if self.live is not None and scene.about.effects is None:  # takes seconds: without the lock
+            scene.about.effects = self.live.measure_effects(scene.record, scene.call)
+        return Response.from_json({"effects": scene.about.effects})
 
 
 class _WorkerThreads:

@@ -16,7 +16,7 @@ MAX_SPIKES = 20_000
 def read_media(forward: Forward) -> PictureInput | SoundInput | None:
     """The picture or sound that the model has read; None if there is none, or it cannot be drawn."""
     try:
-        media = media_from_json(forward.about["media"]) if "media" in forward.about else None
+        media = None if forward.about.media is None else media_from_json(forward.about.media)
     except RecordError:
         return None
     if media is None or isinstance(media, PictureInput):

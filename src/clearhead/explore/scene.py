@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from types import NoneType
-from typing import Any, Literal
 
 from clearhead.errors import RecordError
 from clearhead.explore.attention_map import OVERVIEW, AttentionMap
 from clearhead.explore.head_summaries import add_effects, summarise_heads
 from clearhead.explore.opening_head import choose_opening_head
 from clearhead.explore.recorded_media import get_file_name, read_media
-from clearhead.explore.scene_json import AttentionJson, HeadJson, OutputJson, SceneJson, StartJson
+from clearhead.explore.scene_json import AttentionJson, ChangeJson, HeadJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.tensor_encoding import encode_runs
 from clearhead.explore.token_axis import Axis
-from clearhead.explore.token_display import display_next_tokens, is_number
+from clearhead.explore.token_display import display_next_tokens
 from clearhead.formatting import suggest_name
 from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import AblatedAnswer, CallMetadata, Forward, Sight, find_text
+from clearhead.lens.record.attention_views import Forward, Sight, find_text
+from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
 from clearhead.tasks.media import PictureInput, SoundInput
 
 FORMAT = 1
@@ -54,8 +54,7 @@ class Scene:
         self.view = view
         self.call, self.sample = self.views[view]
         self.forward: Forward = record.calls[self.call]
-        self.details = read_details(self.forward)
-        self.title = title or self.details.get("model") or "attention"
+        self.title = title or self.about.model or "attention"
         self.given_axes = dict(axes or {})
 
     def with_view(self, view: int) -> Scene:
@@ -63,13 +62,17 @@ class Scene:
         return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, takes=self.takes)
 
     def add_ablations(
-        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AblatedAnswer]] | None
+        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AnswerChange]] | None
     ) -> None:
         """Stores in the record what the model does without each head: its loss, and perhaps its answer."""
-        self.forward.about["effects"] = effects
+        self.about.effects = effects
         if without is not None:
-            self.forward.about["without"] = without
-        self.details = read_details(self.forward)
+            self.about.without = without
+
+    @property
+    def about(self) -> CallMetadata:
+        """What is known of the call besides its attention."""
+        return self.forward.about
 
     @cached_property
     def media(self) -> PictureInput | SoundInput | None:
@@ -89,11 +92,11 @@ class Scene:
         return self.maps[name]
 
     def to_json(self, pixels: int = OVERVIEW) -> SceneJson:
-        """The scene for the page, with maps of at most so many pixels a side."""
+        """The scene for the page, with maps of at most `pixels` a side."""
         return {
             "format": FORMAT,
             "title": self.title,
-            "notes": list(self.details.get("notes", [])),
+            "notes": list(self.about.notes or []),
             "live": self.takes is not None,
             "takes": self.takes or "text",
             "exact": all(one.exact for one in self.maps.values()),
@@ -101,7 +104,7 @@ class Scene:
             "output": self._output_json(),
             "attentions": [self._attention_json(name, pixels) for name in self.maps],
             "known_roles": self.roles is not None,
-            "without": self.details.get("without"),
+            "without": _changes_to_json(self.about.without),
             "start": self.start,
             "views": [self.describe_view(view) for view in range(len(self.views))],
             "view": self.view,
@@ -116,7 +119,7 @@ class Scene:
                 if axis not in found or len(found[axis].tokens) < needed:
                     found[axis] = self._make_axis(axis, needed)
         both = (self._decoder_axis, "written")
-        if self.details.get("writes") and any(axis in found for axis in both):
+        if self.about.writes and any(axis in found for axis in both):
             needed = max(len(found[axis].tokens) for axis in both if axis in found)
             found = {**{axis: self._make_axis(axis, needed) for axis in both if axis not in found}, **found}
         return found
@@ -129,7 +132,7 @@ class Scene:
         if name == self._media_axis and self.media is not None:
             return Axis.media(self.media, needed)
         if kind == "written":
-            writes = [text or UNKNOWN for text in self.details["writes"][:needed]]
+            writes = [text or UNKNOWN for text in (self.about.writes or [])[:needed]]
             return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoder_axis)
         owners = [one for owner, one in self.maps.items() if kind in self._name_axes(owner)]
         owner = owners[0] if owners else next(iter(self.maps.values()))  # knows which text each sample belongs to
@@ -153,7 +156,7 @@ class Scene:
         """The axes of an attention's queries and keys. An encoder of another length has an axis of its own."""
         sight = self.maps[name].sight
         if sight.cross:
-            return ("written" if self.details.get("writes") else "target", "source")
+            return ("written" if self.about.writes else "target", "source")
         kind = "source" if self._decoder_axis == "target" and name.split(".")[0] == "encoder" else self._decoder_axis
         ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
         other = kind not in self.given_axes and ids is not None and ids.shape[1] < sight.keys
@@ -177,7 +180,7 @@ class Scene:
     def _attention_json(self, name: str, pixels: int) -> AttentionJson:
         attention, (queries, keys) = self.maps[name], self._name_axes(name)
         part, layer = _split_name(name)
-        heads = add_effects(self.heads[name], (self.details.get("effects") or {}).get(name))
+        heads = add_effects(self.heads[name], (self.about.effects or {}).get(name))
         return {
             "name": name,
             "part": part,
@@ -196,31 +199,34 @@ class Scene:
         }
 
     def _output_json(self) -> OutputJson | None:
-        if not self.details.get("text") and not self.details.get("next"):
+        about, tokens = self.about, None if self.about.next is None else display_next_tokens(self.about.next)
+        if not about.text and not tokens:
             return None  # an encoder writes nothing
         writes = self._decoder_axis == "target" and "written" in self.axes
-        answers = not self.details.get("writes") and not self.details.get("next")  # an encoder: labels, no tokens
+        answers = not about.writes and not tokens  # an encoder: labels, no tokens
+        chances = None if about.chances is None else [chance and round(chance, 6) for chance in about.chances]
+        parts = about.parts or []
         return {
-            "text": self.details.get("text", ""),
-            "parts": self.details.get("parts", []),
+            "text": about.text or "",
+            "parts": parts if all(score is None or math.isfinite(score) for *_, score in parts) else [],
             "axis": "" if answers else "written" if writes else "tokens",
             "shift": 0 if writes else 1,
-            "next": self.details.get("next"),
-            "chances": self.details.get("chances"),
-            "ranks": self.details.get("ranks"),
-            "prompt": self.details.get("prompt", 0),
-            "loss": self.details.get("loss"),
-            "given": self.details.get("given", False),
+            "next": tokens,
+            "chances": None if chances is None else [_finite_or_none(chance) for chance in chances],
+            "ranks": about.ranks,
+            "prompt": about.prompt or 0,
+            "loss": _finite_or_none(about.loss),
+            "given": bool(about.given),
         }
 
     def describe_view(self, view: int) -> str:
         """The label of a view in the list of all views: its number, and the beginning of its text."""
         call, sample = self.views[view]
-        details = read_details(self.record.calls[call])
-        inputs = [one.about.get("input") for one in self.record.calls]
-        parts = inputs.count(details.get("input")) > 1  # of one text: their answers differ, their input does not
-        text = details.get("text") if parts else details.get("input")
-        if "media" in self.record.calls[call].about and not parts:
+        about = self.record.calls[call].about
+        inputs = [forward.about.input for forward in self.record.calls]
+        parts = inputs.count(about.input) > 1  # of one text: their answers differ, their input does not
+        text = about.text if parts else about.input
+        if about.media is not None and not parts:
             text = get_file_name(text or "")
         number = f"{call + 1}" if len({one for one, _ in self.views}) > 1 else ""
         several = len([one for one, _ in self.views if one == call]) > 1
@@ -246,58 +252,23 @@ def _find_sample(sight: Sight, widest: Sight, sample: int) -> int:
     return text if text < own else sample * own // all_of_them
 
 
-def read_details(forward: Forward) -> CallMetadata:
-    """What the record keeps of a call besides its attention; values of a wrong type are left out."""
-    about = forward.about
-    found: CallMetadata = {"given": about.get("given") is True}
-    texts: tuple[Literal["model", "input", "text"], ...] = ("model", "input", "text")
-    for text in texts:
-        if isinstance(about.get(text), str):
-            found[text] = about[text]
-    lists: tuple[Literal["notes", "writes"], ...] = ("notes", "writes")
-    for name in lists:
-        if _is_list(about.get(name), str):
-            found[name] = about[name]
-    if isinstance(parts := about.get("parts"), list) and all(map(_is_part, parts)):
-        found["parts"] = parts
-    if is_number(about.get("loss")):
-        found["loss"] = about["loss"]
-    if isinstance(chances := about.get("chances"), list) and isinstance(ranks := about.get("ranks"), list):
-        found["chances"] = [round(float(one), 6) if one is not None and is_number(one) else None for one in chances]
-        found["ranks"] = [one if type(one) is int else None for one in ranks]
-    if type(prompt := about.get("prompt")) is int:
-        found["prompt"] = prompt
-    if isinstance(about.get("next"), list):
-        found["next"] = display_next_tokens(about["next"])
-    if isinstance(effects := about.get("effects"), dict):
-        found["effects"] = {name: some for name, some in effects.items() if _is_list(some, float)}
-    if isinstance(without := about.get("without"), dict):
-        found["without"] = {
-            name: {head: one for head, given in some.items() if (one := _read_ablation(given)) is not None}
-            for name, some in without.items()
-            if isinstance(some, dict)
-        }
-    return found
-
-
-def _read_ablation(given: Any) -> AblatedAnswer | None:
-    """The answer without a head, if that is what it is."""
-    if not isinstance(given, dict) or not isinstance(given.get("text"), (str, NoneType)):
+def _changes_to_json(
+    without: Mapping[str, Mapping[str, AnswerChange]] | None,
+) -> dict[str, dict[str, ChangeJson]] | None:
+    """The answers without each head, with probabilities as they are shown."""
+    if without is None:
         return None
-    loss, rows = (given[name] if isinstance(given.get(name), list) else [] for name in ("loss", "next"))
-    short = [row and [[token, round(float(share), 4)] for token, share in row] for row in display_next_tokens(rows)]
-    losses = [one if is_number(one) else None for one in loss]
-    return {"text": given.get("text"), "loss": losses, "next": short, "sampled": given.get("sampled") is True}
+
+    def to_json(change: AnswerChange) -> ChangeJson:
+        loss = [_finite_or_none(number) for number in change.loss]
+        rows = [row and [(token, round(chance, 4)) for token, chance in row] for row in change.next]
+        return {"text": change.text, "loss": loss, "next": rows, "sampled": change.sampled}
+
+    return {name: {head: to_json(change) for head, change in heads.items()} for name, heads in without.items()}
 
 
-def _is_list(values: Any, kind: type) -> bool:
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
-
-
-def _is_part(value: Any) -> bool:
-    """Whether a value is a `MarkedPart`."""
-    fits = isinstance(value, list) and len(value) == 3 and all(isinstance(one, str) for one in value[:2])
-    return fits and (value[2] is None or is_number(value[2]))
+def _finite_or_none(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _split_name(name: str) -> tuple[str, int]:

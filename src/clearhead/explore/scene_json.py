@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from clearhead.lens.record.attention_views import AblatedAnswer, MarkedPart, TokenChance
+from clearhead.lens.record.call_metadata import MarkedPart, TokenChance
 
 
 class AxisExtras(TypedDict, total=False):
@@ -84,6 +84,15 @@ class OutputJson(TypedDict):
     given: bool  # whether the user gave the text
 
 
+class ChangeJson(TypedDict):
+    """What the model answers without a head; see `AnswerChange`."""
+
+    text: str | None
+    loss: list[float | None]
+    next: list[list[TokenChance] | None]
+    sampled: bool
+
+
 class StartJson(TypedDict):
     """The head that is shown first."""
 
@@ -130,7 +139,7 @@ class SceneJson(TypedDict):
     output: OutputJson | None
     attentions: list[AttentionJson]
     known_roles: bool  # whether roles were measured before, and not over this text
-    without: dict[str, dict[str, AblatedAnswer]] | None  # by attention and head: the answer without that head
+    without: dict[str, dict[str, ChangeJson]] | None  # by attention and head: the answer without that head
     start: StartJson
     views: list[str]  # labels of all views of the record
     view: int  # which of them this is

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from clearhead.lens.record.attention_views import TokenChance
+from clearhead.lens.record.call_metadata import TokenChance
 from clearhead.lens.record.token_labels import SPACE, byte_alphabet
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -67,25 +67,17 @@ def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], l
     return shown, glued, special
 
 
-def display_next_tokens(rows: Sequence[Any]) -> list[list[TokenChance] | None]:
+def display_next_tokens(rows: Sequence[Sequence[TokenChance] | None]) -> list[list[TokenChance] | None]:
     """Candidates for the next token with their probabilities, displayed; None for rows that are not known.
 
-    >>> display_next_tokens([[["▁a", 0.5]], "?"])
-    [[['a', 0.5]], None]
+    >>> display_next_tokens([[("▁a", 0.5)], None])
+    [[('a', 0.5)], None]
     """
-    found: list[list[TokenChance] | None] = []
-    for row in rows:
-        if isinstance(row, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in row):
-            pairs = [(token, share) for token, share in row if isinstance(token, str) and is_number(share)]
-            found.append([[display_tokens([token])[0].shown, share] for token, share in pairs])
-        else:
-            found.append(None)
-    return found
 
+    def display(row: Sequence[TokenChance]) -> list[TokenChance]:
+        return [(display_tokens([token])[0].shown, chance) for token, chance in row if math.isfinite(chance)]
 
-def is_number(value: Any) -> bool:
-    """Whether a value of a record's JSON is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return [None if row is None else display(row) for row in rows]
 
 
 def _show_blanks(text: str) -> str:

@@ -4,13 +4,6 @@ from clearhead.lens.analysis.ablation import ablate, effect, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout
 from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.analysis.norms import coverage, norm_received, norm_weights
-from clearhead.lens.analysis.published_scores import (
-    eviction_scores,
-    instruction_focus,
-    laplacian_eigenvalues,
-    lookback_ratios,
-    retrieval_scores,
-)
 from clearhead.lens.analysis.role_measurement import head_roles
 from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
@@ -31,18 +24,13 @@ __all__ = [
     "ablate",
     "coverage",
     "effect",
-    "eviction_scores",
     "expected_bytes",
     "head_effects",
     "head_roles",
     "hide",
-    "instruction_focus",
-    "laplacian_eigenvalues",
-    "lookback_ratios",
     "measure",
     "norm_received",
     "norm_weights",
-    "retrieval_scores",
     "rollout",
     "watch",
 ]

@@ -92,7 +92,7 @@ def list_record_figures(
     found = []
     for number, forward in enumerate(record.calls, start=1):
         before = f"part-{number}-" if len(record.calls) > 1 else ""
-        model, texts = name or forward.about.get("model") or "attention", _describe_texts(forward)
+        model, texts = name or forward.about.model or "attention", _describe_texts(forward)
         for one in _CallFigures(forward, select_heads(heads, forward), model, texts, when).plan():
             found.append(one._replace(name=before + one.name))
     return found
@@ -114,7 +114,7 @@ class _CallFigures:
     def plan(self) -> Iterator[PlannedFigure]:
         forward, kinds = self.forward, self.kinds
         crossing = [kind for kind, names in kinds.items() if forward[names[0]].cross]
-        if crossing and forward.about.get("task") == "summarisation":
+        if crossing and forward.about.task == "summarisation":
             draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
             yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
         yield from self._plan_media(crossing) if self.media is not None else self._plan_alignments(crossing)
@@ -193,5 +193,5 @@ class _CallFigures:
 
 def _describe_texts(forward: Forward) -> str:
     """The input and the answer, on one line."""
-    both = (forward.about.get("input"), forward.about.get("text"))
+    both = (forward.about.input, forward.about.text)
     return " → ".join(make_drawable(text, MAX_TITLE // 2) for text in both if text)

@@ -89,7 +89,7 @@ def get_written_texts(sight: Sight, given: Sides = None, *, when: str | None = N
         return None
     if given is not None:
         return given.get("written")
-    return sight.forward.about.get("writes") or None if sight.forward is not None else None
+    return sight.forward.about.writes or None if sight.forward is not None else None
 
 
 def check_row_naming(when: str | None) -> None:

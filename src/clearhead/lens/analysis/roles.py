@@ -21,7 +21,7 @@ SYNONYMS = {  # names of roles in papers, and ours
     "attention sink": "'first'",
     "previous token": "'previous'",
     "duplicate token": "'duplicate'",
-    "retrieval": "no role, but the function retrieval_scores(record, needle),",
+    "retrieval": "no role, but a recipe in docs/lens-recipes.md,",
 }
 
 

@@ -131,7 +131,7 @@ class Collector:
         with self._lock:
             self.interruptions[text] += 1
             for call in calls:
-                call.about["interrupted"] = text
+                call.about.interrupted = text
                 call.release()
             ended = {id(call) for call in calls}
             self._calls = {key: known for key, known in self._calls.items() if id(known[1]) not in ended}

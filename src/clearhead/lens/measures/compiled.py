@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from clearhead.lens.measures.definition import MeasureJob, Measures
-from clearhead.lens.measures.tile_job import TileJob
-from clearhead.lens.measures.tile_plan import TileStack
+from clearhead.lens.measures.tile_job import TileJob, TileStack
 
-MAX_TOP = 64  # top keys of each query
-MANY = 2**21  # scores from which on threads pay off: for milliseconds those of PyTorch's last operation go on spinning
+MAX_TOP = 64  # keys of each query
+# From which on threads pay off: for milliseconds those of PyTorch's last operation go on spinning.
+THREADS_FROM_SCORES = 2**21
 
 
 def explain_refusal(job: MeasureJob) -> str | None:
@@ -48,7 +44,7 @@ def _explain_missing_loop() -> str | None:
 def run(job: MeasureJob) -> Measures:
     """The measures of a job, tile by tile."""
     compiled = _CompiledJob(job)
-    if compiled.total < MANY:
+    if compiled.total < THREADS_FROM_SCORES:
         for stack in compiled.stacks:
             compiled.measure_stack(stack)
     else:
@@ -56,40 +52,8 @@ def run(job: MeasureJob) -> Measures:
     return compiled.to_measures()
 
 
-class _RowMeasures(NamedTuple):
-    """The measures of each query, in the order in which `measure_tile` takes them; `largest` is a score."""
-
-    largest: Tensor
-    logsumexp: Tensor
-    entropy: Tensor
-    peak: Tensor
-    distance: Tensor
-    first: Tensor
-    top_weights: Tensor
-    top_keys: Tensor
-    span_mass: Tensor
-
-
 class _CompiledJob(TileJob):
-    """A job with its results, initialised for queries that see nothing; tiles fill them in."""
-
-    def __init__(self, job: MeasureJob) -> None:
-        super().__init__(job)
-        shape, keys, top = self.q.shape[:3], job.call.k.shape[2], max(job.top, 1)
-        self.rows = _RowMeasures(
-            largest=self.q.new_full(shape, -math.inf),
-            logsumexp=self.q.new_full(shape, -math.inf),
-            entropy=self.q.new_zeros(shape),
-            peak=self.q.new_zeros(shape),
-            distance=self.q.new_zeros(shape),
-            first=self.q.new_zeros(shape),
-            top_weights=self.q.new_zeros(*shape, top),
-            top_keys=self.q.new_full((*shape, top), -1, dtype=torch.long),
-            span_mass=self.q.new_zeros(*shape, len(job.spans)),
-        )
-        # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
-        self.received = self.q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
-        self.map = self.make_map()
+    """A job whose tiles are measured by the compiled loop."""
 
     def measure_stack(self, stack: TileStack) -> None:
         """Measures all tiles of a stack into the results."""
@@ -97,19 +61,19 @@ class _CompiledJob(TileJob):
 
         heads = (stack.samples, stack.heads)
         sinks = self.q.new_empty(0) if self.sinks is None else self.sinks[0, stack.heads, 0].contiguous()
-        received, pixels = (one[heads] for one in (self.received, self.map))
+        received, pixels = self.received[heads], self.map[heads]
         for tile in stack:
             scores, _ = self.score_tile(tile, self.buffers(1)[0])
             columns, queries = tile.run.columns, self.job.rows[tile.rows]
-            rows = [one[(*heads, tile.rows)] for one in self.rows]
-            first_row, own_pixels = tile.rows.start, pixels
+            rows = [measure[(*heads, tile.rows)] for measure in self.rows]
+            first_row, tile_pixels = tile.rows.start, pixels
             if pixels.dtype != torch.float32:  # the tile lies within one row of pixels
                 line, first_row = divmod(first_row, self.job.blocks[0])
-                own_pixels = torch.zeros_like(pixels[:, :, :1], dtype=torch.float32)
+                tile_pixels = torch.zeros_like(pixels[:, :, :1], dtype=torch.float32)
             measure_tile(
-                *(one.numpy() for one in (scores, sinks, *rows, self.find_span_edges(tile))),
+                *(tensor.numpy() for tensor in (scores, sinks, *rows, self.find_span_edges(tile))),
                 received.numpy(),
-                own_pixels.numpy(),
+                tile_pixels.numpy(),
                 columns.stop - columns.start,
                 columns.start,
                 first_row,
@@ -117,23 +81,5 @@ class _CompiledJob(TileJob):
                 queries.step,
                 *self.job.blocks,
             )
-            if own_pixels is not pixels:
-                pixels[:, :, line] += own_pixels[:, :, 0]
-
-    def to_measures(self) -> Measures:
-        rows, job = self.rows, self.job
-        return Measures(
-            logsumexp=rows.logsumexp,
-            entropy=rows.entropy,
-            peak=rows.peak,
-            peak_key=rows.top_keys[..., 0].clone(),
-            distance=rows.distance,
-            first=rows.first,
-            top_keys=rows.top_keys[..., : job.top],
-            top_weights=rows.top_weights[..., : job.top],
-            received=self.received.float() if job.received else None,
-            map=self.map.float(),
-            max_score=F.pad(rows.largest, (0, 1), value=-math.inf).amax(-1),
-            span_mass=rows.span_mass if job.spans else None,
-            span_names=tuple(job.spans),
-        )
+            if tile_pixels is not pixels:
+                pixels[:, :, line] += tile_pixels[:, :, 0]

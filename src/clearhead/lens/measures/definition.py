@@ -55,8 +55,8 @@ class _SpanMasses(dict[str, Tensor]):
     """Masses by span; for an unknown name the error says which there are."""
 
     def __missing__(self, name: object) -> Tensor:
-        known = f"there are {', '.join(map(repr, self))}" if self else "none were given"
-        raise RecordError(f"no span is called {name!r}; {known}: spans={{{name!r}: slice(…)}} measures it")
+        names = f"there are {', '.join(map(repr, self))}" if self else "none were given"
+        raise RecordError(f"no span is called {name!r}; {names}: spans={{{name!r}: slice(…)}} measures it")
 
 
 Spans = Mapping[str, range]  # of keys, by name
@@ -128,15 +128,15 @@ def measure_by_definition(job: MeasureJob) -> Measures:
     seeing = visible.any(-1)
     apart = (rows[:, None] + job.offset - torch.arange(keys, device=rows.device)).abs()
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    padded = _resize_last_axis(weights, max(keys, 1), 0)
+    padded = resize_last_axis(weights, max(keys, 1), 0)
     peak = padded.amax(-1)
     ranked = order.masked_fill((ordered == -math.inf) | peak.isnan()[..., None], -1)
-    top_keys = _resize_last_axis(ranked, job.top, -1)
+    top_keys = resize_last_axis(ranked, job.top, -1)
     return Measures(
         logsumexp=torch.cat([scores, *sinks], -1).logsumexp(-1).masked_fill(~seeing, -math.inf),
         entropy=torch.special.entr(weights).sum(-1),
         peak=peak,
-        peak_key=_resize_last_axis(ranked, 1, -1)[..., 0].clone(),
+        peak_key=resize_last_axis(ranked, 1, -1)[..., 0].clone(),
         distance=(weights * apart).sum(-1),
         first=(weights * (visible & (visible.cumsum(-1) == 1))).sum(-1),
         top_keys=top_keys,
@@ -151,8 +151,8 @@ def measure_by_definition(job: MeasureJob) -> Measures:
 
 def stack_spans(masses: Iterable[Float[Tensor, "batch heads queries"]]) -> Tensor | None:
     """The masses of all spans along a last axis; None without spans."""
-    found = list(masses)
-    return torch.stack(found, -1) if found else None
+    masses = list(masses)
+    return torch.stack(masses, -1) if masses else None
 
 
 def sum_blocks(x: Num[Tensor, "..."], block: int, axis: int) -> Num[Tensor, "..."]:
@@ -169,7 +169,7 @@ def sum_blocks(x: Num[Tensor, "..."], block: int, axis: int) -> Num[Tensor, "...
     return x.new_zeros(shape).index_add_(axis, index, x)
 
 
-def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
+def resize_last_axis(x: Num[Tensor, "..."], size: int, fill: int) -> Num[Tensor, "..."]:
     """Cuts or pads the last axis to `size`."""
     missing = max(0, size - x.shape[-1])
     return torch.cat([x[..., :size], x.new_full((*x.shape[:-1], missing), fill)], -1) if missing else x[..., :size]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,22 +31,23 @@ from clearhead.lens.measures.kernels import launch
 from clearhead.lens.measures.kernels.kernel_tensors import is_interpreted
 from clearhead.lens.measures.selections import Queries, check_queries, check_spans, find_query_runs, locate_spans
 
-METHODS: dict[str, Callable[[MeasureJob], Measures]] = {
-    "defined": measure_by_definition,
-    "single": one_query.run,
-    "tiled": tiled.run,
-    "compiled": compiled.run,
-    "triton": launch.run,
+
+class Method(NamedTuple):
+    """A way to measure."""
+
+    run: Callable[[MeasureJob], Measures]
+    explain_refusal: Callable[[MeasureJob], str | None] = lambda job: None  # why it cannot do a job
+
+
+METHODS = {
+    "defined": Method(measure_by_definition),
+    "single": Method(one_query.run, one_query.explain_refusal),
+    "tiled": Method(tiled.run),
+    "compiled": Method(compiled.run, compiled.explain_refusal),
+    "triton": Method(launch.run, launch.explain_refusal),
 }
 BACKENDS = ("auto", *METHODS)
-MANY = 2**18  # scores from which on numba is loaded
-REFUSALS: dict[str, Callable[[MeasureJob], str | None]] = {  # why a method cannot do a job
-    "defined": lambda job: None,
-    "single": one_query.explain_refusal,
-    "tiled": lambda job: None,
-    "compiled": compiled.explain_refusal,
-    "triton": launch.explain_refusal,
-}
+NUMBA_FROM_SCORES = 2**18  # from which on numba is loaded
 
 
 def measure(
@@ -86,8 +87,8 @@ def measure(
     tensor([[[0.6667]]])
     """
     call = check_call(q, k, None, mask, scale=scale, bias=bias, softcap=softcap, sinks=sinks)
-    asked: dict[str, Any] = {"pixels": pixels, "top": top, "received": received, "every": every}
-    job = plan_job(call, **asked, spans=spans, offset=offset, logsumexp=logsumexp)
+    detail: dict[str, Any] = {"pixels": pixels, "top": top, "received": received, "every": every, "spans": spans}
+    job = plan_job(call, **detail, offset=offset, logsumexp=logsumexp)
     if queries is None:
         return _use_long_keys(run_job(job, backend))
     if every != 1:
@@ -98,9 +99,9 @@ def measure(
     return _use_long_keys(_run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend))
 
 
-def _use_long_keys(found: Measures) -> Measures:
+def _use_long_keys(measures: Measures) -> Measures:
     """Key numbers as int64, which can index; the kernels write int32."""
-    return replace(found, peak_key=found.peak_key.long(), top_keys=found.top_keys.long())
+    return replace(measures, peak_key=measures.peak_key.long(), top_keys=measures.top_keys.long())
 
 
 def plan_job(
@@ -136,20 +137,20 @@ def plan_job(
 def _run_query_runs(job: MeasureJob, runs: list[range], pixels: int, backend: str) -> Measures:
     """Measures some queries of a job, given as ranges in increasing order, and joins the results."""
     height, width = choose_blocks(sum(map(len, runs)), job.call.k.shape[2], pixels)
-    found = []
+    results = []
     for run in runs or [range(0)]:
-        own = None if job.logsumexp is None else job.logsumexp[:, :, run.start : run.stop : run.step]
+        logsumexp = None if job.logsumexp is None else job.logsumexp[:, :, run.start : run.stop : run.step]
         blocks = (height, width) if len(runs) < 2 else (min(height, 1), width)
-        part = job._replace(rows=run, logsumexp=own, blocks=blocks).start_at_first_row()
-        found.append(run_job(part, backend))
-    return found[0] if len(found) == 1 else _join_measures(found, height)
+        part = job._replace(rows=run, logsumexp=logsumexp, blocks=blocks).start_at_first_row()
+        results.append(run_job(part, backend))
+    return results[0] if len(results) == 1 else _join_measures(results, height)
 
 
-def _join_measures(found: list[Measures], height: int) -> Measures:
+def _join_measures(results: list[Measures], height: int) -> Measures:
     """The measures of several groups of queries as one; `height` of the joined rows of the map are one pixel."""
     joined: dict[str, Any] = {}
     for field in fields(Measures):
-        parts = [getattr(one, field.name) for one in found]
+        parts = [getattr(measures, field.name) for measures in results]
         if not isinstance(parts[0], Tensor):
             joined[field.name] = parts[0]
         elif field.name == "received":
@@ -169,10 +170,10 @@ def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
         backend = _choose_method(job)
     elif backend not in BACKENDS:
         raise BackendError(f"unknown backend {backend!r} of measure(); {suggest_name(backend, BACKENDS)}")
-    elif (reason := REFUSALS[backend](job)) is not None:
+    elif (reason := METHODS[backend].explain_refusal(job)) is not None:
         raise BackendError(f"{backend!r} cannot measure this: {reason}; 'auto' would take {_choose_method(job)!r}")
     with torch.no_grad(), torch.autocast(job.call.q.device.type, enabled=False):
-        return METHODS[backend](job)
+        return METHODS[backend].run(job)
 
 
 def _choose_method(job: MeasureJob) -> str:
@@ -182,7 +183,7 @@ def _choose_method(job: MeasureJob) -> str:
     if one_query.explain_refusal(job) is None:
         return "single"
     scores = math.prod(job.call.q.shape[:2]) * len(job.rows) * job.call.k.shape[2]
-    return "compiled" if scores >= MANY and compiled.explain_refusal(job) is None else "tiled"
+    return "compiled" if scores >= NUMBA_FROM_SCORES and compiled.explain_refusal(job) is None else "tiled"
 
 
 def measure_token_distance(
@@ -193,6 +194,6 @@ def measure_token_distance(
     mask = None if call.mask is None else Mask.visible(call.mask.dense(*call.sizes[2:])[..., :tokens])
     bias = None if call.bias is None else Dense(call.bias.dense(*call.sizes[2:])[..., :tokens])
     first = call._replace(k=call.k[:, :, :tokens], v=call.v[:, :, :tokens], mask=mask, bias=bias)
-    found = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
-    share = (found.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
-    return found.distance * share
+    measures = run_job(job._replace(call=first, blocks=(0, 0), top=0, received=False, logsumexp=None, spans={}))
+    share = (measures.logsumexp - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0.0)
+    return measures.distance * share

@@ -14,7 +14,7 @@ from clearhead.attention.masks import Mask
 from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
 from clearhead.attention.visible_runs import VisibleRun
 from clearhead.lens.measures import top_keys
-from clearhead.lens.measures.definition import MeasureJob, Measures, stack_spans
+from clearhead.lens.measures.definition import MeasureJob, Measures, resize_last_axis, stack_spans
 
 
 def explain_refusal(job: MeasureJob) -> str | None:
@@ -52,8 +52,8 @@ def run(job: MeasureJob) -> Measures:
         peak_key=order[..., :1].clone(),
         distance=(weights * apart).sum(-1, keepdim=True),
         first=first.clone(),
-        top_keys=_resize_last_axis(order, job.top, -1)[:, :, None],
-        top_weights=_resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
+        top_keys=resize_last_axis(order, job.top, -1)[:, :, None],
+        top_weights=resize_last_axis(largest.masked_fill(missing, 0.0), job.top, 0)[:, :, None],
         received=received if job.received else None,
         map=_sum_pixels(received, *job.blocks)[:, :, None],
         max_score=best[..., 0],
@@ -105,7 +105,3 @@ def _sum_pixels(received: Tensor, height: int, width: int) -> Tensor:
         return received.clone()
     blocks: Tensor = F.pad(received, (0, -received.shape[-1] % width)).unflatten(-1, (-1, width))
     return blocks.sum(-1)
-
-
-def _resize_last_axis(x: Tensor, size: int, fill: int) -> Tensor:
-    return x[..., :size] if x.shape[-1] >= size else F.pad(x, (0, size - x.shape[-1]), value=fill)

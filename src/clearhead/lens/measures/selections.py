@@ -25,10 +25,10 @@ def check_queries(queries: Queries | int, error: type[ClearheadError]) -> Select
                 return slice(*edges)
             raise error(f"queries are measured in the order of their positions: a step must be positive, got {queries}")
     else:
-        given = to_python_numbers(queries)
-        given = [given] if _is_whole(given) else given
-        if isinstance(given, Collection) and not isinstance(given, str):
-            numbers = tuple(map(to_python_number, given))
+        positions = to_python_numbers(queries)
+        positions = [positions] if _is_whole(positions) else positions
+        if isinstance(positions, Collection) and not isinstance(positions, str):
+            numbers = tuple(map(to_python_number, positions))
             if all(map(_is_whole, numbers)):
                 return numbers
     raise error(f"queries are a slice, such as slice(-64, None), or positions, such as [5, -1], got {queries!r:.80}")
@@ -38,7 +38,7 @@ def check_spans(spans: Mapping[str, slice], error: type[ClearheadError]) -> dict
     """Names with slices of keys, without a step; raises `error` for anything else."""
     if not isinstance(spans, Mapping):
         raise error(f"spans must be a dict from names to slices of keys, got {spans!r:.80}")
-    found = {}
+    checked = {}
     for name, span in spans.items():
         edges = (span.start, span.stop) if isinstance(span, slice) and span.step in (None, 1) else ("no", "span")
         start, stop = map(to_python_number, edges)
@@ -46,8 +46,8 @@ def check_spans(spans: Mapping[str, slice], error: type[ClearheadError]) -> dict
             raise error(
                 f"a span is a name with a slice of keys, such as {{'passage': slice(120, 480)}}, got {name!r}: {span!r}"
             )
-        found[name] = slice(start, stop)
-    return found
+        checked[name] = slice(start, stop)
+    return checked
 
 
 def locate_spans(spans: Mapping[str, slice], keys: int) -> Spans:
@@ -57,17 +57,15 @@ def locate_spans(spans: Mapping[str, slice], keys: int) -> Spans:
     {'prompt': range(0, 5), 'then': range(5, 1073741824), 'last two': range(5, 1073741824)}
     """
 
-    def place(edge: int | None, default: int) -> int:
+    def locate(edge: int | None, default: int) -> int:
         return default if edge is None else edge if edge >= 0 else max(0, keys + edge)
 
-    return {name: range(place(span.start, 0), place(span.stop, FAR)) for name, span in spans.items()}
+    return {name: range(locate(span.start, 0), locate(span.stop, FAR)) for name, span in spans.items()}
 
 
 def shift_spans(spans: Spans, first_key: int) -> Spans:
     """The same spans, counted from the key at position `first_key`."""
-    if not first_key:
-        return spans
-    return {name: range(*(max(0, edge - first_key) for edge in (one.start, one.stop))) for name, one in spans.items()}
+    return {name: range(max(0, span.start - first_key), max(0, span.stop - first_key)) for name, span in spans.items()}
 
 
 def find_query_runs(selected: Selected, first: int, count: int) -> list[range]:
@@ -84,26 +82,26 @@ def find_query_runs(selected: Selected, first: int, count: int) -> list[range]:
         skipped = max(0, -(-(first - wanted.start) // wanted.step))
         rows = wanted[skipped:]
         return [range(rows.start - first, rows[-1] + 1 - first, rows.step)] if rows else []
-    places = sorted({place if place >= 0 else end + place for place in selected})
-    return _group_into_ranges(place - first for place in places if first <= place < end)
+    positions = sorted({position if position >= 0 else end + position for position in selected})
+    return _group_into_ranges(position - first for position in positions if first <= position < end)
 
 
-def _group_into_ranges(places: Iterable[int]) -> list[range]:
+def _group_into_ranges(numbers: Iterable[int]) -> list[range]:
     """Increasing numbers as ranges of equal steps.
 
     >>> _group_into_ranges([1, 2, 3, 7, 9, 11])
     [range(1, 4), range(7, 12, 2)]
     """
-    found: list[range] = []
-    for place in places:
-        last = found[-1] if found else range(0)
+    ranges: list[range] = []
+    for number in numbers:
+        last = ranges[-1] if ranges else range(0)
         if len(last) == 1:
-            found[-1] = range(last[0], place + 1, place - last[0])
-        elif last and place == last[-1] + last.step:
-            found[-1] = range(last[0], place + 1, last.step)
+            ranges[-1] = range(last[0], number + 1, number - last[0])
+        elif last and number == last[-1] + last.step:
+            ranges[-1] = range(last[0], number + 1, last.step)
         else:
-            found.append(range(place, place + 1))
-    return found
+            ranges.append(range(number, number + 1))
+    return ranges
 
 
 def _is_whole(value: object) -> bool:

@@ -1,30 +1,86 @@
-"""TileJob: a job cut into tiles, with the scores of each tile, and the threads that process them."""
+"""TileJob: a job cut into tiles, some queries with all keys that any of them may see; their scores, and the results."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.attention.tile_scores import multiply_heads, scale_queries
+from clearhead.attention.masks import Mask
+from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
+from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.lens.measures import top_keys
-from clearhead.lens.measures.definition import MeasureJob
+from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.thread_pool import run_in_threads
-from clearhead.lens.measures.tile_plan import ROWS, Tile, TileStack, plan_stacks
 
-TILE = 2**19  # scores held at once
-GPU_TILE = 2**25  # the same on a GPU, which is idle between small ones
-SPLIT = 2**15  # elements from which on PyTorch splits an operation among its threads
-MANY = 2**18  # scores from which on several threads pay off
+CPU_TILE_SCORES = 2**19  # scores held at once
+GPU_TILE_SCORES = 2**25  # the same on a GPU, which is idle between small ones
+SPLIT_FROM = 2**15  # elements from which on PyTorch splits an operation among its threads
+THREADS_FROM_SCORES = 2**18  # from which on several threads pay off
+MAX_TILE_QUERIES = 128  # with more, a narrow window would lie in wide tiles
+MAX_TILE_REACH = 512  # queries from a tile's first to its last, where only every n-th is measured
+MIN_PRODUCT_ROWS = 16  # of heads that share keys: with fewer, reading the keys takes the time
+MIN_MASK_BLOCK_KEYS = 64  # for which the mask is asked whether all or none are visible
+MAX_MASK_BLOCKS = 2**21  # however long the sequence
+MASK_FROM_SCORES = 2**14  # of fewer it is faster to compute all than to ask the mask which are hidden
+
+
+class Tile(NamedTuple):
+    """A block of scores: some measured queries × the keys they may see, for some heads of some samples."""
+
+    samples: slice
+    heads: slice
+    kv_heads: slice  # that these heads share
+    scorer: TileScorer  # of these samples
+    rows: slice  # of the measured queries
+    run: VisibleRun
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(samples, heads, rows, columns), the columns rounded up to whole blocks of `top_keys`"""
+        sizes = (part.stop - part.start for part in (self.samples, self.heads, self.rows, self.run.columns))
+        samples, heads, rows, columns = sizes
+        return samples, heads, rows, -(-columns // top_keys.BLOCK) * top_keys.BLOCK
+
+
+@dataclass(frozen=True)
+class TileStack:
+    """The tiles of some heads of some samples, a unit of work for one thread."""
+
+    samples: slice
+    heads: slice
+    kv_heads: slice
+    scorer: TileScorer
+    blocks: list[tuple[slice, VisibleRun]]  # rows, and what they may see: one list for many heads
+
+    def __iter__(self) -> Iterator[Tile]:
+        return (Tile(self.samples, self.heads, self.kv_heads, self.scorer, *block) for block in self.blocks)
+
+
+class RowMeasures(NamedTuple):
+    """The measures of each query."""
+
+    largest: Tensor  # score
+    logsumexp: Tensor
+    entropy: Tensor
+    peak: Tensor
+    distance: Tensor
+    first: Tensor
+    top_weights: Tensor
+    top_keys: Tensor
+    span_mass: Tensor
 
 
 class TileJob:
-    """A job with its tensors in float32 or better, and its tiles."""
+    """A job with its tensors in float32 or better, its tiles, and its results, which tiles fill in."""
 
     def __init__(self, job: MeasureJob) -> None:
         call, rows = job.call, job.rows
@@ -34,30 +90,44 @@ class TileJob:
         k = call.k.to(self.q.dtype)
         self.k = F.pad(k, (0, 0, 0, missing)) if missing else k  # tiles are whole blocks wide
         self.sinks = None if call.sinks is None else call.sinks.to(self.q.dtype).view(1, -1, 1)
-        held, workers = (GPU_TILE, 1) if self.q.is_cuda else (TILE, torch.get_num_threads())
-        self.stacks = plan_stacks(job, held, workers)
+        tile_scores, workers = (GPU_TILE_SCORES, 1) if self.q.is_cuda else (CPU_TILE_SCORES, torch.get_num_threads())
+        self.stacks = plan_stacks(job, tile_scores, workers)
         first_of = {id(stack.blocks): stack for stack in reversed(self.stacks)}.values()  # no later one has more heads
-        self.tiles = [tile for stack in first_of for tile in stack]  # those of the other stacks are alike
-        self.largest_tile = max((math.prod(tile.shape) for tile in self.tiles), default=0)
+        self.largest_tile = max((math.prod(tile.shape) for stack in first_of for tile in stack), default=0)
         self.total = self.largest_tile * sum(len(stack.blocks) for stack in self.stacks)  # at most twice the true one
-        self._own = threading.local()
+        self._thread = threading.local()
+        shape, keys, top = self.q.shape[:3], call.k.shape[2], max(job.top, 1)
+        self.rows = RowMeasures(  # as for queries that see nothing
+            largest=self.q.new_full(shape, -math.inf),
+            logsumexp=self.q.new_full(shape, -math.inf),
+            entropy=self.q.new_zeros(shape),
+            peak=self.q.new_zeros(shape),
+            distance=self.q.new_zeros(shape),
+            first=self.q.new_zeros(shape),
+            top_weights=self.q.new_zeros(*shape, top),
+            top_keys=self.q.new_full((*shape, top), -1, dtype=torch.long),
+            span_mass=self.q.new_zeros(*shape, len(job.spans)),
+        )
+        # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
+        self.received = self.q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
+        self.map = self._make_map()
 
     def run(self, measure_stack: Callable[[TileStack], None]) -> None:
         """Calls a function for every stack of tiles, on several threads where that pays off."""
-        if self.q.is_cuda or self.largest_tile < SPLIT:
+        if self.q.is_cuda or self.largest_tile < SPLIT_FROM:
             for stack in self.stacks:
                 measure_stack(stack)
-        elif self.total < MANY:
+        elif self.total < THREADS_FROM_SCORES:
             run_in_threads(measure_stack, self.stacks, workers=1, threads=1)
         else:
             run_in_threads(measure_stack, self.stacks)
 
     def buffers(self, count: int) -> Float[Tensor, "count cells"]:
-        """Memory for so many of the largest tile, one for each thread."""
-        if not hasattr(self._own, "buffers"):
-            self._own.buffers = self.q.new_empty(count, self.largest_tile)
-        found: Tensor = self._own.buffers
-        return found
+        """Memory for `count` tensors as large as the largest tile, of each thread."""
+        if not hasattr(self._thread, "buffers"):
+            self._thread.buffers = self.q.new_empty(count, self.largest_tile)
+        buffers: Tensor = self._thread.buffers
+        return buffers
 
     def score_tile(
         self, tile: Tile, buffer: Float[Tensor, " cells"]
@@ -78,9 +148,97 @@ class TileJob:
         columns = tile.run.columns
         return edges.view(-1, 2).clamp(columns.start, columns.stop).sub(columns.start)
 
-    def make_map(self) -> Float[Tensor, "batch heads rows columns"]:
+    def _make_map(self) -> Float[Tensor, "batch heads rows columns"]:
         """The map, all 0; float64 where many tiles add to a pixel, since their float32 rounding errors would add up."""
         sizes = zip((self.q.shape[2], self.job.call.k.shape[2]), self.job.blocks, strict=True)
         rows, columns = (-(-size // block) if block else 0 for size, block in sizes)
-        dtype = torch.float64 if self.job.blocks[0] > ROWS else self.q.dtype
+        dtype = torch.float64 if self.job.blocks[0] > MAX_TILE_QUERIES else self.q.dtype
         return self.q.new_zeros(*self.q.shape[:2], rows, columns, dtype=dtype)
+
+    def to_measures(self) -> Measures:
+        rows, job = self.rows, self.job
+        return Measures(
+            logsumexp=rows.logsumexp,
+            entropy=rows.entropy,
+            peak=rows.peak,
+            peak_key=rows.top_keys[..., 0].clone(),
+            distance=rows.distance,
+            first=rows.first,
+            top_keys=rows.top_keys[..., : job.top],
+            top_weights=rows.top_weights[..., : job.top],
+            received=self.received.to(self.q.dtype) if job.received else None,
+            map=self.map.to(self.q.dtype),
+            max_score=F.pad(rows.largest, (0, 1), value=-math.inf).amax(-1),
+            span_mass=rows.span_mass if job.spans else None,
+            span_names=tuple(job.spans),
+        )
+
+
+def plan_stacks(job: MeasureJob, tile_scores: int, workers: int = 1) -> list[TileStack]:
+    """Cuts a job into tiles of about `tile_scores` scores, in stacks that share no head, at least one for each worker.
+
+    A tile covers whole rows of the map's pixels, or lies within one.
+    """
+    (batch, heads, _, keys), count, kv_heads = job.call.sizes, len(job.rows), job.call.k.shape[1]
+    if not (batch and heads and count and keys):
+        return []
+    group = heads // kv_heads
+    rows = max(1, min(MAX_TILE_QUERIES, MAX_TILE_REACH // job.rows.step, count))
+    runs = _find_runs(job, job.call.mask, rows)
+    longest = max(1, *(run.columns.stop - run.columns.start for run in runs))
+    height = min(rows, max(-(-MIN_PRODUCT_ROWS // group), tile_scores // (group * longest)))
+    height -= height % job.blocks[0] if 0 < job.blocks[0] <= height else 0
+    together = max(1, min(tile_scores // (group * height * longest), -(-batch * kv_heads // workers)))  # key heads
+    turns = -(-batch * kv_heads // (workers * together))
+    together = -(-batch * kv_heads // (workers * turns))  # so that all workers have equally many
+    by_sample = job.call.mask is not None and job.call.mask.batch is not None and together // kv_heads < batch
+    if height != rows and not by_sample:
+        runs = _find_runs(job, job.call.mask, height)
+    stacks, scorer = [], TileScorer.of_call(job.call)
+    for samples in _split_range(batch, together // kv_heads):
+        part_scorer = scorer if samples == slice(0, batch) else scorer.select_samples(samples)
+        if by_sample:
+            runs = _find_runs(job, part_scorer.mask, height)
+        merged = [(part, _merge_runs(runs, part, job.rows, height)) for part in _cut_rows(count, height, job.blocks[0])]
+        blocks = [(part, run) for part, run in merged if run.columns.stop]
+        for kv in _split_range(kv_heads, together) if blocks else ():
+            stacks.append(TileStack(samples, slice(kv.start * group, kv.stop * group), kv, part_scorer, blocks))
+    return stacks
+
+
+def _find_runs(job: MeasureJob, mask: Mask | None, rows: int) -> list[VisibleRun]:
+    """The visible run of each block of `rows` measured queries."""
+    queries, keys = job.call.sizes[2:]
+    height = rows * job.rows.step
+    count = -(-queries // height)
+    if mask is None or queries * keys <= MASK_FROM_SCORES:
+        whole = slice(0, keys)
+        return [VisibleRun(whole, () if mask is None else (whole,))] * count
+    return find_visible_runs(
+        mask, queries, keys, height, max(MIN_MASK_BLOCK_KEYS, count * keys // MAX_MASK_BLOCKS), job.call.q.device
+    )
+
+
+def _merge_runs(runs: list[VisibleRun], part: slice, measured: range, rows: int) -> VisibleRun:
+    """The visible run of these rows; if they span several blocks, the mask is evaluated everywhere."""
+    height = rows * measured.step
+    touched = runs[measured[part.start] // height : measured[part.stop - 1] // height + 1]
+    if len(touched) == 1:
+        return touched[0]
+    columns = [run.columns for run in touched if run.columns.stop]
+    union = slice(min(run.start for run in columns), max(run.stop for run in columns)) if columns else slice(0, 0)
+    return VisibleRun(union, (union,) if columns else ())
+
+
+def _cut_rows(count: int, rows: int, block: int) -> Iterator[slice]:
+    """Cuts rows at tile edges and at edges of the map's pixels."""
+    edges = {*range(0, count, rows), count}
+    if block:
+        edges |= {*range(0, count, block)} if block > rows else {count // block * block}
+    ordered = sorted(edges)
+    return (slice(start, stop) for start, stop in itertools.pairwise(ordered))
+
+
+def _split_range(size: int, step: int) -> Iterator[slice]:
+    step = max(1, step)
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))

@@ -18,8 +18,8 @@ from clearhead.attention.tile_scores import TileScorer, scale_queries
 from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
 from clearhead.errors import ShapeError
 
-CHUNK = 2**22  # cells of a mask evaluated at once
-BLOCK = 64  # fewest keys of a block for which the mask is asked whether all or none are visible
+CHUNK_CELLS = 2**22  # of a mask, evaluated at once
+MIN_BLOCK_KEYS = 64  # of a block for which the mask is asked whether all or none are visible
 
 
 def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows"]:
@@ -34,20 +34,7 @@ def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows
     >>> count_visible_keys(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
     tensor([[[1, 2, 3, 3, 2]]])
     """
-    mask, keys = call.mask, call.k.shape[2]
-    if _has_hiding_bias(call):
-        return _count_by_tiles(call, rows, True)
-    if mask is None:
-        return torch.full((1, 1, len(rows)), keys)
-
-    def count() -> Tensor:
-        if len(rows) == 1 and (span := _find_common_span(call, mask, rows[0])) is not None:
-            return torch.full((1, 1, 1), len(span))
-        found = _find_limits(call, mask, rows)
-        return _count_by_tiles(call, rows, False) if found is None else _count_within(found)
-
-    found: Tensor = mask.once(("lens visible", call.sizes[2:], rows, call.q.device), count)
-    return found
+    return _count(call, rows, of_keys=False)
 
 
 def count_seeing_queries(call: Call, rows: range) -> Int[Tensor, "batch heads keys"]:
@@ -59,35 +46,29 @@ def count_seeing_queries(call: Call, rows: range) -> Int[Tensor, "batch heads ke
     >>> count_seeing_queries(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
     tensor([[[3, 3, 3, 2, 0]]])
     """
+    return _count(call, rows, of_keys=True)
+
+
+def _count(call: Call, rows: range, *, of_keys: bool) -> Tensor:
     mask, keys = call.mask, call.k.shape[2]
-    if _has_hiding_bias(call):
-        return _count_by_tiles(call, rows, True, of_keys=True)
+    if isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any()):
+        return _count_by_tiles(call, rows, True, of_keys=of_keys)
     if mask is None:
-        return torch.full((1, 1, keys), len(rows))
+        return torch.full((1, 1, keys), len(rows)) if of_keys else torch.full((1, 1, len(rows)), keys)
 
     def count() -> Tensor:
-        if len(rows) == 1 and (span := _find_common_span(call, mask, rows[0])) is not None:
-            counts = torch.zeros(1, 1, keys, dtype=torch.long)
-            counts[..., span.start : span.stop] = 1
-            return counts
-        found = _find_limits(call, mask, rows)
-        return _count_by_tiles(call, rows, False, of_keys=True) if found is None else _count_covering(found)
+        if len(rows) == 1 and all(isinstance(part, Band) for part in mask.parts()):  # a decoding step
+            spans = [part.span(rows[0], *call.sizes[2:]) for part in mask.parts() if isinstance(part, Band)]
+            seen = torch.zeros(1, 1, keys, dtype=torch.long)
+            seen[..., max(span.start for span in spans) : min(span.stop for span in spans)] = 1
+            return seen if of_keys else seen.sum(-1, keepdim=True)
+        limits = _find_limits(call, mask, rows)
+        if limits is None:
+            return _count_by_tiles(call, rows, False, of_keys=of_keys)
+        return _count_covering(limits) if of_keys else _count_within(limits)
 
-    found: Tensor = mask.once(("lens seen by", call.sizes[2:], rows, call.q.device), count)
-    return found
-
-
-def _has_hiding_bias(call: Call) -> bool:
-    return isinstance(call.bias, DenseBias) and bool((call.bias.parameter == -math.inf).any())
-
-
-def _find_common_span(call: Call, mask: Mask, row: int) -> range | None:
-    """The keys that one query sees, if the mask consists of bands alone."""
-    bands = [part for part in mask.parts() if isinstance(part, Band)]
-    if len(bands) < len(mask.parts()):
-        return None
-    spans = [band.span(row, *call.sizes[2:]) for band in bands]
-    return range(max(span.start for span in spans), min(span.stop for span in spans))
+    counts: Tensor = mask.once(("lens visible", call.sizes[2:], rows, call.q.device, of_keys), count)
+    return counts
 
 
 class Limits(NamedTuple):
@@ -108,9 +89,9 @@ def _find_limits(call: Call, mask: Mask, rows: range) -> Limits | None:
     real = torch.ones(1, 1, 1, dtype=torch.bool)
     for part in mask.parts():
         if isinstance(part, Band):
-            place = index + part.start(queries, keys)
-            low = low if part.left is None else torch.maximum(low, place - part.left)
-            high = high if part.right is None else torch.minimum(high, place + part.right + 1)
+            position = index + part.start(queries, keys)
+            low = low if part.left is None else torch.maximum(low, position - part.left)
+            high = high if part.right is None else torch.minimum(high, position + part.right + 1)
         elif isinstance(part, (Prefix, Padding)) or (isinstance(part, DenseMask) and part.keys_only):
             on_cpu = part.to("cpu")
             assert isinstance(on_cpu, (Prefix, Padding, DenseMask))
@@ -142,27 +123,27 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool, *, of_keys: bool = Fa
     (_, _, queries, keys), device, mask, bias = call.sizes, call.q.device, call.mask, call.bias
     parts = [part for part in (mask, bias if hiding else None) if part is not None]
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
-    step = max(1, CHUNK // max(1, batch * heads * keys))
+    step = max(1, CHUNK_CELLS // max(1, batch * heads * keys))
     height = step * rows.step
     runs = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
     if mask is not None and keys:
-        runs = find_visible_runs(mask, queries, keys, height, max(BLOCK, keys // 256), device)
+        runs = find_visible_runs(mask, queries, keys, height, max(MIN_BLOCK_KEYS, keys // 256), device)
     counts = torch.zeros(batch, heads, keys if of_keys else len(rows), dtype=torch.long, device=device)
     for number, (columns, partial) in enumerate(runs):
         low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))
-        some = rows[low:high]
-        if not some:
+        tile_rows = rows[low:high]
+        if not tile_rows:
             continue
         if of_keys:
-            counts[:, :, columns] += len(some)
+            counts[:, :, columns] += len(tile_rows)
         else:
             counts[:, :, low:high] = columns.stop - columns.start
         for piece in (columns,) if hiding else partial:
-            tile = slice(some.start, some.stop, some.step), piece, queries, keys
+            tile = slice(tile_rows.start, tile_rows.stop, tile_rows.step), piece, queries, keys
             visible = torch.ones((), dtype=torch.bool, device=device) if mask is None else mask.tile(*tile, device)
             if hiding and bias is not None:
                 visible = visible & (bias.tile(*tile) > -math.inf)
-            visible = visible.expand(*visible.shape[:2], len(some), piece.stop - piece.start)
+            visible = visible.expand(*visible.shape[:2], len(tile_rows), piece.stop - piece.start)
             if of_keys:
                 counts[:, :, piece] -= (~visible).sum(-2)
             else:

@@ -179,7 +179,7 @@ class Record:
                 if kind in names:
                     numbers = sorted(set(ids.unique().tolist()) - {-1})
                     call.labels[kind] = {number: names[kind](number) for number in numbers}
-                    call.about.get("surfaces", {}).pop(kind, None)
+                    (call.about.surfaces or {}).pop(kind, None)
         return self
 
     def save(self, path: str | Path) -> None:

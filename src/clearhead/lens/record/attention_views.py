@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from clearhead.formatting import format_count
 from clearhead.lens.attention_names import suggest_attention, to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import Measures, check_counts
 from clearhead.lens.measures.selections import FAR
+from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
@@ -36,47 +37,6 @@ class Pending(Protocol):
     def send_results(self) -> None: ...
 
 
-TokenChance = list[str | float]  # [token, probability]; a list, since it becomes JSON
-MarkedPart = list[str | float | None]  # [text, label of an entity, probability; None for plain text]
-
-
-class AblatedAnswer(TypedDict, total=False):
-    """The answer of a model without one head, beside the one with it."""
-
-    text: str | None
-    before_text: str | None
-    changed: bool
-    loss: list[float | None]  # with the head, and without it
-    next: list[list[TokenChance] | None]
-    sampled: bool  # whether tokens are drawn at random, so that texts also differ by chance
-
-
-class CallMetadata(TypedDict, total=False):
-    """What is known of a forward pass besides its attention, as JSON. A file may hold anything: check before use."""
-
-    model: str
-    task: str
-    input: str
-    text: str  # the answer
-    given: bool  # whether the answer was given, instead of written by the model
-    notes: list[str]
-    parts: list[MarkedPart]  # the answer with its entities or labels marked
-    surfaces: dict[str, list[str]]  # the text of each token as the input has it, where it is not that of `labels`
-    written: list[int]  # the tokens of the answer, and their texts
-    writes: list[str]
-    next: list[list[TokenChance] | None]  # for each position the most probable tokens; None if not known
-    choices: list[list[int]]  # the numbers of these tokens
-    chances: list[float | None]  # the probability of each token of the answer, and how many tokens are more probable
-    ranks: list[int | None]
-    prompt: int  # tokens before the answer of a language model
-    forced: int  # tokens at the beginning of the answer that somebody chose
-    media: dict[str, Any]  # the picture or sound that was the input, as JSON; `input` is its name then
-    loss: float | None
-    interrupted: str  # the exception that ended the pass before it was complete
-    effects: dict[str, list[float]] | None  # the change of the loss without each head, by attention
-    without: dict[str, dict[str, AblatedAnswer]]  # by attention and head
-
-
 class Forward:
     """One forward pass, or a generation that grew step by step: `forward[name]` has the measures of one attention.
 
@@ -91,7 +51,7 @@ class Forward:
     ) -> None:
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
-        self.about: CallMetadata = {}
+        self.about = CallMetadata()
         self._ids = dict(ids or {})
 
     @property
@@ -105,8 +65,7 @@ class Forward:
     @property
     def interrupted(self) -> str | None:
         """The exception that ended this pass, or a step of this generation, which `record.statistics()` leaves out."""
-        found = self.about.get("interrupted")
-        return found if isinstance(found, str) else None
+        return self.about.interrupted
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
@@ -140,10 +99,8 @@ class Forward:
 
     def _surfaces(self, kind: str, count: int) -> list[str] | None:
         """The tokens as the input has them; None if they are not known, or not of all `count` tokens."""
-        kinds = self.about.get("surfaces")
-        found = kinds.get(kind) if isinstance(kinds, dict) else None
-        fits = isinstance(found, list) and len(found) == count and all(isinstance(one, str) for one in found)
-        return found if fits else None
+        texts = (self.about.surfaces or {}).get(kind, [])
+        return texts if len(texts) == count else None
 
     def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
         """The token ids of a sample."""

@@ -8,9 +8,9 @@ all tensors, and `header_checksum`, the last field, is that of the header before
 from __future__ import annotations
 
 import json
-import math
 import zlib
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,27 @@ from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
-from clearhead.lens.record.kept_inputs_json import build_kept, kept_to_json
-from clearhead.lens.record.record_fields import Fetch, Store, check_tensor, read_field, read_integer, read_numbers
+from clearhead.lens.record.call_metadata import CallMetadata
+from clearhead.lens.record.kept_inputs_json import Fetch, Store, build_kept, kept_to_header
+from clearhead.lens.record.record_header import CallHeader, RecordHeader, RunningHeader, SightHeader, read_as
 from clearhead.lens.record.running_statistics import RunningStatistics
 from clearhead.storage import atomic_file, check_format
 
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
-LONGEST = 80_000_000  # bytes of a header: safetensors reads no more than 100 MB
-MEASURES = [one.name for one in fields(Measures) if one.default is MISSING]
+MAX_HEADER_BYTES = 80_000_000  # safetensors reads no more than 100 MB
+MEASURES = [field.name for field in fields(Measures) if field.default is MISSING]
 AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dict.fromkeys(
     ("top_keys", "top_weights"), "batch heads queries top"
 )
-OPTIONAL = {  # measures that may be missing; in files of earlier versions they are
+OPTIONAL = {  # measures that may be missing
     "visible": "batch any queries",
     "norms": "batch heads keys",
     "max_score": "batch heads",
     "span_mass": "batch heads queries spans",
     "seen_by": "batch some keys",
 }
-WHOLE = ("peak_key", "top_keys", "visible", "seen_by")
+INTEGERS = ("peak_key", "top_keys", "visible", "seen_by")  # measures that are whole numbers
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
 SUMS = ("counts", "shifts", "sums", "squares", "max_scores")  # tensors of running statistics
 
@@ -54,29 +55,31 @@ def write_record(record: Record, path: Path) -> None:
         raise RecordError(f"'{path}' is a folder: a record is saved as a file, such as 'run.record'")
     _refuse_other_file(path)
     tensors: dict[str, Tensor] = {}
-    known: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
+    numbers: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
 
     def store(tensor: Tensor) -> int:
-        if id(tensor) not in known:
-            known[id(tensor)] = (len(known), tensor)
-            own = tensor.detach().cpu().contiguous()
-            tensors[str(known[id(tensor)][0])] = own.clone() if own.data_ptr() == tensor.data_ptr() else own
-        return known[id(tensor)][0]
+        if id(tensor) not in numbers:
+            numbers[id(tensor)] = (len(numbers), tensor)
+            content = tensor.detach().cpu().contiguous()
+            content = content.clone() if content.data_ptr() == tensor.data_ptr() else content
+            tensors[str(numbers[id(tensor)][0])] = content
+        return numbers[id(tensor)][0]
 
-    header = {
-        "format": FORMAT,
-        "names": record.known,
-        "settings": record.settings,
-        "expected_bytes": record.expected_bytes,
-        "calls": [_call_to_json(call, store) for call in record.calls],
-        "running": {name: _running_to_json(running, store) for name, running in record.running.items()},
-    }
-    header["checksums"] = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
-    try:
-        text = _append_checksum(json.dumps(header))  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
+    header = RecordHeader(
+        format=FORMAT,
+        names=record.known,
+        settings=record.settings,
+        expected_bytes=record.expected_bytes,
+        calls=[_call_to_header(call, store) for call in record.calls],
+        running={name: _running_to_header(running, store) for name, running in record.running.items()},
+        checksums=[],
+    )
+    header.checksums = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
+    try:  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
+        text = append_checksum(json.dumps(asdict(header)))
     except (TypeError, ValueError) as error:
         raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
-    if len(text) + 90 * len(tensors) > LONGEST:
+    if len(text) + 90 * len(tensors) > MAX_HEADER_BYTES:
         raise RecordError(f"{len(record.calls)} calls are too many for one file; save them in parts, and merge those")
     try:
         with atomic_file(path, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
@@ -98,13 +101,13 @@ def read_record(path: Path) -> Record:
     try:
         with safe_open(path, "pt") as file:
             header = _read_header(file.metadata())
-            names, checksums = set(file.keys()), header.get("checksums")
+            names = set(file.keys())
 
             def fetch(number: Any) -> Tensor:
                 if isinstance(number, bool) or not isinstance(number, int) or str(number) not in names:
                     raise RecordError(f"it has no tensor {number!r:.60}")
                 tensor: Tensor = file.get_tensor(str(number))
-                if checksums is not None and compute_checksum(tensor) != checksums[number]:
+                if compute_checksum(tensor) != header.checksums[number]:
                     raise RecordError(f"its tensor {number} is damaged: the checksum differs")
                 return tensor
 
@@ -119,17 +122,20 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path} cannot be read as a record: {type(error).__name__}: {error!s:.200}") from error
 
 
-def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+def _read_header(metadata: dict[str, str] | None) -> RecordHeader:
     if not metadata or HEADER not in metadata:
         raise RecordError("it is a safetensors file, but Record.save did not write it")
-    _check_header(metadata[HEADER])
+    before, _, checksum = metadata[HEADER].rpartition(CHECKSUM)
+    if checksum != f"{zlib.crc32(f'{before}}}'.encode())}}}":
+        raise RecordError("its header is damaged: the checksum differs")
     try:
-        header = json.loads(metadata[HEADER])
+        content = json.loads(f"{before}}}")
     except (ValueError, RecursionError) as error:
         raise RecordError(f"its header is not readable JSON ({error!s:.80})") from error
-    if not isinstance(header, dict):
-        raise RecordError(f"its header must be a JSON object, got a {type(header).__name__}")
-    check_format("its header", header.get("format"), FORMAT)
+    if not isinstance(content, dict):
+        raise RecordError(f"its header must be a JSON object, got a {type(content).__name__}")
+    check_format("its header", content.get("format"), FORMAT)
+    header: RecordHeader = read_as(RecordHeader, content, "its header")
     return header
 
 
@@ -143,153 +149,137 @@ def compute_checksum(tensor: Shaped[Tensor, "..."]) -> int:
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
-def _append_checksum(text: str) -> str:
-    """A JSON object, as text, with its CRC-32 as last field."""
+def append_checksum(text: str) -> str:
+    """A JSON object, as text, with its CRC-32 as last field.
+
+    >>> append_checksum('{"format": 1}')
+    '{"format": 1, "header_checksum": 3047150240}'
+    """
     return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
 
 
-def _check_header(text: str) -> None:
-    """Raises RecordError if the checksum of a header differs; older files have none."""
-    before, mark, number = text.rpartition(CHECKSUM)
-    if mark and number != f"{zlib.crc32(f'{before}}}'.encode())}}}":
-        raise RecordError("its header is damaged: the checksum differs")
+def _running_to_header(running: RunningStatistics, store: Store) -> RunningHeader:
+    return RunningHeader(list(running.heads), **{name: store(getattr(running, name)) for name in SUMS})
 
 
-def _running_to_json(running: RunningStatistics, store: Store) -> dict[str, Any]:
-    return {"heads": list(running.heads)} | {name: store(getattr(running, name)) for name in SUMS}
+def _call_to_header(call: Forward, store: Store) -> CallHeader:
+    return CallHeader(
+        ids={kind: store(numbers) for kind, numbers in call.ids.items()},
+        labels={kind: list(texts.items()) for kind, texts in call.labels.items()},
+        about={name: value for name, value in asdict(call.about).items() if value is not None},
+        sights=[_sight_to_header(call[name], name, store) for name in call.names],
+    )
 
 
-def _build_running(given: Any, fetch: Fetch) -> RunningStatistics:
-    running, count = RunningStatistics(), len(read_field(given, "heads", list))
-    running.heads = list(read_numbers(given, "heads", count))
+def _sight_to_header(sight: Sight, name: str, store: Store) -> SightHeader:
+    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", *OPTIONAL]}
+    return SightHeader(
+        name=name,
+        cross=sight.cross,
+        heads=list(sight.heads),
+        blocks=sight.blocks,
+        tokens=sight.tokens,
+        inputs=list(sight.inputs),
+        sharing=sight.sharing,
+        spans=[(name, span.start, span.stop) for name, span in sight.spans.items()],
+        tensors={name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
+        probes={name: store(tensor) for name, tensor in sight.probes.items()},
+        kept=None if sight.kept is None else kept_to_header(sight.kept, store),
+    )
+
+
+def _build_record(header: RecordHeader, fetch: Fetch) -> Record:
+    record = Record(header.names, [_build_call(call, fetch) for call in header.calls])
+    record.settings, record.expected_bytes = header.settings, header.expected_bytes
+    record.running = {name: _build_running(running, fetch) for name, running in header.running.items()}
+    return record
+
+
+def _build_running(header: RunningHeader, fetch: Fetch) -> RunningStatistics:
+    running = RunningStatistics()
+    running.heads = header.heads
+    _check_counts("heads", header.heads, len(header.heads))
     for name in SUMS:
-        if name == "max_scores" and name not in given:  # a file of an earlier version
-            running.max_scores = torch.full((count,), math.nan, dtype=torch.float64)
-            continue
-        tensor, empty = fetch(given.get(name)), getattr(running, name)
-        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], count):
+        tensor, empty = fetch(getattr(header, name)), getattr(running, name)
+        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], len(header.heads)):
             raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
         setattr(running, name, tensor)
     return running
 
 
-def _call_to_json(call: Forward, store: Store) -> dict[str, Any]:
-    return {
-        "ids": {kind: store(numbers) for kind, numbers in call.ids.items()},
-        "labels": {kind: list(texts.items()) for kind, texts in call.labels.items()},
-        "about": call.about,
-        "sights": [_sight_to_json(call[name], name, store) for name in call.names],
-    }
-
-
-def _sight_to_json(sight: Sight, name: str, store: Store) -> dict[str, Any]:
-    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", *OPTIONAL]}
-    return {
-        "name": name,
-        "cross": sight.cross,
-        "heads": list(sight.heads),
-        "blocks": list(sight.blocks),
-        "tokens": sight.tokens,
-        "inputs": list(sight.inputs),
-        "sharing": sight.sharing,
-        "spans": [[name, span.start, span.stop] for name, span in sight.spans.items()],
-        "tensors": {name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
-        "probes": {name: store(tensor) for name, tensor in sight.probes.items()},
-        "kept": None if sight.kept is None else kept_to_json(sight.kept, store),
-    }
-
-
-def _build_record(header: dict[str, Any], fetch: Fetch) -> Record:
-    names = read_field(header, "names", list)
-    if not all(isinstance(name, str) for name in names):
-        raise RecordError("some names of attentions in it are not strings")
-    record = Record(names, [_build_call(given, fetch) for given in read_field(header, "calls", list)])
-    record.settings = read_field(header, "settings", dict)
-    for name, one in (read_field(header, "running", dict) if "running" in header else {}).items():
-        record.running[name] = _build_running(one, fetch)
-    record.expected_bytes = read_integer(header, "expected_bytes")
-    return record
-
-
-def _build_call(given: Any, fetch: Fetch) -> Forward:
-    ids = {}
-    for kind, number in read_field(given, "ids", dict).items():
-        ids[kind] = numbers = fetch(number)
+def _build_call(header: CallHeader, fetch: Fetch) -> Forward:
+    ids = {kind: fetch(number) for kind, number in header.ids.items()}
+    for kind, numbers in ids.items():
         if numbers.dtype != torch.int64 or numbers.ndim != 2:
             raise RecordError(
                 f"the tokens of {kind!r:.40} must be int64 with 2 axes, got {numbers.dtype} with {numbers.ndim}"
             )
     call = Forward(ids=ids)
-    for kind, texts in read_field(given, "labels", dict).items():
-        if not isinstance(texts, list) or not all(_is_label(pair) for pair in texts):
-            raise RecordError(f"the texts of {kind!r:.40} are not pairs of a number and a text")
-        call.labels[kind] = dict(texts)
-    call.about = read_field(given, "about", dict)
-    for one in read_field(given, "sights", list):
-        sight = _build_sight(one, call, fetch)
+    call.labels = {kind: dict(texts) for kind, texts in header.labels.items()}
+    call.about = read_as(CallMetadata, header.about, "about")
+    for part in header.sights:
+        sight = _build_sight(part, call, fetch)
         if sight.name in call.sights:
             raise RecordError(f"it contains {sight.name!r:.60} twice")
         call.sights[sight.name] = sight
     return call
 
 
-def _is_label(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)
-
-
-def _build_sight(given: Any, call: Forward, fetch: Fetch) -> Sight:
-    name, sizes = read_field(given, "name", str), {"1": 1}
-    references = read_field(given, "tensors", dict)
-    tensors: dict[str, Tensor | None] = {}
-    for measure in MEASURES:
-        axes = AXES.get(measure, "batch heads queries")
-        tensors[measure] = check_tensor(fetch(references.get(measure)), axes, sizes, measure, measure in WHOLE)
-    tensors["queries"] = check_tensor(fetch(references.get("queries")), "queries", sizes, "queries", True)
-    for other, axes in OPTIONAL.items():
-        tensors[other] = None
-        if other in references:
-            tensors[other] = check_tensor(fetch(references[other]), axes, sizes, other, other in WHOLE)
-    spans = _read_spans(given.get("spans", []), sizes.get("spans", 0))
-    probes = {
-        key: check_tensor(fetch(number), "batch heads queries", sizes, "a probe", False)
-        for key, number in read_field(given, "probes", dict).items()
+def _build_sight(header: SightHeader, call: Forward, fetch: Fetch) -> Sight:
+    sizes: dict[str, int] = {}
+    axes = {measure: AXES.get(measure, "batch heads queries") for measure in MEASURES} | {"queries": "queries"}
+    if missing := [name for name in axes if name not in header.tensors]:
+        raise RecordError(f"{header.name!r:.60} has no {missing[0]}")
+    tensors: dict[str, Tensor | None] = {
+        name: _check_tensor(fetch(header.tensors[name]), form, sizes, name) if name in header.tensors else None
+        for name, form in (axes | OPTIONAL).items()
     }
-    heads, inputs = read_numbers(given, "heads", sizes["heads"]), read_numbers(given, "inputs", sizes["batch"])
-    blocks = read_numbers(given, "blocks", 2)
-    kept = None if given.get("kept") is None else build_kept(given["kept"], sizes, tensors["logsumexp"], fetch)
+    probes = {
+        name: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe")
+        for name, number in header.probes.items()
+    }
+    spans = {name: range(first, end) for name, first, end in header.spans}
+    if len(spans) != len(header.spans) or len(spans) != sizes.get("spans", 0):
+        raise RecordError(f"there are {len(spans)} spans with different names, and sums of {sizes.get('spans', 0)}")
+    if header.tokens is not None and not 0 <= header.tokens <= sizes["keys"]:
+        raise RecordError(f"tokens is {header.tokens}, of {sizes['keys']} keys")
+    _check_counts("heads", header.heads, sizes["heads"])
+    _check_counts("inputs", header.inputs, sizes["batch"])
+    _check_counts("blocks", header.blocks, 2)
+    kept = None if header.kept is None else build_kept(header.kept, sizes, tensors["logsumexp"], fetch)
     return Sight(
         **tensors,  # type: ignore[arg-type]
-        name=name,
-        cross=read_field(given, "cross", bool),
-        heads=heads,
-        blocks=(blocks[0], blocks[1]),
-        inputs=inputs,
-        sharing=max(1, read_integer({"sharing": 1} | given, "sharing")),
+        name=header.name,
+        cross=header.cross,
+        heads=tuple(header.heads),
+        blocks=header.blocks,
+        inputs=tuple(header.inputs),
+        sharing=max(1, header.sharing),
         spans=spans,
         span_names=tuple(spans),
         probes=probes,
         kept=kept,
-        tokens=_read_token_count(given, sizes.get("keys", 0)),
+        tokens=header.tokens,
         forward=call,
     )
 
 
-def _read_token_count(given: dict[str, Any], keys: int) -> int | None:
-    """How many keys are tokens, if not all are; older files do not say."""
-    if given.get("tokens") is None:
-        return None
-    tokens = read_integer(given, "tokens")
-    if not 0 <= tokens <= keys:
-        raise RecordError(f"tokens is {tokens}, of {keys} keys")
-    return tokens
+def _check_counts(name: str, numbers: Sequence[int], count: int) -> None:
+    """Raises RecordError unless there are `count` integers, none of them negative."""
+    if len(numbers) != count or min(numbers, default=0) < 0:
+        raise RecordError(f"{name} must be {count} numbers, got {numbers!r:.60}")
 
 
-def _read_spans(given: Any, count: int) -> dict[str, range]:
-    """The names and keys of spans; there must be `count` different ones."""
-    fits = isinstance(given, list) and all(isinstance(one, list) and len(one) == 3 for one in given)
-    if not fits or not all(isinstance(name, str) and type(a) is type(b) is int for name, a, b in given):
-        raise RecordError(f"spans must be names with two numbers each, got {given!r:.60}")
-    found = {name: range(first, end) for name, first, end in given}
-    if len(found) != len(given) or len(found) != count:
-        raise RecordError(f"there are {len(found)} spans with different names, and sums of {count}")
-    return found
+def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str) -> Tensor:
+    """The tensor, if its dtype and shape agree with those read before; `sizes` are those of the axes so far."""
+    whole = name in INTEGERS or name == "queries"
+    names = axes.split()
+    fits = tensor.ndim == len(names)
+    fits = fits and tensor.dtype in ((torch.int32, torch.int64) if whole else (torch.float32, torch.float64))
+    for axis, size in zip(names, tensor.shape, strict=False):
+        fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
+    if not fits:
+        raise RecordError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not match the record's other tensors"
+        )
+    return tensor

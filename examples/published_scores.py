@@ -1,4 +1,7 @@
-"""Numbers that papers compute from attention weights, from a record instead: in O(n) memory, for every model family."""
+"""Numbers that papers compute from attention weights, from a record instead: in O(n) memory, for every model family.
+
+Copy what you need; `docs/lens.md` says what each number means.
+"""
 
 from __future__ import annotations
 
